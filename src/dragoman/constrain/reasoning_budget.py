@@ -15,7 +15,7 @@ from dragoman.constrain.constraint import Constraint
 from dragoman.constrain.grammar.rules import Rules
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.scan import ThoughtMargin
-from dragoman.types import Foreseeing, Matcher, Preparing
+from dragoman.types import Foreseeing, Matcher, Preparing, Telling
 
 
 class ReasoningMarkers(Struct, frozen=True):
@@ -144,6 +144,14 @@ class BudgetMatcher:
         if self._forced:
             row[:] = -np.inf
             row[self._forced[0]] = 0.0
+
+    def words(self) -> Any:
+        """None where the end of the reasoning is due: that depends on what the row lets come."""
+        if self._forced or (self._inside and self._left <= 0):
+            return None
+        if self._inner is None:
+            return np.zeros(0, np.uint32)
+        return self._inner.words() if isinstance(self._inner, Telling) else None
 
     def _may_end(self, row: Any) -> bool:
         """Not inside of a character, and not where the grammar wants something else first."""

@@ -64,6 +64,16 @@ class Vocabulary:
         row[:size] += added[:size]
         row[size:] = -np.inf
 
+    def allowed(self, words: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        """The same as bits: one for each id that may come, and none above them."""
+        found = words.copy()
+        last, bit = divmod(self.size, 32)
+        accepts = int(found[last]) >> bit & 1
+        found[last] &= np.uint32((1 << bit) - 1)
+        if accepts:
+            np.bitwise_or.at(found, self._ends >> 5, np.uint32(1) << (self._ends & 31).astype(np.uint32))
+        return found
+
 
 class _Wrapper:
     """What `LLTokenizer` asks of a tokenizer. It is never asked to encode: grammars are stepped by ids."""
@@ -115,6 +125,10 @@ class GrammarMatcher:
     def mask(self, row: NDArray[np.float32]) -> None:
         """Set the logits of all ids that may not come next to minus infinity."""
         self.vocabulary.forbid(self._bits(), row)
+
+    def words(self) -> NDArray[np.uint32]:
+        """The mask as bits, for rows that are on another device."""
+        return self.vocabulary.allowed(self._bits())
 
     def allowed(self, id_: int) -> bool:
         """Whether the mask of this step lets the id pass."""

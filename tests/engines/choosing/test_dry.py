@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.engines.choosing.edits import penalize_loops
+from dragoman.engines.choosing.edits import apply, penalize_loops
 from dragoman.types import Samplers
 
 VOCABULARY = 6
@@ -20,7 +20,7 @@ def penalties(prompt: Sequence[int], output: Sequence[int], asked: Samplers) -> 
     row = np.zeros(VOCABULARY, np.float32)
     for length in range(len(output) + 1):
         row[:] = 0
-        edit(row, output[:length])
+        apply(row, edit(output[:length]))
     return [round(float(-value), 3) for value in row]
 
 
@@ -63,7 +63,7 @@ def test_what_is_out_of_range_is_forgotten(prompt: list[int], range_: int) -> No
 def test_a_long_loop_is_forbidden_and_still_a_number() -> None:
     asked = Samplers(dry_multiplier=1, dry_base=2)
     row = np.zeros(VOCABULARY, np.float32)
-    penalize_loops(asked, np.ones(4000, np.int32))(row, [])
+    apply(row, penalize_loops(asked, np.ones(4000, np.int32))([]))
     assert np.isfinite(row).all()
     assert row[1] < -1e30
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from dragoman.engines.choosing import Ids, Logits
-from dragoman.engines.choosing.edits import edits
+from dragoman.engines.choosing import Change, Ids, Logits
+from dragoman.engines.choosing.edits import apply, edits
 from dragoman.engines.choosing.filters import largest
 from dragoman.engines.choosing.sampler import NoTokenLeft, Sampler, draw, logprob
 from dragoman.types import Samplers, Sampling
@@ -26,12 +26,12 @@ def sampler(vocabulary: int, index: int = 0, prompt: Ids = NO_PROMPT, **kinds: A
 
 def edited(row: list[float], output: list[int], prompt: Ids = NO_PROMPT, **kinds: Any) -> list[float]:
     """A row after the rules, which are told of the output id by id, as in a run."""
-    rules = edits(Sampling(max_tokens=9, **kinds), prompt, len(row), frozenset({0}))
+    rules = edits(Sampling(max_tokens=9, **kinds), prompt, frozenset({0}))
     result = np.array(row, np.float32)
     for length in range(len(output) + 1):
         result = np.array(row, np.float32)
         for rule in rules:
-            rule(result, output[:length])
+            apply(result, rule(output[:length]))
     return [float(value) for value in result]
 
 
@@ -48,7 +48,7 @@ def softmax(row: Logits) -> Logits:
 
 
 def test_no_rules_no_edits() -> None:
-    assert edits(Sampling(max_tokens=1), NO_PROMPT, 10, frozenset()) == []
+    assert edits(Sampling(max_tokens=1), NO_PROMPT, frozenset()) == []
 
 
 def test_penalties_may_look_at_the_newest_ids_only() -> None:
@@ -101,8 +101,7 @@ def test_min_tokens_forbids_ends_and_stops() -> None:
 
 def test_a_rule_of_ones_own_is_one_line() -> None:
     mine = sampler(5, temperature=0.0)
-    mask = np.array([True, True, False, True, True])
-    mine.add(lambda row, output: np.putmask(row, mask, -np.inf))
+    mine.add(lambda output: [Change(np.array([2]), alone=True)])
     assert mine.sample(np.array([9, 8, 1, 7, 6], np.float32), []) == 2
 
 

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.engines.choosing import Logits, sampler
+from dragoman.engines.choosing import Change, Logits, RowRules, sampler
+from dragoman.engines.choosing.edits import apply
+from dragoman.engines.choosing.together import Drawn
 from dragoman.types import Sampling
 
 torch = pytest.importorskip("torch")
@@ -115,3 +117,46 @@ def test_equally_likely_ids_are_told_in_their_order() -> None:
     ((_, told),) = choose(torch.tensor([[1.0, 2.0, 2.0]]), asked, [0.0])
     assert told is not None
     assert [id_ for id_, _ in told.top] == [1, 2, 0]
+
+
+changes = st.lists(
+    st.tuples(
+        st.lists(st.integers(0, 39), min_size=1, max_size=12, unique=True),
+        st.sampled_from(["add", "scale", "forbid", "alone"]),
+    ),
+    max_size=4,
+)
+
+
+def change_of(ids: list[int], kind: str) -> Change:
+    places = np.array(ids)
+    if kind in ("add", "forbid"):
+        amounts = np.full(places.size, -np.inf if kind == "forbid" else -1.25, np.float32)
+        return Change(places, amounts)
+    return Change(places, factor=1.7) if kind == "scale" else Change(places, alone=True)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(changes, st.none() | st.integers(0, 2**40 - 1)), min_size=1, max_size=4))
+def test_rows_are_changed_as_one_by_one(asked: list[tuple[Any, int | None]]) -> None:
+    from dragoman.engines.choosing.tensors import chosen_ids, edit
+
+    rules = []
+    for several, bits in asked:
+        words = None if bits is None else np.array([bits & (2**32 - 1), bits >> 32], np.uint32)
+        rules.append(RowRules([change_of(*one) for one in several], words))
+    rows = np.stack([spaced(seed) for seed in range(len(rules))])
+    expected = rows.copy()
+    for row, rule in zip(expected, rules, strict=True):
+        apply(row, rule.changes)
+        if rule.words is not None:
+            row[np.unpackbits(rule.words.view(np.uint8), bitorder="little")[:40] == 0] = -np.inf
+    found = edit(torch.tensor(rows), rules)
+    np.testing.assert_array_equal(found.numpy(), expected)
+    greedy = Sampling(max_tokens=1, temperature=0.0)
+    places = [*range(len(rules))]
+    drawn = Drawn([*places, 0, 0], [greedy] * (len(rules) + 2), [0.0] * (len(rules) + 2))
+    drawn.rules, drawn.known = dict(zip(places, rules, strict=True)), {len(rules): 7}
+    ids = chosen_ids(torch.tensor(np.stack([*rows, rows[0], rows[0]])), drawn).tolist()
+    best = [-1 if row.max() == -np.inf else int(row.argmax()) for row in expected]
+    assert ids == [*best, 7, int(rows[0].argmax())]

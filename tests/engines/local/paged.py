@@ -3,8 +3,15 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from dragoman.engines.choosing import Logits, RowRules
+from dragoman.engines.choosing.edits import apply
+from dragoman.engines.choosing.sampler import draw, logprob
+from dragoman.engines.choosing.together import Drawn
 from dragoman.engines.local.runner import Rows
 from dragoman.engines.local.scheduler import Scheduler
+from dragoman.types import Sampling, TokenLogprob
 from tests.engines.local.scripted import ScriptedRunner
 from tests.engines.local.support import Desk
 
@@ -43,10 +50,66 @@ class FakePagedRunner(ScriptedRunner):
         self.held[target] = list(self.held[source])
 
 
+class FlyingRunner(FakePagedRunner):
+    """One that chooses ids itself, and tells them when it is asked: rows may stand for what it chose."""
+
+    mixes_adapters = True
+
+    def __init__(self, **sizes: Any) -> None:
+        super().__init__(**sizes)
+        self._rows: Logits = np.zeros((0, self.vocabulary), np.float32)
+        self._chosen: list[int] = []
+        self.unseen = 0
+        """Steps whose ids nobody has asked for; and the most there ever were."""
+        self.most_unseen = 0
+
+    def step(self, rows: Rows) -> Logits:
+        rows.tokens = [self._chosen[~token] if token < 0 else token for token in rows.tokens]
+        self._rows = super().step(rows)
+        return self._rows
+
+    def choose(self, drawn: Drawn) -> "Pending":
+        told: list[tuple[int, TokenLogprob | None]] = []
+        for place, row in enumerate(drawn.rows):
+            asked, rules = drawn.asked[place], drawn.rules.get(place, RowRules([]))
+            id_ = drawn.known.get(place)
+            if id_ is None:
+                id_ = _choose(self._rows[row].copy(), asked, rules, drawn.uniforms[place])
+            report = None if asked.logprobs is None else logprob(self._rows[row], id_, asked.logprobs)
+            told.append((id_, report))
+        self._chosen = [max(id_, 0) for id_, _ in told]
+        self.unseen += 1
+        self.most_unseen = max(self.most_unseen, self.unseen)
+        return Pending(self, told)
+
+
+class Pending:
+    def __init__(self, runner: FlyingRunner, told: list[tuple[int, TokenLogprob | None]]) -> None:
+        self._runner = runner
+        self._told = told
+
+    def wait(self) -> list[tuple[int, TokenLogprob | None]]:
+        self._runner.unseen -= 1
+        return self._told
+
+
+def _choose(row: Logits, asked: Sampling, rules: RowRules, uniform: float) -> int:
+    apply(row, rules.changes)
+    if rules.words is not None and rules.words.size:
+        bits = np.unpackbits(rules.words.view(np.uint8), bitorder="little")[: row.size]
+        row[: bits.size][bits == 0] = -np.inf
+        row[bits.size :] = -np.inf
+    if row.max() == -np.inf:
+        return -1
+    return int(row.argmax()) if asked.temperature <= 0 else draw(row, asked, uniform)
+
+
 class PagedDesk(Desk):
     """A scheduler over pages, driven by hand."""
 
     runner: FakePagedRunner  # type: ignore[assignment]
+
+    kind = FakePagedRunner
 
     def __init__(
         self,
@@ -58,5 +121,10 @@ class PagedDesk(Desk):
         **runner: Any,
     ) -> None:
         super().__init__()
-        self.runner = FakePagedRunner(**runner)
+        self.runner = self.kind(**runner)
         self.scheduler = Scheduler(self.runner, batch=batch, chunk=chunk, guesses=guesses, drafter=drafter)
+
+
+class FlyingDesk(PagedDesk):
+    runner: FlyingRunner
+    kind = FlyingRunner

@@ -5,14 +5,38 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 Logits: TypeAlias = NDArray[np.float32]
 Weights: TypeAlias = NDArray[np.float32]
 Ids: TypeAlias = NDArray[np.int32]
 Places: TypeAlias = NDArray[np.intp]
-Edit: TypeAlias = Callable[[Logits, Sequence[int]], None]
-"""Changes a row in place, given the ids generated so far."""
+
+
+class Change(Struct, eq=False):
+    """What a rule does to a row before an id is chosen from it, as data: rows may be on another device."""
+
+    places: Places
+    """Ids, each of them once."""
+    amounts: Logits | None = None
+    """What is added to each."""
+    factor: float = 1.0
+    """What is above zero is divided by it, and the rest multiplied."""
+    alone: bool = False
+    """Whether all others are forbidden."""
+
+
+Edit: TypeAlias = Callable[[Sequence[int]], Sequence[Change]]
+"""A rule: what it changes next, given the ids generated so far. It is asked once for each id."""
+
+
+class RowRules(Struct, eq=False):
+    """All that changes one row: the changes in their order, and then the ids that a constraint lets pass."""
+
+    changes: list[Change]
+    words: NDArray[np.uint32] | None = None
+    """One bit an id."""
 
 
 class _Kept(threading.local):

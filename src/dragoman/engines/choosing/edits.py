@@ -1,6 +1,6 @@
 """Rules that change a row of logits before an id is chosen from it: masks, biases, penalties, DRY.
 
-Each maker returns a function that edits the row in place, given the ids generated so far.
+Each maker returns a function that tells the changes, given the ids generated so far.
 """
 
 import math
@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from dragoman.engines.choosing import Edit, Ids, Logits
+from dragoman.engines.choosing import Change, Edit, Ids, Logits, Places
 from dragoman.types import Samplers, Sampling
 
 # DRY ("don't repeat yourself"): what would go on with a repetition becomes less likely, the longer it is.
@@ -27,10 +27,10 @@ def penalize_loops(asked: Samplers, prompt: Ids) -> Edit:
     """After `a b c a b` the id `c` loses `multiplier * base ** (2 - allowed_length)`."""
     repeats = _Repeats(asked, prompt)
 
-    def edit(row: Logits, output: Sequence[int]) -> None:
+    def edit(output: Sequence[int]) -> Sequence[Change]:
         if output:
             repeats.add(output[-1])
-        repeats.penalize(row)
+        return repeats.changes()
 
     return edit
 
@@ -66,22 +66,21 @@ class _Repeats:
         self._lengths[count] = 0
         self._count = count + 1
 
-    def penalize(self, row: Logits) -> None:
+    def changes(self) -> list[Change]:
         asked, count = self._asked, self._count
         start = max(count - asked.dry_range, 0) if asked.dry_range else 0
         lengths = self._lengths[start : count - 1]
         long = np.flatnonzero(lengths >= max(asked.dry_allowed_length, 1))
         if not long.size:
-            return
+            return []
         # What began before the range is as long as the part inside of it.
         known = np.minimum(lengths[long], long + 1)
         longest: dict[int, int] = {}
         for id_, length in zip(self._ids[start + 1 + long].tolist(), known.tolist(), strict=True):
             if length >= asked.dry_allowed_length and id_ not in asked.dry_breakers:
                 longest[id_] = max(longest.get(id_, 0), length)
-        for id_, length in longest.items():
-            power = min(length - asked.dry_allowed_length, self._longest)
-            row[id_] -= np.float32(asked.dry_multiplier * asked.dry_base**power)
+        powers = [min(length - asked.dry_allowed_length, self._longest) for length in longest.values()]
+        return _add([*longest], [-asked.dry_multiplier * asked.dry_base**power for power in powers])
 
 
 def _measure_repeats(ids: list[int], breakers: frozenset[int]) -> list[int]:
@@ -113,7 +112,7 @@ def _measure_repeats(ids: list[int], breakers: frozenset[int]) -> list[int]:
 _NEVER = np.float32(-np.inf)
 
 
-def edits(sampling: Sampling, prompt: Ids, vocabulary: int, ends: frozenset[int]) -> list[Edit]:
+def edits(sampling: Sampling, prompt: Ids, ends: frozenset[int]) -> list[Edit]:
     """The rules this sampling asks for, in vLLM's order."""
     found: list[Edit] = []
     if sampling.allowed_token_ids is not None:
@@ -128,91 +127,122 @@ def edits(sampling: Sampling, prompt: Ids, vocabulary: int, ends: frozenset[int]
     if asked is not None and asked.penalty_range is not None and "penalties" in asked.order:
         found.append(penalize_recent(sampling, prompt, asked.penalty_range))
     elif asked is None or "penalties" in asked.order:
-        found += _penalties(sampling, prompt, vocabulary)
+        found += _penalties(sampling, prompt)
     if asked is not None and asked.dry_multiplier > 0 and "dry" in asked.order:
         found.append(penalize_loops(asked, prompt))
     return found
 
 
-def _penalties(sampling: Sampling, prompt: Ids, vocabulary: int) -> Iterator[Edit]:
+def _penalties(sampling: Sampling, prompt: Ids) -> Iterator[Edit]:
     if sampling.repetition_penalty != 1:
-        yield penalize_repetition(sampling.repetition_penalty, prompt, vocabulary)
+        yield penalize_repetition(sampling.repetition_penalty, prompt)
     if sampling.frequency_penalty or sampling.presence_penalty:
-        yield penalize_use(sampling.frequency_penalty, sampling.presence_penalty, vocabulary)
+        yield penalize_use(sampling.frequency_penalty, sampling.presence_penalty)
+
+
+def apply(row: Logits, changes: Sequence[Change]) -> None:
+    for change in changes:
+        values = row[change.places]
+        if change.alone:
+            # Few are allowed, mostly: to put them back is quicker than to go through a mask of the others.
+            row.fill(_NEVER)
+        elif change.amounts is None:
+            factor = np.float32(change.factor)
+            values = np.where(values > 0, values / factor, values * factor)
+        else:
+            values += change.amounts
+        row[change.places] = values
+
+
+def _add(ids: Collection[int], amounts: Collection[float]) -> list[Change]:
+    if not ids:
+        return []
+    return [Change(np.fromiter(ids, np.intp, len(ids)), np.fromiter(amounts, np.float32, len(amounts)))]
+
+
+def _forbid(ids: Collection[int]) -> list[Change]:
+    return _add(ids, [_NEVER] * len(ids))
 
 
 def allow(ids: Collection[int]) -> Edit:
-    places = np.fromiter(ids, np.intp, len(ids))
-
-    def edit(row: Logits, output: Sequence[int]) -> None:
-        # Few are allowed, mostly: to put them back is quicker than to go through a mask of the others.
-        allowed = row[places]
-        row.fill(_NEVER)
-        row[places] = allowed
-
-    return edit
+    changes = [Change(np.unique(np.fromiter(ids, np.intp, len(ids))), alone=True)]
+    return lambda output: changes
 
 
 def forbid_words(words: Sequence[Sequence[int]]) -> Edit:
     """A word's last id is forbidden where the ids before it have just been generated."""
     parts = [(list(word[:-1]), word[-1]) for word in words if word]
 
-    def edit(row: Logits, output: Sequence[int]) -> None:
-        for before, last in parts:
-            if not before or list(output[-len(before) :]) == before:
-                row[last] = _NEVER
+    def edit(output: Sequence[int]) -> Sequence[Change]:
+        return _forbid(
+            {last for before, last in parts if not before or list(output[-len(before) :]) == before}
+        )
 
     return edit
 
 
 def forbid_until(ids: Collection[int], length: int) -> Edit:
     """These ids are forbidden until `length` ids have been generated."""
-    places = np.fromiter(ids, np.intp, len(ids))
-
-    def edit(row: Logits, output: Sequence[int]) -> None:
-        if len(output) < length:
-            row[places] = _NEVER
-
-    return edit
+    changes = _forbid({*ids})
+    return lambda output: changes if len(output) < length else []
 
 
 def bias(by_id: Mapping[int, float]) -> Edit:
-    places = np.fromiter(by_id.keys(), np.intp, len(by_id))
-    amounts = np.fromiter(by_id.values(), np.float32, len(by_id))
-
-    def edit(row: Logits, output: Sequence[int]) -> None:
-        row[places] += amounts
-
-    return edit
+    changes = _add(by_id.keys(), by_id.values())
+    return lambda output: changes
 
 
-def penalize_repetition(penalty: float, prompt: Ids, vocabulary: int) -> Edit:
+class _Grown:
+    """Ids in the order in which they came, each once, with what is added for it."""
+
+    def __init__(self, ids: Ids) -> None:
+        self._count = ids.size
+        self._ids: Places = np.zeros(2 * ids.size + 64, np.intp)
+        self._ids[: ids.size] = ids
+        self._amounts: Logits = np.zeros(self._ids.size, np.float32)
+        self._where = {id_: place for place, id_ in enumerate(ids.tolist())}
+
+    def add(self, id_: int, first: float = 0.0, further: float = 0.0) -> None:
+        place = self._where.get(id_)
+        if place is not None:
+            self._amounts[place] += further
+            return
+        if self._count == self._ids.size:
+            self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
+            self._amounts = np.concatenate((self._amounts, np.zeros_like(self._amounts)))
+        self._ids[self._count], self._amounts[self._count] = id_, first
+        self._where[id_] = self._count
+        self._count += 1
+
+    @property
+    def ids(self) -> Places:
+        return self._ids[: self._count]
+
+    @property
+    def amounts(self) -> Logits:
+        return self._amounts[: self._count]
+
+
+def penalize_repetition(penalty: float, prompt: Ids) -> Edit:
     """Ids of the prompt and the output become less likely by a factor."""
-    seen = np.zeros(vocabulary, np.bool_)
-    seen[prompt] = True
-    factor = np.float32(penalty)
+    seen = _Grown(np.unique(prompt))
 
-    def edit(row: Logits, output: Sequence[int]) -> None:
+    def edit(output: Sequence[int]) -> Sequence[Change]:
         if output:
-            seen[output[-1]] = True
-        places = np.flatnonzero(seen)
-        values = row[places]
-        row[places] = np.where(values > 0, values / factor, values * factor)
+            seen.add(output[-1])
+        return [Change(seen.ids, factor=penalty)]
 
     return edit
 
 
-def penalize_use(frequency: float, presence: float, vocabulary: int) -> Edit:
+def penalize_use(frequency: float, presence: float) -> Edit:
     """Ids of the output lose `frequency` for each time they occurred and `presence` once."""
-    amounts = np.zeros(vocabulary, np.float32)
-    used: set[int] = set()
+    used = _Grown(np.zeros(0, np.int32))
 
-    def edit(row: Logits, output: Sequence[int]) -> None:
+    def edit(output: Sequence[int]) -> Sequence[Change]:
         if output:
-            last = output[-1]
-            amounts[last] += frequency if last in used else frequency + presence
-            used.add(last)
-        np.subtract(row, amounts, out=row)
+            used.add(output[-1], -(frequency + presence), -frequency)
+        return [Change(used.ids, used.amounts)]
 
     return edit
 
@@ -221,16 +251,16 @@ def penalize_recent(sampling: Sampling, prompt: Ids, newest: int) -> Edit:
     """All penalties, of the newest ids only: of prompt and output, or of the output for those of use."""
     seen = deque(prompt[-newest:].tolist(), maxlen=newest)
     used: deque[int] = deque(maxlen=newest)
-    factor = np.float32(sampling.repetition_penalty)
 
-    def edit(row: Logits, output: Sequence[int]) -> None:
+    def edit(output: Sequence[int]) -> Sequence[Change]:
         if output:
             seen.append(output[-1])
             used.append(output[-1])
-        places = np.fromiter(set(seen), np.intp)
-        values = row[places]
-        row[places] = np.where(values > 0, values / factor, values * factor)
-        for id_, count in Counter(used).items():
-            row[id_] -= np.float32(sampling.presence_penalty + count * sampling.frequency_penalty)
+        counts = Counter(used)
+        lost = [
+            -(sampling.presence_penalty + count * sampling.frequency_penalty) for count in counts.values()
+        ]
+        scaled = Change(np.fromiter({*seen}, np.intp), factor=sampling.repetition_penalty)
+        return [scaled, *_add(counts.keys(), lost)]
 
     return edit

@@ -10,12 +10,12 @@ whole row computed. Either way the id is the one that the whole row gives.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from dragoman.engines.choosing import Edit, Ids, Logits, Places, Weights, scratch
-from dragoman.engines.choosing.edits import edits
+from dragoman.engines.choosing import Change, Edit, Ids, Logits, Places, Weights, scratch
+from dragoman.engines.choosing.edits import apply, edits
 from dragoman.engines.choosing.filters import Ordered, Undecided, largest, nucleus, pick, typical
 from dragoman.engines.steps import seed_of
 from dragoman.types import Sampling, TokenLogprob
@@ -28,6 +28,7 @@ _MANY = 32
 # Nothing changes below that, and 1 / temperature stays a number.
 COLDEST = 1e-30
 _NEVER = np.float32(-np.inf)
+_AT_ONCE = 32
 
 
 class NoTokenLeft(Exception):
@@ -47,37 +48,59 @@ class Sampler:
         self, sampling: Sampling, index: int, prompt: Ids, vocabulary: int, ends: frozenset[int]
     ) -> None:
         self._sampling = sampling
-        self._edits = edits(sampling, prompt, vocabulary, ends)
+        self._edits = edits(sampling, prompt, ends)
+        self._mask: Callable[[Logits], None] | None = None
+        self._uniforms: list[float] = []
+        """Drawn in advance, the next one last."""
         self._random = None if sampling.temperature <= 0 else _generator(sampling.seed, index)
         asked = sampling.samplers
         self._ordered = None if asked is None else Ordered(sampling, asked, vocabulary)
 
     def add(self, edit: Edit) -> None:
-        """One more rule, applied after the others: a constraint's mask, for example."""
+        """One more rule, applied after the others."""
         self._edits.append(edit)
+
+    def hold_to(self, mask: Callable[[Logits], None]) -> None:
+        """What a constraint forbids. It comes after all rules, so that none of them lets a wrong id pass."""
+        self._mask = mask
 
     @property
     def takes_largest(self) -> bool:
         """Whether it is the largest logit that decides, and no rule changes any."""
-        return self._random is None and not self._edits
+        return self._random is None and not self.edited
 
     @property
-    def plain(self) -> bool:
-        """Whether no rule changes the row, so that temperature, min-p, top-k and top-p say it all."""
-        return not self._edits and self._sampling.typical_p >= 1 and self._ordered is None
+    def edited(self) -> bool:
+        """Whether anything changes the row."""
+        return bool(self._edits) or self._mask is not None
+
+    @property
+    def drawable(self) -> bool:
+        """Whether temperature, min-p, top-k and top-p say all that is done with a row that rules changed."""
+        return self._sampling.typical_p >= 1 and self._ordered is None
+
+    def changes(self, output: Sequence[int]) -> list[Change]:
+        """What the rules change next. They are asked once for each id, by this or by `sample`."""
+        return [change for edit in self._edits for change in edit(output)]
 
     def uniform(self) -> float:
         """The number in [0, 1) that decides the next draw; 0 where nothing is drawn."""
-        return 0.0 if self._random is None else self._random.random()
+        if self._random is None:
+            return 0.0
+        if not self._uniforms:
+            # One by one the same would come, in more time.
+            self._uniforms = self._random.random(_AT_ONCE)[::-1].tolist()
+        return self._uniforms.pop()
 
     def sample(self, row: Logits, output: Sequence[int]) -> int:
         """The next id, given the row for it and the ids generated so far. `row` is left as it is."""
-        if self._edits:
+        if self.edited:
             own = scratch(row.size, "row")
             np.copyto(own, row)
             row = own
-            for edit in self._edits:
-                edit(row, output)
+            apply(row, self.changes(output))
+            if self._mask is not None:
+                self._mask(row)
         if self._random is None:
             best = int(row.argmax())
             if row[best] == _NEVER:

@@ -1,14 +1,19 @@
 """Choosing for many rows at once, where the logits are: only ids, and what is asked of them, leave it.
 
-It is what `sampler.py` does row by row in numpy, for answers that no rule of their own touches. The number
-that decides comes from each answer's own generator, so seeds mean the same here.
+It is what `sampler.py` does row by row in numpy. What rules change in a row comes as data. The number that
+decides comes from each answer's own generator, so seeds mean the same here.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from itertools import zip_longest
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from dragoman.engines.choosing import RowRules
+from dragoman.engines.choosing.together import Drawn
 from dragoman.types import Sampling, TokenLogprob
 
 Chosen: TypeAlias = tuple[int, TokenLogprob | None]
@@ -17,27 +22,141 @@ Draw: TypeAlias = Callable[[torch.Tensor, Sequence[Sampling], Sequence[float]], 
 
 def at(rows: torch.Tensor, places: list[int]) -> torch.Tensor:
     """The rows at these places, without a copy where it is all of them."""
-    return rows if len(places) == rows.size(0) else rows[places]
+    return rows if len(places) == rows.size(0) else rows[put(places, rows.device)]
+
+
+def put(values: Any, device: torch.device) -> torch.Tensor:
+    """Numbers as a tensor on a device. Nobody waits for what is computed there."""
+    made = torch.as_tensor(values)
+    return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made
 
 
 def choose(
     rows: torch.Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float], draw: "Draw | None" = None
 ) -> list[Chosen]:
-    """An id for each row, and its log probability where that is asked for. Temperature 0: the largest.
+    """An id for each row, and its log probability where that is asked for."""
+    return Pending(rows, ids_of(rows, samplings, uniforms, draw), samplings).wait()
 
-    Another `draw` may do the same, faster where the rows are.
-    """
+
+def ids_of(
+    rows: torch.Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float], draw: "Draw | None" = None
+) -> torch.Tensor:
+    """Temperature 0: the largest. Another `draw` may do the same, faster where the rows are."""
     ids = rows.argmax(dim=-1)
     drawn = [place for place, sampling in enumerate(samplings) if sampling.temperature > 0]
     if drawn:
         asked, numbers = [samplings[place] for place in drawn], [uniforms[place] for place in drawn]
-        ids[drawn] = (draw or draw_rows)(at(rows, drawn), asked, numbers)
-    told: dict[int, TokenLogprob] = {}
-    reported = [place for place, sampling in enumerate(samplings) if sampling.logprobs is not None]
-    if reported:
-        tops = [samplings[place].logprobs or 0 for place in reported]
-        told = dict(zip(reported, report(at(rows, reported), ids[reported], tops), strict=True))
-    return [(id_, told.get(place)) for place, id_ in enumerate(ids.tolist())]
+        found = (draw or draw_rows)(at(rows, drawn), asked, numbers)
+        ids = found if len(drawn) == len(ids) else ids.index_copy_(0, put(drawn, rows.device), found)
+    return ids
+
+
+def chosen_ids(rows: torch.Tensor, drawn: Drawn, draw: "Draw | None" = None) -> torch.Tensor:
+    """An id for each row, with what changes it first; -1 where that leaves none."""
+    if not drawn.rules and not drawn.known:
+        return ids_of(rows, drawn.asked, drawn.uniforms, draw)
+    ids = torch.zeros(len(drawn.rows), dtype=torch.int64, device=rows.device)
+    plain = [place for place in range(len(ids)) if place not in drawn.rules and place not in drawn.known]
+    for places in (plain, [*drawn.rules]):
+        if not places:
+            continue
+        mine = at(rows, places)
+        if places is not plain:
+            mine = edit(mine.clone() if mine is rows else mine, [*drawn.rules.values()])
+        asked, uniforms = (
+            [drawn.asked[place] for place in places],
+            [drawn.uniforms[place] for place in places],
+        )
+        found = ids_of(mine, asked, uniforms, draw)
+        if places is not plain:
+            found = torch.where(mine.amax(dim=-1) == -torch.inf, -1, found)
+        ids.index_copy_(0, put(places, rows.device), found)
+    if drawn.known:
+        ids.index_copy_(0, put([*drawn.known], ids.device), put([*drawn.known.values()], ids.device))
+    return ids
+
+
+def edit(rows: torch.Tensor, rules: Sequence[RowRules]) -> torch.Tensor:
+    """Change rows in place, as `edits.apply` does one; the first change of all, then the second, and so on.
+    What forbids comes last, because nothing lets pass what is forbidden."""
+    flat, size = rows.view(-1), rows.size(1)
+    for changes in zip_longest(*(one.changes for one in rules)):
+        parts = [(place, one) for place, one in enumerate(changes) if one is not None and not one.alone]
+        for adds in (True, False):
+            mine = [(place, one) for place, one in parts if (one.amounts is not None) == adds]
+            if not mine:
+                continue
+            where = put(np.concatenate([place * size + one.places for place, one in mine]), rows.device)
+            by = [
+                np.full(one.places.size, one.factor, np.float32) if one.amounts is None else one.amounts
+                for _, one in mine
+            ]
+            values, amounts = flat[where], put(np.concatenate(by), rows.device)
+            scaled = torch.where(values > 0, values / amounts, values * amounts)
+            flat.index_copy_(0, where, values + amounts if adds else scaled)
+    masks = {place: mask for place, one in enumerate(rules) if (mask := _mask(one, size)) is not None}
+    if masks:
+        where = put([*masks], rows.device)
+        bits = put(np.stack([*masks.values()]).view(np.uint8), rows.device)
+        bits = bits.unsqueeze(2) >> torch.arange(8, dtype=torch.uint8, device=rows.device) & 1
+        rows.index_copy_(
+            0, where, rows[where].masked_fill_(bits.view(len(masks), -1)[:, :size] == 0, -torch.inf)
+        )
+    return rows
+
+
+def _mask(rules: RowRules, size: int) -> NDArray[np.uint32] | None:
+    """The bits of all ids that nothing forbids altogether; None where nothing is forbidden so."""
+    found = np.full(-(-size // 32), 2**32 - 1, np.uint32)
+    masks = [_bits(change.places, size) for change in rules.changes if change.alone]
+    if rules.words is not None and rules.words.size:
+        masks.append(rules.words)
+    for words in masks:
+        found[: words.size] &= words[: found.size]
+        found[words.size :] = 0
+    return found if masks else None
+
+
+def _bits(places: NDArray[np.intp], size: int) -> NDArray[np.uint32]:
+    possible = np.zeros(-(-size // 32) * 32, np.bool_)
+    possible[places] = True
+    return np.packbits(possible, bitorder="little").view(np.uint32)
+
+
+class Pending:
+    """Ids that were chosen, and what is asked of them, on their way from where they are computed."""
+
+    def __init__(self, rows: torch.Tensor, ids: torch.Tensor, samplings: Sequence[Sampling]) -> None:
+        self._ids = _fetch(ids)
+        self._reported = [place for place, one in enumerate(samplings) if one.logprobs is not None]
+        self._tops = [samplings[place].logprobs or 0 for place in self._reported]
+        if self._reported:
+            found = report(at(rows, self._reported), at(ids, self._reported), max(self._tops))
+            self._told = [_fetch(each) for each in found]
+        self._done = torch.cuda.Event() if ids.is_cuda else None
+        if self._done is not None:
+            self._done.record()
+
+    def wait(self) -> list[Chosen]:
+        if self._done is not None:
+            self._done.synchronize()
+        ids: list[int] = self._ids.tolist()
+        if not self._reported:
+            return [(id_, None) for id_ in ids]
+        own, likely, theirs = (each.tolist() for each in self._told)
+        told = {
+            place: _entry(ids[place], own[number], top, likely[number], theirs[number])
+            for number, (place, top) in enumerate(zip(self._reported, self._tops, strict=True))
+        }
+        return [(id_, told.get(place)) for place, id_ in enumerate(ids)]
+
+
+def _fetch(values: torch.Tensor) -> torch.Tensor:
+    """On its way to where Python can look at it."""
+    if not values.is_cuda:
+        return values
+    here = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    return here.copy_(values, non_blocking=True)
 
 
 def draw_rows(rows: torch.Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]) -> torch.Tensor:
@@ -61,19 +180,18 @@ def draw_rows(rows: torch.Tensor, samplings: Sequence[Sampling], uniforms: Seque
     return torch.searchsorted(sums, target, right=True).squeeze(1).clamp_(max=rows.size(1) - 1)
 
 
-def report(rows: torch.Tensor, ids: torch.Tensor, tops: Sequence[int]) -> list[TokenLogprob]:
+def report(rows: torch.Tensor, ids: torch.Tensor, most: int) -> tuple[torch.Tensor, ...]:
     """The log probability of each row's id, and so many of the most likely ids with theirs."""
     base = rows.logsumexp(dim=-1, keepdim=True)
-    own = (rows.gather(1, ids.unsqueeze(1)) - base).squeeze(1).tolist()
-    values, places = rows.topk(min(max(tops), rows.size(1)), dim=-1)
-    told = []
-    for id_, logprob, top, likely, theirs in zip(
-        ids.tolist(), own, tops, places.tolist(), (values - base).tolist(), strict=True
-    ):
-        # Equal ones are put in the order of their ids, so that the answer does not depend on the device.
-        ranked = sorted(zip(theirs[:top], likely[:top], strict=True), key=lambda pair: (-pair[0], pair[1]))
-        told.append(TokenLogprob(id_, logprob, tuple((likely_id, value) for value, likely_id in ranked)))
-    return told
+    own = (rows.gather(1, ids.clamp(min=0).unsqueeze(1)) - base).squeeze(1)
+    values, places = rows.topk(min(most, rows.size(1)), dim=-1)
+    return own, places, values - base
+
+
+def _entry(id_: int, own: float, top: int, likely: list[int], theirs: list[float]) -> TokenLogprob:
+    # Equal ones are put in the order of their ids, so that the answer does not depend on the device.
+    ranked = sorted(zip(theirs[:top], likely[:top], strict=True), key=lambda pair: (-pair[0], pair[1]))
+    return TokenLogprob(id_, own, tuple((likely_id, value) for value, likely_id in ranked))
 
 
 def _largest(weights: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:

@@ -3,17 +3,18 @@
 import math
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
-from dragoman.engines.choosing import Ids, Logits, Places, Weights
+from dragoman.engines.choosing import Ids, Logits, Places, RowRules, Weights
 from dragoman.engines.choosing.edits import forbid_until
 from dragoman.engines.choosing.sampler import COLDEST, NoTokenLeft, Sampler, draw
 from dragoman.errors import BadRequest, ConstraintFailed
-from dragoman.types import FinishReason, Foreseeing, Job, Preparing, Sampling, Step, TokenLogprob
+from dragoman.types import FinishReason, Foreseeing, Job, Preparing, Sampling, Step, Telling, TokenLogprob
 
 # One continuation of a job: which id comes next, and whether the answer ends there.
 
@@ -39,8 +40,7 @@ class Continuation:
             if sampling.ignore_eos:
                 # The answer goes on as long as the constraint lets it.
                 self._sampler.add(forbid_until(ends, sampling.max_tokens))
-            # The mask comes after all other rules, so that none of them lets a wrong id pass.
-            self._sampler.add(lambda row, output: matcher.mask(row))
+            self._sampler.hold_to(matcher.mask)
 
     def advance(self, row: Logits, token: int | None = None) -> Step:
         """Choose the next id, unless it has been chosen. A step with a finish is the last one."""
@@ -49,17 +49,11 @@ class Continuation:
         try:
             if token is None:
                 token = self._sampler.sample(row, self.output)
-            if self._matcher is not None:
-                self._matcher.accept(token)
-                self.foreseen = self.foreseen[1:] if self.foreseen[:1] == [token] else []
         except NoTokenLeft:
             return Step([], self.index, finish="error", error=self._nothing_left())
         except ConstraintFailed as error:
             return Step([], self.index, finish="error", error=error)
-        step = self.take(token)
-        if self.sampling.logprobs is not None:
-            step.logprobs = [self._sampler.report(row, token)]
-        return step
+        return self.take(token, None if self.sampling.logprobs is None else self._sampler.report(row, token))
 
     @property
     def constrained(self) -> bool:
@@ -83,14 +77,46 @@ class Continuation:
     @property
     def plain(self) -> bool:
         """Whether row and `sampling` decide alone: then whoever has the row may choose, with `uniform`."""
-        return self._sampler.plain and self._most > 0
+        return self._sampler.drawable and not self._sampler.edited and self._most > 0
+
+    @property
+    def ends_next(self) -> bool:
+        """Whether the next id is the last one, whatever it is."""
+        return len(self.output) + 1 >= self._most
+
+    def rules(self) -> RowRules | None:
+        """What changes the next row, as data, for one that `plain` does not describe; None where that takes
+        the row itself. To be asked once for each id, and not where `advance` follows."""
+        if not self._sampler.drawable or self._most <= 0:
+            return None
+        words = None
+        if self._matcher is not None:
+            if not isinstance(self._matcher, Telling):
+                return None
+            with suppress(ConstraintFailed):
+                words = self._matcher.words()
+            if words is None:
+                return None
+        return RowRules(self._sampler.changes(self.output), words)
 
     def uniform(self) -> float:
         """The number in [0, 1) that decides the next draw."""
         return self._sampler.uniform()
 
+    def took(self, token: int, logprob: TokenLogprob | None) -> Step:
+        """`take`, of an id that was chosen elsewhere: there may have been none."""
+        if token < 0:
+            return Step([], self.index, finish="error", error=self._nothing_left())
+        return self.take(token, logprob)
+
     def take(self, token: int, logprob: TokenLogprob | None = None) -> Step:
         """The id was chosen."""
+        if self._matcher is not None:
+            try:
+                self._matcher.accept(token)
+            except ConstraintFailed as error:
+                return Step([], self.index, finish="error", error=error)
+            self.foreseen = self.foreseen[1:] if self.foreseen[:1] == [token] else []
         self.output.append(token)
         finish, stop_id = self._finish(token)
         logprobs = None if logprob is None else [logprob]
@@ -261,25 +287,42 @@ class Choosers:
         self._begun: list[Future[None]] = []
 
     def advance(
-        self,
-        choices: Sequence[TokenChoice],
-        logits: Logits,
-        maxima: Logits | None = None,
-        drawer: "Drawer | None" = None,
+        self, choices: Sequence[TokenChoice], logits: Logits, maxima: Logits | None = None
     ) -> list[Step]:
         """The next step of each continuation, in order; `maxima` are the largest of each block of a row."""
+        self._wait()
+        chosen = {} if maxima is None else _chosen(choices, logits, maxima)
+        return self._told(choices, [choice.advance(logits, chosen.get(choice.row)) for choice in choices])
+
+    def begin(self, choices: Sequence[TokenChoice], logits: Logits, drawer: "Drawer") -> "Begun":
+        """Have ids chosen where the rows are; what only Python can choose is chosen now."""
+        self._wait()
+        drawn = Drawn([choice.row for choice in choices], [choice.answer.sampling for choice in choices], [])
+        steps: dict[int, Step] = {}
+        for place, choice in enumerate(choices):
+            answer, rules = choice.answer, None
+            if not answer.plain and (rules := answer.rules()) is None:
+                steps[place] = choice.advance(logits)
+                drawn.known[place] = (steps[place].ids or [0])[-1]
+            elif rules is not None:
+                drawn.rules[place] = rules
+            drawn.uniforms.append(0.0 if place in steps else answer.uniform())
+        return Begun(choices, drawer.choose(drawn) if choices else None, steps)
+
+    def finish(self, begun: "Begun") -> list[Step]:
+        """Wait for what was begun: the next step of each continuation, in order."""
+        steps = []
+        found = () if begun.pending is None else begun.pending.wait()
+        for place, (choice, chosen) in enumerate(zip(begun.choices, found, strict=True)):
+            known = begun.steps.get(place)
+            steps.append(choice.answer.took(*chosen) if known is None else known)
+        return self._told(begun.choices, steps)
+
+    def _wait(self) -> None:
         for begun in self._begun:
             begun.result()
-        if drawer is None:
-            chosen = {} if maxima is None else _chosen(choices, logits, maxima)
-            steps = [choice.advance(logits, chosen.get(choice.row)) for choice in choices]
-        else:
-            drawn = _drawn(choices, drawer)
-            steps = [
-                # Rows are far away: where all is known of one, nobody looks at it.
-                choice.answer.take(*drawn[choice.row]) if choice.row in drawn else choice.advance(logits)
-                for choice in choices
-            ]
+
+    def _told(self, choices: Sequence[TokenChoice], steps: list[Step]) -> list[Step]:
         going_on = (c.answer for c, step in zip(choices, steps, strict=True) if step.finish is None)
         self._begin([answer for answer in going_on if answer.constrained])
         return steps
@@ -297,23 +340,36 @@ class Choosers:
             self._pool.shutdown(cancel_futures=True)
 
 
+class Drawn(Struct):
+    """What is to be chosen from rows of the last step, column by column."""
+
+    rows: list[int]
+    asked: list[Sampling]
+    uniforms: list[float]
+    rules: dict[int, RowRules] = field(default_factory=dict)
+    """What changes a row first, by its place in the columns."""
+    known: dict[int, int] = field(default_factory=dict)
+    """Ids that have been chosen, by place."""
+
+
+class PendingIds(Protocol):
+    def wait(self) -> Sequence[tuple[int, TokenLogprob | None]]:
+        """The id of each row, and its log probability where that is asked for; -1 where none is left."""
+
+
 @runtime_checkable
 class Drawer(Protocol):
-    """Chooses from the rows of the last step itself, where they are. Of guesses it knows nothing."""
+    """Chooses from the rows of the last step itself, where they are, and remembers the ids: in the next step
+    the token `~place` is the one that was chosen at that place."""
 
-    def choose(
-        self, rows: Sequence[int], asked: Sequence[Sampling], uniforms: Sequence[float]
-    ) -> list[tuple[int, TokenLogprob | None]]:
-        """The id of each of these rows, and its log probability where that is asked for."""
+    def choose(self, drawn: Drawn) -> PendingIds: ...
 
 
-def _drawn(choices: Sequence[TokenChoice], drawer: Drawer) -> dict[int, tuple[int, TokenLogprob | None]]:
-    """What no rule of our own decides about, by row."""
-    plain = {choice.row: choice.answer for choice in choices if choice.answer.plain}
-    if not plain:
-        return {}
-    asked, uniforms = [one.sampling for one in plain.values()], [one.uniform() for one in plain.values()]
-    return dict(zip(plain, drawer.choose([*plain], asked, uniforms), strict=True))
+class Begun(Struct):
+    choices: Sequence[TokenChoice]
+    pending: PendingIds | None
+    steps: dict[int, Step]
+    """Those that are known, by place."""
 
 
 def _chosen(choices: Sequence[TokenChoice], logits: Logits, maxima: Logits) -> dict[int, int | None]:

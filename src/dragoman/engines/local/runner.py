@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dragoman.engines.choosing import Ids, Logits
 from dragoman.engines.local.binding import Library
-from dragoman.types import Adapters
+from dragoman.types import Adapters, TokenLogprob
 
 
 class StepFailed(Exception):
@@ -164,6 +164,14 @@ class PagedRunner(Runner, Protocol):
 
 
 AnyRunner: TypeAlias = SlotRunner | PagedRunner
+
+
+@runtime_checkable
+class RowsAway(Protocol):
+    """Logits on another device, which are fetched when somebody looks at them."""
+
+    def report(self, first: int, ids: Sequence[int], top: int) -> list[TokenLogprob]:
+        """How likely each of these ids was, in the rows from the first on."""
 
 
 @runtime_checkable

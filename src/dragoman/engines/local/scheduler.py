@@ -18,6 +18,15 @@ it runs in a slot (a place of its own in the model's memory), and it leaves when
     B          1      prompt 0-511     prompt 512-803   decodes
     C          -      waits            waits            waits; has slot 0 from step 4 on
 
+Where ids are chosen on another device (`Drawer`), nobody has to know them for the next step to begin there:
+its rows stand for what was chosen. So while a step is computed, the one before it is read.
+
+    _follow   the next step of those who certainly go on, begun on the device
+    _land     what came of the step before: ids are fetched, said, and who has ended leaves
+    _choose   ids for the step that was begun, on the device; rules and masks that take part are known now
+
+Who has ended at an id that nobody expected is in the step after it, too; what comes of that row is left out.
+
 What came of a step is noted (`_say`) and taken by the engine's thread after it (`take`), which hands all of
 it to the event loop at once. Nobody waits inside of a step for anything but the computation.
 
@@ -44,15 +53,23 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
 from dragoman.engines.choosing import Ids, Logits
 from dragoman.engines.choosing.sampler import logprob
-from dragoman.engines.choosing.together import Choosers, Continuation, Drawer, TokenChoice
+from dragoman.engines.choosing.together import Begun, Choosers, Continuation, Drawer, TokenChoice
 from dragoman.engines.local.drafting import Drafter
 from dragoman.engines.local.guessing import Guesser
 from dragoman.engines.local.memory import Memory, Slots
 from dragoman.engines.local.paging import Paging
-from dragoman.engines.local.runner import AnyRunner, PagedRunner, Runner, StepFailed, StepInterrupted
+from dragoman.engines.local.runner import (
+    AnyRunner,
+    PagedRunner,
+    RowsAway,
+    Runner,
+    StepFailed,
+    StepInterrupted,
+)
 from dragoman.engines.local.sequence import Group, Plan, Sequence, StepPiece, level_apart, share_out
 from dragoman.engines.local.shares import Account, Pace, Places, Turns, last_of_most
 from dragoman.errors import DragomanError, EngineFailed
@@ -62,6 +79,17 @@ if TYPE_CHECKING:
     from dragoman.engines.local.pictures import Picture, Pictures
 
 _log = logging.getLogger("dragoman.engine")
+
+
+class Flight(Struct):
+    """A step that is being computed on another device, of which nobody has seen yet what comes of it."""
+
+    plan: Plan
+    logits: Logits
+    began: float
+    answering: list[StepPiece] = []
+    """The pieces for which ids are chosen, and those."""
+    begun: Begun | None = None
 
 
 class Scheduler:
@@ -92,6 +120,9 @@ class Scheduler:
         self._pace = Pace()
         self.account = Account()
         self._arrivals = count()
+        self._flight: Flight | None = None
+        """The step that is being computed."""
+        self._landed = 0.0
         self._out: list[tuple[Group, Step]] = []
         self.weight_version: str | None = None
         """Which weights are in place, where somebody has said."""
@@ -100,7 +131,8 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        return bool(self._running) or any(not one.group.shown.waits for one in self._waiting)
+        runs = self._running or self._flight is not None
+        return bool(runs) or any(not one.group.shown.waits for one in self._waiting)
 
     @property
     def kv_usage(self) -> float:
@@ -121,7 +153,7 @@ class Scheduler:
     def end_all(self, finish: FinishReason, error: DragomanError | None = None) -> None:
         """The last thing a scheduler does. It relies on nothing, because it may follow an error."""
         ended = dict.fromkeys(self._waiting + self._running)
-        self._waiting, self._running = [], []
+        self._waiting, self._running, self._flight = [], [], None
         for sequence in ended:
             sequence.group.sequences.remove(sequence)
             self._say(sequence, Step([], sequence.index, finish=finish, error=error))
@@ -147,6 +179,9 @@ class Scheduler:
 
     def step(self, beside: Set[str] = frozenset()) -> None:
         """Compute one step and note what came of it. `beside`: owners for whom other work is to be done."""
+        if self._flight is not None and self._follow(self._flight):
+            return
+        self.settle()
         self._admit()
         if self._memory.gather():
             self._running.sort(key=_slot_index)
@@ -154,28 +189,107 @@ class Scheduler:
         plan = self._plan(beside, encoding)
         if not plan.pieces:
             return
-        self.in_step = [piece.sequence for piece in plan.pieces]
         began = time.perf_counter()
+        logits = self._compute(plan)
+        if logits is None:
+            return
+        if self._drawer is not None and plan.can_fly:
+            flight = Flight(plan, logits, began)
+            self._flight = self._choose(flight, self._drawer)
+            return
+        self._took(plan, time.perf_counter() - began, encoding)
+        self._read(plan, logits)
+
+    def _compute(self, plan: Plan) -> Logits | None:
+        """None where the step was broken off, or failed."""
+        self.in_step = [piece.sequence for piece in plan.pieces]
         try:
-            logits = self._runner.step(plan.rows())
+            return self._runner.step(plan.rows())
         except StepInterrupted:
             self._go_back(plan.pieces)
-            return
         except StepFailed:
             _log.exception("a step of %d sequences failed", len(plan.pieces))
             self._fail(self.in_step)
-            return
         finally:
             self.in_step = []
-        took = time.perf_counter() - began
-        self.account.stepped(plan.pieces, took)
-        self._pace.took(*plan.counts, encoding, took)
-        self._guesser.took(plan.pieces, took)
-        self._read(plan, logits)
+        return None
+
+    def _took(self, plan: Plan, seconds: float, encoding: bool = False) -> None:
+        self.account.stepped(plan.pieces, seconds)
+        self._pace.took(*plan.counts, encoding, seconds)
+        self._guesser.took(plan.pieces, seconds)
+
+    def settle(self) -> None:
+        """Read what is being computed: nothing is under way then."""
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            self._land(flight)
+
+    def _follow(self, flight: Flight) -> bool:
+        """Begin the step after one that is being computed, and read that meanwhile. Whether it was possible:
+        all who run go on, and nobody else may come in."""
+        assert self._drawer is not None
+        if self._waiting and (self._memory.idle or self._are_several()):
+            return False
+        plan = self._plan_after(flight)
+        if plan is None:
+            return False
+        began = time.perf_counter()
+        logits = self._compute(plan)
+        following = None if logits is None else Flight(plan, logits, began)
+        if following is not None and all(piece.sequence.answer.plain for piece in plan.pieces):
+            self._choose(following, self._drawer)
+        self.settle()
+        for piece in plan.pieces:
+            if piece.sequence.slot is not None:
+                piece.newest = piece.sequence.answer.output[-1]
+        if following is not None:
+            self._flight = following if following.begun is not None else self._choose(following, self._drawer)
+        return True
+
+    def _plan_after(self, flight: Flight) -> Plan | None:
+        answering = enumerate(flight.answering)
+        going = [(place, piece) for place, piece in answering if piece.sequence.slot is not None]
+        if len(going) < len(self._running) or self._guesser.most:
+            return None
+        pieces = [piece.following(place) for place, piece in going if not piece.sequence.answer.ends_next]
+        for piece in pieces:
+            slot = piece.sequence.slot
+            if slot is None or not self._memory.extend(slot, piece.end):
+                return None
+        return Plan(pieces) if pieces else None
+
+    def _choose(self, flight: Flight, drawer: Drawer) -> Flight:
+        """Have ids chosen for a step that is being computed, of those who have not left meanwhile."""
+        row, choices = 0, []
+        flight.answering = []
+        for piece in flight.plan.pieces:
+            row += piece.outputs
+            if piece.answers and piece.sequence.slot is not None:
+                flight.answering.append(piece)
+                choices.append(TokenChoice(piece.sequence.answer, row - 1))
+        flight.begun = self._choosers.begin(choices, flight.logits, drawer)
+        return flight
+
+    def _land(self, flight: Flight) -> None:
+        assert flight.begun is not None
+        steps = self._choosers.finish(flight.begun)
+        now = time.perf_counter()
+        self._took(flight.plan, now - max(flight.began, self._landed))
+        self._landed = now
+        row = 0
+        for piece in flight.plan.pieces:
+            if piece.newest is None and piece.sequence.slot is not None:
+                self._read_prompt(piece, flight.logits, row)
+            row += piece.outputs
+        for piece, step in zip(flight.answering, steps, strict=True):
+            if piece.sequence.slot is not None:
+                self._tell(piece, step)
 
     def start_over(self) -> None:
         """The weights are others, so nothing counts that was computed with those before. Answers at work read
         their prompts again, and what they have said."""
+        self.settle()
         for sequence in [*self._running]:
             self._step_back(sequence)
         self._memory.clear()
@@ -263,20 +377,23 @@ class Scheduler:
         for piece in plan.pieces:
             end = row + piece.outputs
             if piece.newest is None:
-                self._read_prompt(piece, logits[row:end])
+                self._read_prompt(piece, logits, row)
             if piece.sequence.decoding:
                 answering.append(piece)
                 choices.append(
                     TokenChoice(piece.sequence.answer, end - 1 - len(piece.guesses), piece.guesses)
                 )
             row = end
-        steps = self._choosers.advance(choices, logits, self._runner.maxima, self._drawer)
+        steps = self._choosers.advance(choices, logits, self._runner.maxima)
         for piece, step in zip(answering, steps, strict=True):
-            if piece.newest is not None:
-                self._keep_followed(piece, step)
-            if step.finish is not None:
-                self._leave(piece.sequence)
-            self._say(piece.sequence, step)
+            self._tell(piece, step)
+
+    def _tell(self, piece: StepPiece, step: Step) -> None:
+        if piece.newest is not None:
+            self._keep_followed(piece, step)
+        if step.finish is not None:
+            self._leave(piece.sequence)
+        self._say(piece.sequence, step)
 
     def _keep_followed(self, piece: StepPiece, step: Step) -> None:
         """Of what was computed, the newest token can be relied on, and guesses that were said then."""
@@ -288,7 +405,7 @@ class Scheduler:
             self._memory.cut_back(sequence.slot)
         self._memory.written(sequence.slot)
 
-    def _read_prompt(self, piece: StepPiece, logits: Logits) -> None:
+    def _read_prompt(self, piece: StepPiece, logits: Logits, first: int) -> None:
         """Row i of a prompt tells how likely its id i + 1 was."""
         sequence = piece.sequence
         piece.read()
@@ -300,7 +417,11 @@ class Scheduler:
             return
         top = sequence.group.job.sampling.prompt_logprobs or 0
         following = sequence.group.prompt[piece.start + 1 : piece.start + 1 + piece.size].tolist()
-        found.extend(logprob(row, token, top) for row, token in zip(logits, following, strict=False))
+        if isinstance(logits, RowsAway):
+            found += logits.report(first, following, top)
+            return
+        rows = logits[first : first + piece.outputs]
+        found.extend(logprob(row, token, top) for row, token in zip(rows, following, strict=False))
 
     def _say(self, sequence: Sequence, step: Step) -> None:
         group = sequence.group

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable
+from copy import copy
 from itertools import count
 from typing import TypeAlias
 
@@ -246,10 +247,21 @@ class StepPiece:
     def end(self) -> int:
         return self.start + self.size
 
+    @property
+    def answers(self) -> bool:
+        """Whether a token of the answer comes of it."""
+        return self.newest is not None or self.end >= self.sequence.prompt_length
+
     def guess(self, tokens: list[int]) -> None:
         """Compute these as well, as if the newest token of an answer were followed by them."""
         self.guesses = tokens
         self.size = self.outputs = 1 + len(tokens)
+
+    def following(self, place: int) -> "StepPiece":
+        """The next token of the answer, which is not known yet: it is chosen at that place."""
+        piece = copy(self)
+        piece.start, piece.size, piece.outputs, piece.newest, piece.guesses = self.end, 1, 1, ~place, []
+        return piece
 
     def add_to(self, rows: Rows) -> None:
         sequence = self.sequence
@@ -304,6 +316,11 @@ class Plan:
         """Rows of answers, and of prompts."""
         read = sum(piece.size for piece in self.pieces if piece.newest is None)
         return sum(piece.size for piece in self.pieces) - read, read
+
+    @property
+    def can_fly(self) -> bool:
+        """Whether ids can be chosen without a look at the logits: guesses are compared one by one."""
+        return not any(piece.guesses for piece in self.pieces)
 
     def rows(self) -> Rows:
         rows = Rows()

@@ -187,6 +187,10 @@ class Account:
 
     def stepped(self, pieces: Iterable[StepPiece], seconds: float) -> None:
         """A step took so long."""
+        if self._alone:
+            for owner in list(self._owed):
+                self._owe(owner, -seconds)
+            return
         rows: Counter[str] = Counter()
         read: Counter[str] = Counter()
         for piece in pieces:
@@ -194,10 +198,6 @@ class Account:
             if piece.newest is None:
                 read[piece.sequence.owner] += piece.size
         a_row = seconds / rows.total()
-        if self._alone:
-            for owner in list(self._owed):
-                self._owe(owner, -seconds)
-            return
         for owner in self._owed.keys() | read.keys():
             self._owe(owner, a_row * (read[owner] - (rows.total() - rows[owner])))
 

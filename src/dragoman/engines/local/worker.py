@@ -162,6 +162,7 @@ class Worker:
 
         def hold() -> None:
             self._paused = paused
+            self._scheduler.settle()
 
         await self.do(hold)
 

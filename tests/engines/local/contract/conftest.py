@@ -1,4 +1,4 @@
-"""Every test of this folder is run over each runner: three real ones and two that are scripted.
+"""Every test of this folder is run over each runner: three real ones and three that are scripted.
 
 The one over PyTorch has a tiny model with random weights, and is there where PyTorch is: `make torch`.
 """
@@ -15,14 +15,14 @@ import pytest
 from dragoman.engines.local import LocalEngine
 from tests.engines.local.conftest import OPTIONS, RUNNERS, open_over
 from tests.engines.local.contract.subject import Known, Subject
-from tests.engines.local.paged import FakePagedRunner
+from tests.engines.local.paged import FakePagedRunner, FlyingRunner
 from tests.engines.local.scripted import engine_over
 from tests.engines.local.support import FakeRunner
 
 PAGE = 16
 SIZES: dict[str, Any] = {"slots": 4, "context": 256, "rows": 128}
 TORCH = ("torch",) if find_spec("torch") else ()
-ALL = ("slots", "pages", *RUNNERS, *TORCH)
+ALL = ("slots", "pages", "flights", *RUNNERS, *TORCH)
 
 
 @pytest.fixture(scope="session")
@@ -33,6 +33,11 @@ def slots_engine() -> LocalEngine:
 @pytest.fixture(scope="session")
 def pages_engine() -> LocalEngine:
     return engine_over(FakePagedRunner(**SIZES, pages=64, page=PAGE, pass_rows=16), OPTIONS)
+
+
+@pytest.fixture(scope="session")
+def flights_engine() -> LocalEngine:
+    return engine_over(FlyingRunner(**SIZES, pages=64, page=PAGE), OPTIONS)
 
 
 @pytest.fixture(scope="session")
@@ -69,7 +74,7 @@ def subject(request: pytest.FixtureRequest, known: Known) -> Subject:
 @pytest.fixture(params=ALL)
 def mortal(request: pytest.FixtureRequest) -> Subject:
     """One that may be stopped, because nobody else uses it."""
-    scripted = {"slots": FakeRunner, "pages": FakePagedRunner}
+    scripted = {"slots": FakeRunner, "pages": FakePagedRunner, "flights": FlyingRunner}
     if request.param in scripted:
         engine = engine_over(scripted[request.param](**SIZES), OPTIONS)
     elif request.param == "torch":

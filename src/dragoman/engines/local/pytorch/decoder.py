@@ -37,6 +37,8 @@ class Forward:
             self._multiply = partial(multiply_in_blocks, multiply, fixed_rows)
         self._fixed_rows = fixed_rows
         self.adapters = LoadedAdapters()
+        # Rounded to what weights are kept in, as those were who trained it.
+        self._embedding_scale = weights.embedding.new_tensor(shape.embedding_scale)
         self.keys, self.values = (
             weights.embedding.new_zeros(shape.layers, pages, page, shape.kv_heads, shape.head)
             for _ in range(2)
@@ -53,10 +55,10 @@ class Forward:
     def states(self, batch: StepBatch) -> Tensor:
         """The last hidden states of all rows, normed."""
         shape, weights, do = self._shape, self._weights, self._do
-        states = weights.embedding[batch.ids]
+        ids = torch.where(batch.ids < 0, batch.chosen[(~batch.ids).clamp(min=0)], batch.ids)
+        states = weights.embedding[ids]
         if shape.embedding_scale != 1:
-            # Rounded to what weights are kept in, as those were who trained it.
-            states = states * torch.tensor(shape.embedding_scale, dtype=states.dtype, device=states.device)
+            states = states * self._embedding_scale
         normed = do.norm(states, weights.layers[0].attention_norm, shape.epsilon, shape.norm_from_one)
         following = [layer.attention_norm for layer in weights.layers[1:]] + [weights.norm]
         for number, (layer, after) in enumerate(zip(weights.layers, following, strict=True)):

@@ -13,14 +13,19 @@ class StepBatch(Struct):
     """Rows are in pieces, each of one sequence. A row of an answer is a piece of its own, and so is a guess:
     all keys and values are in their pages before anything looks at them."""
 
+    all: Tensor
+    """The memory of the others, which are numbers of 32 bits."""
+    chosen: Tensor
+    """The ids that were chosen last."""
     ids: Tensor
+    """Below zero, `~place`: the id that was chosen at that place."""
     positions: Tensor
+    tables: Tensor
+    """Of each piece, its pages."""
     pieces: Tensor
     """Of each row, the number of its piece."""
     begins: Tensor
     """Where each piece begins, and the last one ends."""
-    tables: Tensor
-    """Of each piece, its pages."""
     blocks: Tensor
     """Of each piece of work that attention to prompts is cut into: the number of the piece, and its first row
     there."""

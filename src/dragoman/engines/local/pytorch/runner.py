@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dragoman.engines.choosing import Logits
-from dragoman.engines.choosing.tensors import Chosen, Draw, at, choose
+from dragoman.engines.choosing.tensors import Draw, Pending, at, chosen_ids, put
+from dragoman.engines.choosing.together import Drawn
 from dragoman.engines.local.pytorch import plain
 from dragoman.engines.local.pytorch.adapters import TorchAdapter, read_adapter, shares_tensor
 from dragoman.engines.local.pytorch.decoder import Forward
@@ -23,7 +24,7 @@ from dragoman.engines.local.pytorch.plain import StepBatch
 from dragoman.engines.local.pytorch.training import WeightSource, read_weights
 from dragoman.engines.local.pytorch.weights import Weights
 from dragoman.engines.local.runner import Rows, StepFailed, StepInterrupted
-from dragoman.types import Sampling
+from dragoman.types import Sampling, TokenLogprob
 
 PAGE = 32
 _EXTRA_OUTPUTS = 64
@@ -79,7 +80,7 @@ class TorchRunner:
         self.adapters: tuple[str, ...] = ()
         # Which experts have how many rows is looked at on the way, and what looks cannot be recorded.
         self._records = self._device.type == "cuda" and not weights.shape.experts
-        self._layout = _Layout(slots, each, pages + each, self._device)
+        self._layout = _Layout(slots, each, pages + each, self._device, self.max_outputs)
         self._graphs: dict[tuple[int, int], _Graph] = {}
         """By their rows, and the adapters that they count with."""
         self._logits: Tensor | None = None
@@ -93,7 +94,8 @@ class TorchRunner:
             rows.extend(0, 0, [0, 0], [True, True], said=said)
             rows.tables[0] = self._spare[:1]
             self.step(rows)
-        self.choose([0], [Sampling(max_tokens=1, temperature=1.0, top_k=2, top_p=0.5)], [0.5])
+        asked = Sampling(max_tokens=1, temperature=1.0, top_k=2, top_p=0.5)
+        self.choose(Drawn([0], [asked], [0.5])).wait()
         if self._records:
             for count in reversed(_counts(self.slots)):
                 self._graph(count, 0)
@@ -105,7 +107,7 @@ class TorchRunner:
             states = self._states(rows)
             wanted = np.flatnonzero(rows.outputs)
             if len(wanted) < len(rows):
-                states = states[torch.from_numpy(wanted).to(self._device)]
+                states = states[put(wanted, self._device)]
             assert self._forward is not None
             self._logits = self._forward.logits(states).float()
         except torch.cuda.OutOfMemoryError as error:
@@ -115,12 +117,13 @@ class TorchRunner:
         return cast(Logits, RowsOnCard(self._logits))
 
     @torch.inference_mode()
-    def choose(
-        self, rows: Sequence[int], asked: Sequence[Sampling], uniforms: Sequence[float]
-    ) -> list[Chosen]:
-        """From rows of the last step, of which nothing but `asked` decides."""
+    def choose(self, drawn: Drawn) -> Pending:
+        """From rows of the last step. The ids stay here, for the next step to go on from."""
         assert self._logits is not None
-        return choose(at(self._logits, [*rows]), asked, uniforms, self._draw)
+        rows = at(self._logits, drawn.rows)
+        ids = chosen_ids(rows, drawn, self._draw)
+        torch.clamp(ids, min=0, out=self._layout.chosen[: len(ids)])
+        return Pending(rows, ids, drawn.asked)
 
     def copy_page(self, source: int, target: int) -> None:
         assert self._forward is not None
@@ -208,6 +211,13 @@ class RowsOnCard:
         found: Logits = self._logits[which].cpu().numpy()
         return found
 
+    @torch.inference_mode()
+    def report(self, first: int, ids: Sequence[int], top: int) -> list[TokenLogprob]:
+        rows = self._logits[first : first + len(ids)]
+        asked = Sampling(max_tokens=1, logprobs=top)
+        found = Pending(rows, put([*ids], rows.device), [asked] * len(ids)).wait()
+        return [told for _, told in found if told is not None]
+
 
 class _Graph:
     """A forward pass over a fixed number of rows of answers, recorded once, in the memory of another one."""
@@ -250,13 +260,15 @@ def _count_of(rows: int, slots: int) -> int:
 class _Layout:
     """Rows as tensors on the device. What goes there in a step is one copy."""
 
-    def __init__(self, slots: int, most_pages: int, unread: int, device: torch.device) -> None:
+    def __init__(self, slots: int, most_pages: int, unread: int, device: torch.device, outputs: int) -> None:
         self._device = device
         self._unread = unread
         self._width = most_pages
         self._tables = np.full((slots, most_pages), unread, np.int32)
         """Pages of each slot, as they were told the last time."""
         self._known: dict[int, list[int]] = {}
+        self.chosen = torch.zeros(outputs, dtype=torch.int64, device=device)
+        """The ids that were chosen last, which rows of the next step may stand for."""
 
     def of(self, rows: Rows, rows_at_once: int) -> StepBatch:
         """Pieces of prompts, and rows of answers between them."""
@@ -274,15 +286,7 @@ class _Layout:
             else:
                 blocks += [(number, block) for block in range(0, end - start, rows_at_once)]
         pieces = np.cumsum(first) - 1
-        return self._batch(
-            np.array(rows.tokens),
-            np.array(rows.positions),
-            pieces,
-            np.array(begins),
-            tables,
-            np.array(blocks).reshape(-1, 2),
-            np.array(answers).reshape(-1, 2),
-        )
+        return self._batch(rows.tokens, rows.positions, pieces, begins, tables, blocks, answers)
 
     def empty(self, count: int) -> StepBatch:
         """Rows that nobody reads."""
@@ -290,19 +294,19 @@ class _Layout:
         tables = np.full((count, self._width), self._unread, np.int32)
         answers = np.stack([numbers[:-1], np.zeros(count, np.int64)], 1)
         none = np.zeros(count, np.int64)
-        return self._batch(none, none, numbers[:-1], numbers, tables, answers[:0], answers)
+        return self._batch(none, none, numbers[:-1], numbers, tables, [], answers)
 
     def fill(self, batch: StepBatch, rows: Rows) -> None:
         """Put rows of answers into a batch that was made for as many, or more."""
         count, most = len(rows), len(batch.ids)
         for slot in {*rows.slots}:
             self._note(slot, rows.tables[slot])
-        ids, positions = np.zeros(most, np.int64), np.zeros(most, np.int32)
-        ids[:count], positions[:count] = rows.tokens, rows.positions
-        tables = np.full((most, self._width), self._unread, np.int32)
-        tables[:count] = self._tables[rows.slots]
-        for target, values in ((batch.ids, ids), (batch.positions, positions), (batch.tables, tables)):
-            target.copy_(torch.from_numpy(values), non_blocking=True)
+        values = np.zeros(most * (2 + self._width), np.int32)
+        values[:count], values[most : most + count] = rows.tokens, rows.positions
+        tables = values[2 * most :].reshape(most, self._width)
+        tables[:count], tables[count:] = self._tables[rows.slots], self._unread
+        # They are the beginning of one piece of memory.
+        batch.all[: values.size].copy_(torch.from_numpy(values).pin_memory(), non_blocking=True)
 
     def _note(self, slot: int, pages: Sequence[int]) -> None:
         known = self._known.get(slot)
@@ -312,24 +316,12 @@ class _Layout:
             self._tables[slot, : len(pages)] = pages[: self._width]
 
     def _batch(
-        self,
-        ids: NDArray[Any],
-        positions: NDArray[Any],
-        pieces: NDArray[Any],
-        begins: NDArray[Any],
-        tables: NDArray[np.int32],
-        blocks: NDArray[Any],
-        answers: NDArray[Any],
+        self, ids: Any, positions: Any, pieces: Any, begins: Any, tables: Any, *blocks: Any
     ) -> StepBatch:
-        def put(values: NDArray[Any], kind: Any = np.int32) -> Tensor:
-            return torch.from_numpy(np.ascontiguousarray(values, kind)).to(self._device)
-
-        return StepBatch(
-            ids=put(ids, np.int64),
-            positions=put(positions),
-            pieces=put(pieces),
-            begins=put(begins),
-            tables=put(tables),
-            blocks=put(blocks),
-            answers=put(answers),
-        )
+        """All of it is one copy, and each tensor a part of what that becomes."""
+        columns = [np.asarray(one, np.int32) for one in (ids, positions, tables, pieces, begins)]
+        columns += [np.asarray(one, np.int32).reshape(-1, 2) for one in blocks]
+        everything = put(np.concatenate([one.reshape(-1) for one in columns]), self._device)
+        parts = everything.split([one.size for one in columns])
+        shaped = [part.view(one.shape) for part, one in zip(parts, columns, strict=True)]
+        return StepBatch(everything, self.chosen, *shaped)
