@@ -223,7 +223,7 @@ class TokenLogprob(Struct, frozen=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
-class Step(Struct):
+class Step(Struct, omit_defaults=True):
     """What an engine says of one continuation of one job at one of its steps."""
 
     ids: list[int]

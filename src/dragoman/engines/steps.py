@@ -16,6 +16,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
 from math import isnan
@@ -87,14 +88,28 @@ class Receiver(Protocol):
 R = TypeVar("R", bound=Receiver)
 
 
+class SinkHub(Protocol):
+    """Takes what many sinks are told, from any thread. A sink of such a one has it as `hub`."""
+
+    def gather(self, said: Sequence[tuple[Any, Step]]) -> None: ...
+
+
 def deliver(said: Iterable[tuple[R, Step]], drop: Callable[[R], None]) -> None:
     """Hand all steps over in one go for each loop; nearly always there is only one.
 
     `drop` is told of a receiver that nobody listens to any more, on either thread.
     """
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[R, Step]]] = {}
-    for entry in said:
-        by_loop.setdefault(entry[0].loop, []).append(entry)
+    by_hub: dict[SinkHub, list[tuple[Sink, Step]]] = {}
+    for receiver, step in said:
+        if (hub := getattr(receiver.sink, "hub", None)) is not None:
+            by_hub.setdefault(hub, []).append((receiver.sink, step))
+        else:
+            by_loop.setdefault(receiver.loop, []).append((receiver, step))
+    for hub, gathered in by_hub.items():
+        # Its loop may be closed: then nobody will ever read these.
+        with suppress(RuntimeError):
+            hub.gather(gathered)
     for loop, entries in by_loop.items():
         try:
             loop.call_soon_threadsafe(_call_sinks, entries, drop)

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import msgspec
@@ -19,7 +19,7 @@ from dragoman.engines.isolated.wire import Kitchen, Sourced
 from dragoman.engines.protocol import Engine, Handle, LivingEngine, MediaEngine, PulsingEngine, weights_of
 from dragoman.errors import DragomanError, EngineFailed, Unavailable
 from dragoman.media import Media
-from dragoman.types import Sink, Step
+from dragoman.types import Step
 
 _log = logging.getLogger("dragoman.engine")
 TEXT = "An engine that gives text cannot be in a process of its own; leave out `isolate_engine`."
@@ -66,6 +66,7 @@ class Child:
         self._checking = False
 
     async def run(self) -> int:
+        self._loop = asyncio.get_running_loop()
         reader, self._writer = await asyncio.open_unix_connection(sock=self._link)
         if isinstance(self._engine, LivingEngine):
             await self._engine.start()
@@ -131,7 +132,7 @@ class Child:
 
     def _start(self, order: wire.Submit) -> None:
         try:
-            self._handles[order.id] = start(self._engine, order.job, self._sink(order.id, order.job.n))
+            self._handles[order.id] = start(self._engine, order.job, _JobSink(self, order.id, order.job.n))
         except Exception as error:
             self._fail(order, error)
 
@@ -142,32 +143,33 @@ class Child:
         if handle is not None:
             handle.cancel(order.index)
 
-    def _sink(self, id: int, n: int) -> Sink:
-        left = n
-
-        def sink(step: Step) -> None:
-            nonlocal left
-            if type(step) is not Step:
-                step = Step([], step.index, finish="error", error=EngineFailed(TEXT))
-            if step.finish is not None:
-                left -= 1
-                if not left:
-                    self._handles.pop(id, None)
-            self._say(id, step)
-
-        return sink
+    def ended(self, id: int) -> None:
+        self._handles.pop(id, None)
 
     def _fail(self, order: wire.Submit, error: Exception) -> None:
         self._handles.pop(order.id, None)
         _log.debug("a job was not taken", exc_info=error)
         for index in range(order.job.n):
-            self._say(order.id, Step([], index, finish="error", error=error))
+            self.say(order.id, Step([], index, finish="error", error=error))
 
-    def _say(self, id: int, step: Step) -> None:
+    def say(self, id: int, step: Step) -> None:
         """All that is said at one step of the engine goes in one message."""
         if not self._steps:
             asyncio.get_running_loop().call_soon(self._flush)
         self._steps.append((id, step))
+
+    def gather(self, said: Sequence[tuple["_JobSink", Step]]) -> None:
+        """From the engine's thread: what many jobs have to say at once is written there, and the event loop
+        only sends it. It shares its processor with what computes."""
+        frame = wire.frame(wire.Said([(sink.id, step) for sink, step in said]))
+        ended = [sink for sink, step in said if step.finish is not None]
+        self._loop.call_soon_threadsafe(self._send_gathered, frame, ended)
+
+    def _send_gathered(self, frame: bytes, ended: list["_JobSink"]) -> None:
+        for sink in ended:
+            sink.end_one()
+        self._flush()
+        self._writer.write(frame)
 
     def _flush(self) -> None:
         if self._steps:
@@ -230,3 +232,26 @@ class Child:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+class _JobSink:
+    """Where a job's steps go: all to one place."""
+
+    __slots__ = ("_left", "hub", "id")
+
+    def __init__(self, hub: Child, id: int, n: int) -> None:
+        self.hub = hub
+        self.id = id
+        self._left = n
+
+    def __call__(self, step: Step) -> None:
+        if type(step) is not Step:
+            step = Step([], step.index, finish="error", error=EngineFailed(TEXT))
+        if step.finish is not None:
+            self.end_one()
+        self.hub.say(self.id, step)
+
+    def end_one(self) -> None:
+        self._left -= 1
+        if not self._left:
+            self.hub.ended(self.id)
