@@ -1,8 +1,9 @@
 """What dragoman costs on a GPU: random weights in an engine, with HTTP before them and without.
 
-Server and engine share a process, as with `dragoman serve`; the client has one of its own. The jobs that came
-by HTTP are then given to the same engine once more, with nothing before it. Only steps in which every stream
-gets a token count.
+The server has its engine in another process, as with `dragoman serve` on a GPU, and the client has one of
+its own. The jobs that came by HTTP are then given to a second engine of the same kind, with nothing before
+it. Only steps in which every stream gets a token count. `--engine transformers` has one engine, in the
+server's process.
 """
 
 import argparse
@@ -24,12 +25,14 @@ from bench import machine
 from bench.drive import KINDS, drive
 from bench.errors import BenchError, told
 from bench.figures import Load
-from bench.gpu_watch import Pace, WatchedEngine, open_torch, open_transformers
+from bench.gpu_watch import Pace, WatchedApart, WatchedEngine, open_apart, open_torch, open_transformers
 from bench.servers.llama import SHAPES, Shape, make
 from bench.tables import Table, keep
+from dragoman.engines.local import LocalEngine
 from dragoman.engines.local.options import WeightKind
 from dragoman.http.server import background
 from dragoman.settings import Settings
+from dragoman.types import Job
 
 HTTP, ALONE = "HTTP", "no server"
 ENGINES = ("torch", "transformers")
@@ -63,7 +66,7 @@ def body(tokens: int, kind: str) -> str:
     return json.dumps(asked | KINDS[kind])
 
 
-def over_http(engine: WatchedEngine, port: int, options: Options, kind: str) -> Round:
+def over_http(engine: WatchedEngine | WatchedApart, port: int, options: Options, kind: str) -> Round:
     engine.watch.clear()
     command = [sys.executable, "-m", "bench.gpu_client", str(port), str(options.streams)]
     done = subprocess.run([*command, body(options.tokens, kind)], stdout=subprocess.PIPE, check=False)
@@ -73,9 +76,8 @@ def over_http(engine: WatchedEngine, port: int, options: Options, kind: str) -> 
     return Round(kind, HTTP, engine.watch.pace(options.streams), load)
 
 
-def alone(engine: WatchedEngine, options: Options, kind: str, name: str) -> Round:
+def alone(engine: WatchedEngine, options: Options, kind: str, jobs: Sequence[Job]) -> Round:
     """What came by HTTP last, once more."""
-    jobs = [replace(job, id=f"{name}-{number}") for number, job in enumerate(engine.watch.jobs)]
     engine.watch.clear()
     asyncio.run(drive(engine, jobs))
     return Round(kind, ALONE, engine.watch.pace(options.streams), None)
@@ -84,30 +86,38 @@ def alone(engine: WatchedEngine, options: Options, kind: str, name: str) -> Roun
 def run(options: Options, folder: Path, device: str) -> list[Round]:
     make(folder, SHAPES[options.shape], device)
     print("gpu: loading", flush=True)
+    engine: WatchedEngine
+    apart = None
     if options.engine == "torch":
-        engine = open_torch(str(folder), options.streams, device, options.weights)
+        engine = open_torch(str(folder), options.streams, options.weights)
+        apart = open_apart(str(folder), options.streams, options.weights)
     else:
         engine = open_transformers(str(folder), options.streams, device)
     rounds = []
-    with background(engine, Settings(port=0)) as url:
+    with background(engine if apart is None else apart.engine, Settings(port=0)) as url:
         port = int(url.rpartition(":")[2])
         for kind in KINDS:
-            over_http(engine, port, options, kind)  # warms up
-            for number in range(options.rounds):
-                print(f"gpu: {kind}, round {number + 1} of {options.rounds}", flush=True)
-                rounds.append(over_http(engine, port, options, kind))
-                rounds.append(alone(engine, options, kind, f"{kind}-{number}"))
+            for number in range(options.rounds + 1):
+                print(f"gpu: {kind}, round {number} of {options.rounds}", flush=True)
+                heard = apart or engine
+                pair = [over_http(heard, port, options, kind)]
+                jobs = [replace(job, id=f"{job.id}-{kind}-{number}") for job in heard.watch.jobs]
+                pair.append(alone(engine, options, kind, jobs))
+                # The first warms up.
+                rounds += pair if number else []
+    if isinstance(engine, LocalEngine):
+        engine.close()
     return rounds
 
 
 def table(rounds: Sequence[Round], shape: Shape, where: str, engine: str) -> Table:
     rows = [_row(rounds, kind, way) for kind in KINDS for way in (HTTP, ALONE)]
-    head = ("sampling", "driven by", "tokens/s", "step ms", "event loop ms", "of a step", "tokens/s kept")
+    head = ("sampling", "driven by", "tokens/s", "step ms", "event loop ms", "of a step", "server ms", "kept")
     streams, count = rounds[0].pace.streams, len(rounds) // len(rows)
     notes = [
         f"Random weights: {shape}. Median of {count} rounds. {where}.",
-        "`event loop ms` is the processor time of the event loop's thread for one step;"
-        " `tokens/s kept` is the rate over that without a server.",
+        "`event loop ms` is the processor time of the event loop beside the engine for one step, `server ms`"
+        " that of the server's in its own process; `kept` is the rate over that without a server.",
     ]
     return Table(f"{streams} streams on a GPU, by {engine}", head, rows, notes)
 
@@ -126,6 +136,7 @@ def _row(rounds: Sequence[Round], kind: str, way: str) -> list[str]:
         f"{median(lambda pace: pace.step_ms):.1f}",
         f"{median(lambda pace: pace.loop_ms):.2f}",
         f"{median(lambda pace: pace.loop_share):.1%}",
+        f"{median(lambda pace: pace.server_ms):.2f}" if way == HTTP else "",
         f"{rate(way) / rate(ALONE):.1%}" if way == HTTP else "",
     ]
 

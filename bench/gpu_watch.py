@@ -2,11 +2,14 @@
 
 import threading
 import time
+from pathlib import Path
 from typing import TypeAlias
 
 from msgspec import Struct
 
 from bench.errors import BenchError
+from dragoman.cli.engine import isolate
+from dragoman.engines.isolated import IsolatedEngine, wire
 from dragoman.engines.local import LocalEngine, LocalOptions
 from dragoman.engines.local.engine import LocalHandle
 from dragoman.engines.local.options import WeightKind
@@ -14,7 +17,11 @@ from dragoman.engines.local.sequence import Group
 from dragoman.engines.protocol import Handle
 from dragoman.engines.transformers import TransformersEngine, TransformersOptions
 from dragoman.engines.transformers.engine import Said
+from dragoman.settings import Settings
 from dragoman.types import Job, Sink, Step
+
+KV_BYTES = 16 << 30
+"""For keys and values of the engine that is in this process: another one has the rest of the card."""
 
 
 class Beat(Struct, frozen=True):
@@ -22,10 +29,10 @@ class Beat(Struct, frozen=True):
 
     rows: int
     moment: float
-    engine_s: float
-    """Processor time of the engine's thread until then."""
     loop_s: float
-    """Processor time of the event loop's thread until then."""
+    """Processor time until then of the event loop beside the engine, which has the engine's interpreter."""
+    server_s: float
+    """The same of the server's loop, where that is in another process."""
 
 
 class Pace(Struct, frozen=True, kw_only=True):
@@ -34,10 +41,8 @@ class Pace(Struct, frozen=True, kw_only=True):
     streams: int
     steps: int
     step_ms: float
-    engine_ms: float
-    """Processor time of the engine's thread for one step."""
     loop_ms: float
-    """Processor time of the event loop's thread for one step."""
+    server_ms: float
 
     @property
     def tokens_per_s(self) -> float:
@@ -49,12 +54,15 @@ class Pace(Struct, frozen=True, kw_only=True):
 
 
 class Watch:
-    """Reads the clocks of both threads at each step, and keeps the jobs."""
+    """Reads the clocks of the loops at each step, and keeps the jobs."""
 
-    def __init__(self) -> None:
+    def __init__(self, pid: int | None = None) -> None:
+        """`pid`: of the process in which the engine is, where it has one of its own."""
         self.jobs: list[Job] = []
         self.beats: list[Beat] = []
-        self._loop_clock = 0
+        self._mine = 0
+        # The first thread of a process is its loop's.
+        self._apart = None if pid is None else Path(f"/proc/{pid}/task/{pid}/schedstat")
 
     def clear(self) -> None:
         """Forget what was seen so far."""
@@ -62,12 +70,14 @@ class Watch:
 
     def asked(self, job: Job) -> None:
         # Jobs come on the event loop's thread.
-        self._loop_clock = time.pthread_getcpuclockid(threading.get_ident())
+        self._mine = time.pthread_getcpuclockid(threading.get_ident())
         self.jobs.append(job)
 
     def stepped(self, rows: int) -> None:
-        loop_s = time.clock_gettime(self._loop_clock)
-        self.beats.append(Beat(rows, time.perf_counter(), time.thread_time(), loop_s))
+        mine = time.clock_gettime(self._mine)
+        apart = None if self._apart is None else int(self._apart.read_text().split()[0]) / 1e9
+        loop_s, server_s = (mine, 0.0) if apart is None else (apart, mine)
+        self.beats.append(Beat(rows, time.perf_counter(), loop_s, server_s))
 
     def pace(self, streams: int) -> Pace:
         """Raises BenchError if the streams were never all under way."""
@@ -81,8 +91,8 @@ class Watch:
             streams=streams,
             steps=steps,
             step_ms=(last.moment - first.moment) / steps * 1000,
-            engine_ms=(last.engine_s - first.engine_s) / steps * 1000,
             loop_ms=(last.loop_s - first.loop_s) / steps * 1000,
+            server_ms=(last.server_s - first.server_s) / steps * 1000,
         )
 
 
@@ -119,6 +129,26 @@ class WatchedLocal(LocalEngine):
         scheduler.take = counted  # type: ignore[method-assign]
 
 
+class WatchedApart:
+    """An engine in a process of its own; its steps are counted where they are heard of."""
+
+    def __init__(self, engine: IsolatedEngine) -> None:
+        self.watch = Watch(engine.pid)
+        self.engine = engine
+        submit, take = engine.submit, engine._take
+
+        def submitted(job: Job, sink: Sink) -> Handle:
+            self.watch.asked(job)
+            return submit(job, sink)
+
+        def taken(said: wire.News) -> None:
+            if isinstance(said, wire.Said):
+                self.watch.stepped(len(said.steps))
+            take(said)
+
+        engine.submit, engine._take = submitted, taken  # type: ignore[method-assign, assignment]
+
+
 WatchedEngine: TypeAlias = WatchedTransformers | WatchedLocal
 
 
@@ -128,10 +158,20 @@ def open_transformers(folder: str, streams: int, device: str) -> WatchedEngine:
     return made
 
 
-def open_torch(folder: str, streams: int, device: str, weights: WeightKind = "auto") -> WatchedEngine:
-    options = LocalOptions(runner="torch", slots=streams, context=1024, weights=weights)
+def open_torch(folder: str, streams: int, weights: WeightKind = "auto") -> WatchedEngine:
+    options = LocalOptions(
+        runner="torch", slots=streams, context=1024, weights=weights, guesses=0, kv_memory=KV_BYTES
+    )
     made = WatchedLocal.open(folder, options)
     assert isinstance(made, WatchedLocal)
     made.watch = Watch()
     made.follow()
     return made
+
+
+def open_apart(folder: str, streams: int, weights: WeightKind = "auto") -> WatchedApart:
+    """As `dragoman serve` has it on a GPU."""
+    settings = Settings(
+        model=folder, runner="torch", slots=streams, context=1024, weights=weights, isolate_engine=True
+    )
+    return WatchedApart(isolate(settings))

@@ -109,7 +109,7 @@ def _measure_repeats(ids: list[int], breakers: frozenset[int]) -> list[int]:
 # All rules.
 
 
-_NEVER = np.float32(-np.inf)
+_NEVER = -math.inf
 
 
 def edits(sampling: Sampling, prompt: Ids, ends: frozenset[int]) -> list[Edit]:
