@@ -148,15 +148,6 @@ class Preparing(Protocol):
 
 
 @runtime_checkable
-class Telling(Protocol):
-    """A matcher that can tell its mask as bits, for rows that are on another device."""
-
-    def words(self) -> Any:
-        """One bit an id, those that may come next set, in a numpy array of 32 bits each; an empty one where
-        nothing is forbidden, and None where that takes the row itself."""
-
-
-@runtime_checkable
 class Foreseeing(Protocol):
     """A matcher that can tell what has to come next, whatever is chosen."""
 

@@ -15,7 +15,7 @@ from dragoman.constrain.constraint import Constraint
 from dragoman.constrain.grammar.rules import Rules
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.scan import ThoughtMargin
-from dragoman.types import Foreseeing, Matcher, Preparing, Telling
+from dragoman.types import Foreseeing, Matcher, Preparing
 
 
 class ReasoningMarkers(Struct, frozen=True):
@@ -151,7 +151,8 @@ class BudgetMatcher:
             return None
         if self._inner is None:
             return np.zeros(0, np.uint32)
-        return self._inner.words() if isinstance(self._inner, Telling) else None
+        words: Callable[[], Any] = getattr(self._inner, "words", lambda: None)
+        return words()
 
     def _may_end(self, row: Any) -> bool:
         """Not inside of a character, and not where the grammar wants something else first."""

@@ -125,11 +125,11 @@ def run(desk: Desk, asked: list[dict[str, Any]]) -> list[Group]:
 @pytest.mark.thorough
 def test_answers_are_those_of_steps_one_by_one(asked: list[dict[str, Any]], pages: int) -> None:
     """Of who is cancelled, as far as they go: it may be heard of one step later."""
-    ways = [kind(**SIZES | {"pages": pages}) for kind in (FlyingDesk, PagedDesk)]
-    ours, theirs = (told(desk, run(desk, asked)) for desk in ways)
+    flying, plain = (kind(**SIZES | {"pages": pages}) for kind in (FlyingDesk, PagedDesk))
+    ours, theirs = (told(desk, run(desk, asked)) for desk in (flying, plain))
     for one, mine, other in zip(asked, ours, theirs, strict=True):
         if one["goes"] is None:
             assert mine == other
         for (ids, _), (known, _) in zip(mine, other, strict=True):
             assert ids[: len(known)] == known[: len(ids)]
-    assert ways[0].runner.unseen <= 1
+    assert isinstance(flying, FlyingDesk) and flying.runner.unseen <= 1

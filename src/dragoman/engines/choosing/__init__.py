@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from msgspec import Struct
@@ -29,6 +29,15 @@ class Change(Struct, eq=False):
 
 Edit: TypeAlias = Callable[[Sequence[int]], Sequence[Change]]
 """A rule: what it changes next, given the ids generated so far. It is asked once for each id."""
+
+
+@runtime_checkable
+class BitMasking(Protocol):
+    """A matcher that can tell its mask as bits, for rows that are on another device."""
+
+    def words(self) -> Any:
+        """One bit an id, those that may come next set, in a numpy array of 32 bits each; an empty one where
+        nothing is forbidden, and None where that takes the row itself."""
 
 
 class RowRules(Struct, eq=False):

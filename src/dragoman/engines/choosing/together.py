@@ -10,11 +10,11 @@ import numpy as np
 from msgspec import Struct, field
 from numpy.typing import NDArray
 
-from dragoman.engines.choosing import Ids, Logits, Places, RowRules, Weights
+from dragoman.engines.choosing import BitMasking, Ids, Logits, Places, RowRules, Weights
 from dragoman.engines.choosing.edits import forbid_until
 from dragoman.engines.choosing.sampler import COLDEST, NoTokenLeft, Sampler, draw
 from dragoman.errors import BadRequest, ConstraintFailed
-from dragoman.types import FinishReason, Foreseeing, Job, Preparing, Sampling, Step, Telling, TokenLogprob
+from dragoman.types import FinishReason, Foreseeing, Job, Preparing, Sampling, Step, TokenLogprob
 
 # One continuation of a job: which id comes next, and whether the answer ends there.
 
@@ -91,7 +91,7 @@ class Continuation:
             return None
         words = None
         if self._matcher is not None:
-            if not isinstance(self._matcher, Telling):
+            if not isinstance(self._matcher, BitMasking):
                 return None
             with suppress(ConstraintFailed):
                 words = self._matcher.words()
