@@ -56,7 +56,7 @@ class Options(Struct, frozen=True):
     rounds: int = 5
     rated: int = 3
     """Rounds of what replicas answer."""
-    seconds: float = 5.0
+    seconds: float = 10.0
     """That such a round takes, about."""
 
 
@@ -221,10 +221,15 @@ def cli() -> None:
         prog="python -m bench.ray", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="a short run, for a first look")
-    options = QUICK if parser.parse_args().quick else Options()
-    results = run_costs(options)
-    rates = run_rates(options)
-    keep("ray", {"costs": results, "rates": rates}, [costs(results), rates_table(rates)])
+    parser.add_argument("part", nargs="?", default="both", choices=["costs", "rates", "both"])
+    asked = parser.parse_args()
+    options = QUICK if asked.quick else Options()
+    if asked.part != "rates":
+        results = run_costs(options)
+        keep("ray_costs", results, [costs(results)])
+    if asked.part != "costs":
+        rates = run_rates(options)
+        keep("ray_rates", rates, [rates_table(rates)])
 
 
 if __name__ == "__main__":

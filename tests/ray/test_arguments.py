@@ -21,6 +21,11 @@ def test_one_model_is_told_directly() -> None:
     assert settings.shutdown_grace == read.drain_s
 
 
+def test_a_command_line_says_settings_in_json() -> None:
+    read = read_arguments({"model": "a.gguf", "settings": '{"insecure": true, "context": 512}'})
+    assert settings_of(read, read.models[0]).context == 512
+
+
 def test_several_models_have_settings_of_their_own() -> None:
     read = read_arguments(
         {
@@ -54,6 +59,7 @@ def test_several_models_have_settings_of_their_own() -> None:
         ({"settings": {**OPEN, "contxt": 1}}, "contxt"),
         ({"settings": {**OPEN, "port": 1}}, "`port`"),
         ({"settings": {}}, "there is no key"),
+        ({"settings": '{"insecure": yes}'}, "`settings` is no JSON"),
         ({"models": [{"name": "a"}, {"name": "a"}]}, "`name` of its own"),
         ({"models": [{"name": "a"}, {"name": "b"}], "door": False}, "need the door"),
         ({"models": [{"name": "a"}], "model": "b"}, "move `model` into one"),

@@ -94,7 +94,7 @@ class FleetArguments(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 def read_arguments(given: Mapping[str, Any]) -> FleetArguments:
     """Raises SettingsError. What belongs to one model may stand beside what belongs to all."""
-    merged = dict(given)
+    merged = {name: _read_text(name, value) for name, value in given.items()}
     own = {name: merged.pop(name) for name in ModelArguments.__struct_fields__ if name in merged}
     settings = own.pop("settings", None)
     if settings is not None:
@@ -112,6 +112,16 @@ def read_arguments(given: Mapping[str, Any]) -> FleetArguments:
         raise SettingsError(f"An argument is wrong: {name}{what}.") from error
     _check(read)
     return read
+
+
+def _read_text(name: str, value: Any) -> Any:
+    """A command line has texts alone: `'settings={"insecure": true}'`."""
+    if not isinstance(value, str) or not value.startswith(("{", "[")):
+        return value
+    try:
+        return msgspec.json.decode(value)
+    except msgspec.DecodeError as error:
+        raise SettingsError(f"An argument is wrong: `{name}` is no JSON.") from error
 
 
 def _check(read: FleetArguments) -> None:
