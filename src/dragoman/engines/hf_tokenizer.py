@@ -8,14 +8,16 @@ import re
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
-from tokenizers import Tokenizer
 
 from dragoman.engines.model_files import TokenizerSource, source_of
 from dragoman.engines.protocol import ModelCard
 from dragoman.errors import ModelFileError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 # The bytes of every id, from the description of a tokenizer. `tokenizer.decode` cannot tell them: it gives
 # text, where a part of a character is U+FFFD, and it treats the first id unlike the next ones. Here each
@@ -126,7 +128,7 @@ _BYTES = _byte_table()
 # word. So the control tokens get names that no text can hold, and keep their ids.
 
 
-def plain_tokenizer(definition: dict[str, Any], control: Collection[str]) -> Tokenizer:
+def plain_tokenizer(definition: dict[str, Any], control: Collection[str]) -> "Tokenizer":
     secret = f"\ufdd0{secrets.token_hex(16)}"
     names = {text: f"{secret}{number}" for number, text in enumerate(control)}
     model = dict(definition["model"])
@@ -140,6 +142,9 @@ def plain_tokenizer(definition: dict[str, Any], control: Collection[str]) -> Tok
         for token in definition.get("added_tokens") or ()
     ]
     whole = {"truncation": None, "padding": None}
+    # It comes with transformers: who has a file with a vocabulary of its own does not need it.
+    from tokenizers import Tokenizer
+
     return Tokenizer.from_str(
         msgspec.json.encode({**definition, **whole, "model": model, "added_tokens": added}).decode()
     )

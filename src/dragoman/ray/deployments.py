@@ -156,6 +156,8 @@ def scale_by_answers(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
 class ModelReplica:
     """One server of a model."""
 
+    _beating: asyncio.Task[None] | None = None
+
     def __init__(self, model: str, settings: dict[str, Any], beat_s: float, host: str = "") -> None:
         """`host`: where it listens; by default on the address that its node has in the cluster."""
         own = {"host": host or ray.util.get_node_ip_address(), "port": 0}
@@ -170,7 +172,6 @@ class ModelReplica:
         self._told = ReplicaBeat(context.replica_id.unique_id, model, place.strip("[]"), int(port))
         self._app = context.app_name
         self._beat_s = beat_s
-        self._beating: asyncio.Task[None] | None = None
 
     def _beat(self) -> ReplicaBeat:
         host = self._server.app.host
@@ -224,8 +225,10 @@ class ModelReplica:
         return {"running": beat.running, "waiting": beat.waiting}
 
     async def __del__(self) -> None:
-        if self._beating is not None:
-            self._beating.cancel()
+        if self._beating is None:
+            # It has not begun, and Serve has said why.
+            return
+        self._beating.cancel()
         try:
             await self._tell(replace(await self._server.do(self._beat), leaving=True))
         except Exception as error:
@@ -260,7 +263,8 @@ def serve_on_ray(
 ) -> None:
     """Serves what the settings say while `wait` waits; `local` is a cluster that is started here for it."""
     is_local = address == "local"
-    ray.init(address=None if is_local else address, log_to_driver=is_local, logging_level="warning")
+    own: dict[str, Any] = {"include_dashboard": False} if is_local else {}
+    ray.init(address=address, log_to_driver=is_local, logging_level="warning", **own)
     try:
         where = {"host": settings.host, "port": settings.port}
         serve.start(proxy_location="HeadOnly" if is_local else "EveryNode", http_options=where)
