@@ -1,14 +1,24 @@
 """A fleet that is not there: a thousand replicas, a million sessions, and several ways to choose a replica.
 
 Each replica has a cache of so many tokens, of which what was used longest ago goes first, and takes longer
-the more it must compute. Sessions have the shape of what was published: turns of WildChat (2.5 in the mean,
-arXiv 2405.01470), lengths of Azure's conversation trace (medians of 1,020 tokens in and 129 out, Splitwise,
-arXiv 2311.18677), and beginnings that many share, a few of them by very many, as in Mooncake's traces (arXiv
-2407.00079). The same sessions come to all ways. Hits are told as a part of what one cache without an end
-would have; the load is that of the busiest replica over the mean, at moments while all is under way.
+the more it must compute. The same sessions come to all ways. Hits are told as a part of what one cache
+without an end would have; the load is that of the busiest replica over the mean, at moments while all is
+under way. Sessions have the shape of what was published, not its very requests:
+
+- `chat`: 2.5 turns in the mean as in WildChat (arXiv 2405.01470), lengths of Azure's conversation trace
+  (medians of 1,020 tokens in and 129 out, Splitwise, arXiv 2311.18677), and beginnings that many share, a few
+  of them by very many, as in Mooncake's traces (arXiv 2407.00079).
+- `agents`: a median of 33 turns, about 80,000 tokens at the 30th, and 131 tokens in for one out, as vLLM's
+  project tells of Codex on SWE-bench Pro (610 traces, "Serving Agentic Workloads at Scale", 2026); tools and
+  instructions of about 15,000 tokens that all of an agent share, as in SemiAnalysis' traces of Claude
+  Code (cc-traces-weka-042026). A turn follows when the tools are done, seconds later.
+
+`--weigh 64,256` asks what comes of other values of the router's one constant that is a matter of taste, what
+a running request weighs in a choice; `--seed` makes other sessions of the same shape.
 """
 
 import argparse
+import os
 import random
 import statistics
 import sys
@@ -16,27 +26,69 @@ import time
 from bisect import bisect
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from heapq import heappop, heappush
 from typing import TypeAlias
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from bench import machine
 from bench.errors import told
 from bench.tables import Table, keep
-from dragoman.routing import Router, RoutingKey, digest_hint
+from dragoman.routing import Router, RoutingKey, digest_hint, key_of_ids, router
 from dragoman.routing.key import BLOCK, LEAST_KEPT, _places
-from dragoman.routing.router import SLACK, SPREAD, _points
+from dragoman.routing.router import LOAD_TOKENS, SLACK, SPREAD, _points
 
 PREFILL_S = 0.0001
 """To compute a token of a prompt."""
 DECODE_S = 0.02
-THINK_S = 30.0
 MASK = (1 << 60) - 1
+TIMED = 16
+"""One of so many choices is timed: a look at the clock costs about as much as the cheap ones."""
+
+
+class Shape(Struct, frozen=True):
+    """Lengths are in tokens, each a median and how far it spreads (of a lognormal)."""
+
+    shared: tuple[float, float]
+    first: tuple[float, float]
+    """What is new in the first turn."""
+    later: tuple[float, float]
+    answer: tuple[float, float]
+    turns: Callable[[random.Random], int]
+    mean_turns: float
+    answer_s: float
+    """How long an answer takes, in the mean: with it, how many sessions come in a second."""
+    think_s: float
+
+
+CHAT = Shape(
+    shared=(700, 0.9),
+    first=(320, 1.0),
+    later=(80, 1.0),
+    answer=(129, 0.8),
+    turns=lambda chance: min(1 + int(chance.expovariate(1 / 1.96)), 40),
+    mean_turns=2.5,
+    answer_s=3.6,
+    think_s=30.0,
+)
+AGENTS = Shape(
+    shared=(15_000, 0.2),
+    first=(3000, 1.0),
+    later=(1000, 0.9),
+    answer=(350, 0.8),
+    turns=lambda chance: min(1 + int(33 * chance.lognormvariate(0, 0.35)), 120),
+    mean_turns=35.5,
+    answer_s=11.5,
+    think_s=5.0,
+)
+SHAPES = {"chat": CHAT, "agents": AGENTS}
 
 
 class Options(Struct, frozen=True):
+    shape: str = "chat"
     replicas: int = 1000
     sessions: int = 1_000_000
     running: float = 8.0
@@ -46,9 +98,22 @@ class Options(Struct, frozen=True):
     groups: int = 2000
     """Beginnings that are shared."""
     kept: int = 1 << 20
+    seed: int = 0
+    weighs: tuple[int, ...] = ()
+    """Values of LOAD_TOKENS to try beside the router's own."""
 
 
-QUICK = Options(replicas=50, sessions=8_000, groups=100, kept=1 << 16)
+FULL = {
+    "chat": Options(),
+    # As many requests, about; what a session needs is larger, and so must be the caches.
+    "agents": Options(shape="agents", sessions=60_000, cache_tokens=2_000_000, groups=100),
+}
+QUICK = {
+    "chat": Options(replicas=50, sessions=8_000, groups=100, kept=1 << 16),
+    "agents": Options(
+        shape="agents", replicas=50, sessions=2000, cache_tokens=2_000_000, groups=20, kept=1 << 16
+    ),
+}
 
 
 class Turn(Struct):
@@ -62,8 +127,10 @@ class Turn(Struct):
     """Those before what is new in this turn."""
     prompt: int
     answer: int
-    left: int
-    """Turns that follow."""
+    rest: list[tuple[int, int, float]]
+    """Turns that follow, the last first: tokens that are new, of the answer, and seconds before it."""
+    chain: tuple[tuple[int, int], ...] = ()
+    """The digests that are made already."""
 
 
 Choose: TypeAlias = Callable[[Turn, list[int], int], int]
@@ -75,8 +142,9 @@ Choose: TypeAlias = Callable[[Turn, list[int], int], int]
 
 class Sessions:
     def __init__(self, options: Options) -> None:
-        self._chance = random.Random(7)
-        self._shared = [_length(self._chance, 700, 0.9) for _ in range(options.groups)]
+        self._shape = SHAPES[options.shape]
+        self._chance = random.Random(7 + options.seed)
+        self._shared = [_length(self._chance, self._shape.shared) for _ in range(options.groups)]
         # Zipf's law, as for most things that people share.
         self._weights = [1 / (rank + 1) for rank in range(options.groups)]
         self._groups: list[int] = []
@@ -87,17 +155,22 @@ class Sessions:
             self._groups = self._chance.choices(range(len(self._shared)), self._weights, k=10_000)
         group, self._count = self._groups.pop(), self._count + 1
         shared = self._shared[group]
-        turns = min(1 + int(self._chance.expovariate(1 / 1.96)), 40)
-        asked, answer = _length(self._chance, 320, 1.0), _length(self._chance, 129, 0.8)
-        return Turn(self._count, group, shared, shared, shared + asked, answer, turns - 1)
+        shape, chance = self._shape, self._chance
+        asked, answer = _length(chance, shape.first), _length(chance, shape.answer)
+        # All of it now: what a session is must not depend on who was answered when.
+        pauses = (chance.expovariate(1 / shape.think_s) for _ in range(shape.turns(chance) - 1))
+        rest = [(_length(chance, shape.later), _length(chance, shape.answer), pause) for pause in pauses]
+        return Turn(self._count, group, shared, shared, shared + asked, answer, rest)
 
-    def follow(self, turn: Turn) -> Turn:
+    def follow(self, turn: Turn) -> tuple[float, Turn]:
+        """The next turn, and how long after the answer it comes."""
+        asked, answer, pause = turn.rest.pop()
         known = turn.prompt + turn.answer
-        asked, answer = _length(self._chance, 80, 1.0), _length(self._chance, 129, 0.8)
-        return Turn(turn.session, turn.group, turn.shared, known, known + asked, answer, turn.left - 1)
+        return pause, replace(turn, known=known, prompt=known + asked, answer=answer)
 
 
-def _length(chance: random.Random, median: float, spread: float) -> int:
+def _length(chance: random.Random, length: tuple[float, float]) -> int:
+    median, spread = length
     return 1 + int(median * chance.lognormvariate(0, spread))
 
 
@@ -189,7 +262,7 @@ class Routed:
         for name in self._names:
             self.router.add(name)
 
-    def choose(self, turn: Turn, key: RoutingKey) -> int:
+    def choose(self, key: RoutingKey) -> int:
         name = self.router.rank(key)[0]
         self.router.begin(key, name)
         return self._numbers[name]
@@ -200,7 +273,9 @@ class Routed:
     @property
     def bytes(self) -> int:
         halves = self.router._young, self.router._old
-        return sum(sys.getsizeof(half) + 32 * len(half) for half in halves)
+        homes = {id(each): each for half in halves for each in half.values()}
+        kept = sum(sys.getsizeof(half) + 32 * len(half) for half in halves)
+        return kept + sum(map(sys.getsizeof, homes.values()))
 
 
 @cache
@@ -210,15 +285,28 @@ def _placed(blocks: int) -> list[int]:
 
 def key_of(turn: Turn) -> RoutingKey:
     """As `key_of_ids` would make it of the ids, which nobody has here."""
-    chain = tuple(
-        (place, hash((turn.group, place, 1) if place <= turn.shared else (turn.session, place, 2)) & MASK)
-        for place in _placed(turn.prompt // BLOCK)
+    chain = turn.chain = (
+        *turn.chain,
+        *(
+            (place, hash((turn.group, place, 1) if place <= turn.shared else (turn.session, place, 2)) & MASK)
+            for place in _placed(turn.prompt // BLOCK)[len(turn.chain) :]
+        ),
     )
     doubled = [digest for place, digest in chain if place >= LEAST_KEPT and not place & (place - 1)]
     marks = dict.fromkeys([*doubled, *(digest for _, digest in chain[-1:])])
     return RoutingKey(
         chain=chain, marks=tuple(marks), tokens=turn.prompt, home=digest_hint(f"{turn.session} {turn.prompt}")
     )
+
+
+def time_keys(tokens: int) -> float:
+    """Seconds to make the key of a prompt of so many ids, the quickest of some."""
+    times, ids = [], list(range(tokens))
+    for _ in range(50):
+        began = time.thread_time()
+        key_of_ids(ids)
+        times.append(time.thread_time() - began)
+    return min(times)
 
 
 # A run.
@@ -231,7 +319,9 @@ class Result(Struct):
     hit: int = 0
     best: int = 0
     """Tokens that a cache without an end would have had."""
+    timed: int = 0
     spent_s: float = 0.0
+    """For the choices that were timed."""
     busiest: list[float] = field(default_factory=list)
     kept_bytes: int = 0
 
@@ -246,13 +336,17 @@ WAYS: dict[str, Callable[[Options], Choose]] = {
 OURS = "dragoman.routing"
 
 
+def _name_weighed(weigh: int) -> str:
+    return f"{OURS}, {weigh} tokens a request"
+
+
 class Fleet:
     """Time goes from event to event: requests come, and end."""
 
     def __init__(self, way: str, options: Options) -> None:
         self.result = Result(way)
         self._options = options
-        self._routed = Routed(options) if way == OURS else None
+        self._routed = Routed(options) if way.startswith(OURS) else None
         self._choose = None if self._routed else WAYS[way](options)
         self._caches = [Cache(options.cache_tokens) for _ in range(options.replicas)]
         self._running = [0] * options.replicas
@@ -262,15 +356,19 @@ class Fleet:
         self._sessions = Sessions(options)
 
     def run(self) -> Result:
-        chance, number = random.Random(17), 0
-        # So many come as keep the replicas at the wanted load: answers take about 3.5 seconds.
-        rate = self._options.replicas * self._options.running / 3.6 / 2.5
-        arrives, left = 0.0, self._options.sessions
+        options, shape = self._options, SHAPES[self._options.shape]
+        chance, number = random.Random(17 + options.seed), 0
+        # So many come as keep the replicas at the wanted load.
+        rate = options.replicas * options.running / shape.answer_s / shape.mean_turns
+        arrives, left = 0.0, options.sessions
         what: Turn | int
         while left or self._events:
             if left and (not self._events or arrives <= self._events[0][0]):
                 now, what = arrives, self._sessions.first()
                 arrives, left = arrives + chance.expovariate(rate), left - 1
+                if left % (options.sessions // 10) == 0:
+                    told_of = 100 - 100 * left // options.sessions
+                    print(f"fleet: {self.result.way}: {told_of} %", flush=True)
             else:
                 now, _, what = heappop(self._events)
             if isinstance(what, int):
@@ -279,9 +377,9 @@ class Fleet:
             number += 2
             chosen, takes = self._begin(what)
             heappush(self._events, (now + takes, number, chosen))
-            if what.left:
-                after = now + takes + chance.expovariate(1 / THINK_S)
-                heappush(self._events, (after, number + 1, self._sessions.follow(what)))
+            if what.rest:
+                pause, follows = self._sessions.follow(what)
+                heappush(self._events, (now + takes + pause, number + 1, follows))
             if left and number % 8192 == 0:
                 self.result.busiest.append(max(self._running) / (self._total / len(self._running)))
         if self._routed is not None:
@@ -290,15 +388,8 @@ class Fleet:
 
     def _begin(self, turn: Turn) -> tuple[int, float]:
         """Who gets it, and how long it takes."""
-        result, routed = self.result, self._routed
-        key = key_of(turn) if routed is not None else None
-        began = time.perf_counter()
-        if routed is not None and key is not None:
-            chosen = routed.choose(turn, key)
-        else:
-            assert self._choose is not None
-            chosen = self._choose(turn, self._running, self._total)
-        result.spent_s += time.perf_counter() - began
+        result = self.result
+        chosen = self._chosen(turn)
         hit = self._caches[chosen].take(turn)
         result.asked += 1
         result.prompt += turn.prompt
@@ -311,6 +402,22 @@ class Fleet:
         slower = 1 + self._running[chosen] / 64
         takes = ((turn.prompt - hit) * PREFILL_S + turn.answer * DECODE_S) * slower
         return chosen, takes
+
+    def _chosen(self, turn: Turn) -> int:
+        routed, choose = self._routed, self._choose
+        key = key_of(turn) if routed is not None else RoutingKey()
+        timed = self.result.asked % TIMED == 0
+        # Of this thread alone: the machine may do other things meanwhile.
+        began = time.thread_time() if timed else 0.0
+        if routed is not None:
+            chosen = routed.choose(key)
+        else:
+            assert choose is not None
+            chosen = choose(turn, self._running, self._total)
+        if timed:
+            self.result.timed += 1
+            self.result.spent_s += time.thread_time() - began
+        return chosen
 
     def _end(self, chosen: int) -> None:
         self._running[chosen] -= 1
@@ -326,35 +433,49 @@ def table(results: list[Result], options: Options) -> Table:
             f"{result.hit / result.prompt:.1%}",
             f"{result.hit / result.best:.1%}",
             f"{statistics.median(result.busiest):.2f}",
-            f"{result.spent_s / result.asked * 1e6:.1f}",
+            f"{result.spent_s / result.timed * 1e6:.1f}",
             f"{result.kept_bytes / 1e6:.0f} MB" if result.kept_bytes else "-",
         )
         for result in results
     ]
     asked = results[0].asked
+    shape = f"{options.shape}, {options.replicas:,} replicas, {options.sessions:,} sessions"
+    keys = ", ".join(f"{time_keys(tokens) * 1e6:.0f} µs of {tokens:,}" for tokens in (1000, 10_000, 50_000))
     return Table(
-        f"{options.replicas:,} replicas, {options.sessions:,} sessions, {asked:,} requests",
+        f"{shape}, {asked:,} requests of {results[0].prompt / asked:,.0f} tokens",
         ("way", "tokens from caches", "of the most", "busiest/mean", "µs a choice", "memory"),
         rows,
-        [f"{machine.describe()}."],
+        [f"To make the key of a prompt of ids: {keys}.", f"{machine.describe()}."],
     )
 
 
-def run(options: Options) -> list[Result]:
-    results = []
-    for way in (*WAYS, OURS):
-        began = time.monotonic()
-        results.append(Fleet(way, options).run())
-        print(f"fleet: {way}: {time.monotonic() - began:.0f} seconds", flush=True)
-    return results
+def _run_way(way: str, options: Options, weigh: int) -> Result:
+    router.LOAD_TOKENS = weigh
+    return Fleet(way, options).run()
+
+
+def run(options: Options, processes: int) -> list[Result]:
+    """Each way in a process of its own."""
+    ways = [(way, LOAD_TOKENS) for way in (*WAYS, OURS)]
+    ways += [(_name_weighed(weigh), weigh) for weigh in options.weighs]
+    with ProcessPoolExecutor(processes, max_tasks_per_child=1) as pool:
+        # The longest first.
+        made = {way: pool.submit(_run_way, way, options, weigh) for way, weigh in reversed(ways)}
+        return [made[way].result() for way, _ in ways]
 
 
 def cli() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.fleet", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="50 replicas and 8,000 sessions")
-    options = QUICK if parser.parse_args().quick else Options()
-    results = run(options)
-    keep("fleet", results, [table(results, options)])
+    parser.add_argument("--quick", action="store_true", help="50 replicas and few sessions")
+    parser.add_argument("--shape", choices=SHAPES, default="chat", help="what sessions are like")
+    parser.add_argument("--seed", type=int, default=0, help="other sessions of the same shape")
+    parser.add_argument("--weigh", default="", help="values of the router's LOAD_TOKENS to try, too")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    args = parser.parse_args()
+    weighs = tuple(int(each) for each in args.weigh.split(",") if each)
+    options = replace((QUICK if args.quick else FULL)[args.shape], seed=args.seed, weighs=weighs)
+    results = run(options, args.processes)
+    keep(f"fleet-{options.shape}", results, [table(results, options)])
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 from dragoman import logs
 from dragoman._version import __version__
 from dragoman.errors import DragomanError, SettingsError
+from dragoman.routing.key import HINT_HEADER
 from dragoman.settings import Settings
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ CLOSE_S = 5.0
 """What a collector gets for the last spans before the process goes."""
 MISSING = "`otel` needs packages that are not installed: pip install 'dragoman[otel]'."
 HEADERS = ("traceparent", "tracestate", "baggage")
+SESSION = HINT_HEADER.encode()
 
 
 class RequestTrace:
@@ -133,6 +135,8 @@ class RequestTrace:
 
 current: ContextVar[RequestTrace | None] = ContextVar("trace", default=None)
 """That of the request which is being served."""
+session: ContextVar[str] = ContextVar("session", default="")
+"""What the client calls the session that its request belongs to, in the header SESSION."""
 outgoing: ContextVar[Mapping[str, str] | None] = ContextVar("outgoing", default=None)
 """The headers by which somebody else's spans stand under ours, while somebody else is asked."""
 

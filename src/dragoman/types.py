@@ -1,7 +1,6 @@
 """The vocabulary: what an engine is asked, what it says, and what becomes of it.
 
-Structs rather than dataclasses: several are made per token, and they need no code of their own. The fold at
-the end is the one way from events to an answer.
+Structs rather than dataclasses: several are made per token. The fold at the end is the one way to an answer.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -197,6 +196,8 @@ class Job(Struct, frozen=True, kw_only=True):
     reuse_prefix: bool = True
     cache_salt: str = ""
     """Prefixes are shared only between jobs with the same salt."""
+    hints: tuple[str, ...] = ()
+    """Who had one of these last has its beginning: the id of its answer, then what the client says of it."""
     trace: Mapping[str, str] | None = None
     """Headers of the trace that it belongs to (W3C), for engines that ask others or have spans themselves."""
 
@@ -442,8 +443,8 @@ class Saying:
 
     def message(self, begun: str) -> "Message":
         """As it is sent back, behind what a client had begun to write."""
-        text = begun + "".join(self.texts)
-        return Message(role="assistant", content=text, tool_calls=tuple(self.made_calls))
+        texts, calls = "".join(self.texts), tuple(self.made_calls)
+        return Message(role="assistant", content=begun + texts, tool_calls=calls)
 
 
 class Fold:
@@ -473,8 +474,7 @@ class Fold:
 
 def fold(events: Iterable[Event]) -> Answer:
     """The answer that the events of one choice tell."""
-    folded = Fold()
-    folded.add(events)
+    (folded := Fold()).add(events)
     return folded.done()[0]
 
 

@@ -259,6 +259,7 @@ def turn_spec(
         cache_salt=fields.cache_salt or "",
         reuse_prefix=fields.cache_prompt is not False,
         token_ids=bool(fields.return_token_ids),
+        hints=(fields.prompt_cache_key or "",),
     )
 
 

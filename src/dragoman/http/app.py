@@ -30,7 +30,7 @@ from dragoman.http.routes.table import BOARD, METRICS, OPEN_PATHS, SOCKET, Api, 
 from dragoman.http.upkeep import StallWatch
 from dragoman.models import ModelPool
 from dragoman.settings import Settings
-from dragoman.tracing import Tracing, current, traced
+from dragoman.tracing import SESSION, Tracing, current, session, traced
 from dragoman.turns.tool_loop import ClientGone
 
 logger = logging.getLogger("dragoman.http")
@@ -114,10 +114,9 @@ class App:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = asyncio.get_running_loop().time()
-        host = self.host
-        limits = self.settings.limits
-        unknown = self.settings.unknown_fields
-        exchange = Exchange(scope, receive, send, limits, host.workers, host.bodies, host.replies, unknown)
+        host, settings = self.host, self.settings
+        rest = host.workers, host.bodies, host.replies, settings.unknown_fields
+        exchange = Exchange(scope, receive, send, settings.limits, *rest)
         exchange.fill = host.documents.fill
         if HEADER in exchange.headers or exchange.path.startswith(table.MESSAGES.path):
             exchange.also = lambda head: spell_head(head, time.time())
@@ -160,6 +159,7 @@ class App:
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
         headers = dict(scope["headers"])
+        session.set(headers.get(SESSION, b"").decode("latin-1"))
         try:
             self._guard.check(scope, headers)
             owner = self._keys.of(headers).sha256

@@ -38,6 +38,7 @@ from dragoman.http.key_file import ANYBODY
 from dragoman.http.query_string import QueryString as QueryString
 from dragoman.limits import Limits
 from dragoman.store import Record, StoredItem
+from dragoman.tracing import SESSION, session
 from dragoman.turns.queue import Aside, Workers
 from dragoman.turns.tool_loop import ClientGone
 
@@ -79,6 +80,7 @@ class Exchange:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        session.set(self.headers.get(SESSION, b"").decode("latin-1"))
         given = self.headers.get(b"x-request-id", b"")
         self.request_id = given.decode() if _SANE_ID.fullmatch(given) else f"req_{urandom(16).hex()}"
         self.status = 0

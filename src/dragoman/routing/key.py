@@ -70,8 +70,11 @@ def key_of_ids(
     media: Sequence[MediaSpan] = (),
     hints: Sequence[str] = (),
     owner: str = "",
+    source: str = "",
 ) -> RoutingKey:
-    """`salt` is what keeps equal prompts apart: whose cache it is, and which adapters compute it."""
+    """`salt` is what keeps equal prompts apart: whose cache it is, and which adapters compute it. `source` is
+    the id of what is answered here, a hint that the next request may have.
+    """
     data, unit = array("I", ids).tobytes(), BLOCK * 4
     seen = blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=8)
     chain, marks, at, shown = [], [], 0, list(media)
@@ -86,7 +89,9 @@ def key_of_ids(
             marks.append(chain[-1][1])
     if chain and (not marks or marks[-1] != chain[-1][1]):
         marks.append(chain[-1][1])
-    digests = tuple(digest_hint(hint, owner) for hint in hints)
+    digests = tuple(digest_hint(hint, owner) for hint in hints if hint)
+    if source:
+        marks.append(digest_hint(source, owner))
     seen.update(data[at * unit :])
     return RoutingKey(
         chain=tuple(chain),

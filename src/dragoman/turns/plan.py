@@ -347,6 +347,7 @@ class Planner:
                 priority=spec.priority,
                 reuse_prefix=spec.reuse_prefix,
                 cache_salt="" if "cache_salt" in self.card.refused else spec.salt,
+                hints=spec.hints,
             )
             for (asked, (text, prompt, *_, media)), in_reasoning in zip(both, begun, strict=True)
             for chat in [asked if isinstance(asked, Conversation) else None]
@@ -389,9 +390,8 @@ class Planner:
         return turn
 
     def _constraint(self, spec: TurnSpec, dialect: Dialect, in_reasoning: bool) -> JobConstraint | None:
-        if not spec.bounded:
-            return None
-        return self._constrainer.constraint(spec, dialect, in_reasoning=in_reasoning)
+        make = self._constrainer.constraint
+        return make(spec, dialect, in_reasoning=in_reasoning) if spec.bounded else None
 
     def _key(self, spec: TurnSpec, prompt: Prompt, text: str, salt: str, chain: bytes) -> bytes:
         """What the answer to a prompt is remembered by."""

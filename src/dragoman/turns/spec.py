@@ -59,7 +59,6 @@ class Wanted(Struct, frozen=True, kw_only=True):
     value: Any = None
     """The schema, the pattern, the choices or the grammar."""
     param: str
-    """The field that it came in."""
 
 
 class Calling(Struct, frozen=True, kw_only=True):
@@ -80,7 +79,6 @@ class Thinking(Struct, frozen=True, kw_only=True):
 
     tokens: int
     param: str
-    """The field that it came in."""
     soft: bool = False
     """An engine that cannot end reasoning is asked all the same: the template has been told."""
 
@@ -133,6 +131,8 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
     """The client wants the ids that were sampled."""
     owner: str = ""
     """Whose key it is, as a hash; empty where keys are off."""
+    hints: tuple[str, ...] = ()
+    """Where the client says that it belongs; once it is planned, behind the id of its answer."""
 
     @property
     def salt(self) -> str:

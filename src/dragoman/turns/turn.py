@@ -24,7 +24,7 @@ from dragoman.prompt.encode import replace_surrogates
 from dragoman.prompt.find import choose_dialect
 from dragoman.prompt.frames import choose_template
 from dragoman.settings import Settings
-from dragoman.tracing import current
+from dragoman.tracing import current, session
 from dragoman.turns.adapters import AdapterShelf
 from dragoman.turns.plan import Planner, TurnPlan
 from dragoman.turns.queue import EngineQueue, Ticket, Workers, behind
@@ -466,7 +466,7 @@ class ServedModel:
         """
         if self._keeps_logprobs and spec.sampling.logprobs is None:
             spec = replace(spec, sampling=replace(spec.sampling, logprobs=0))
-        spec = replace(spec, owner=owner) if owner else spec
+        spec = replace(spec, owner=owner or spec.owner, hints=(source, session.get(), *spec.hints))
         plan = await self.planned(spec, body_bytes)
         if not plan.unenforced and self.queue.meter is None:
             return self.made(Turn, plan, spec, source)

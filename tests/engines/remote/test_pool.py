@@ -11,7 +11,7 @@ from dragoman.client.problems import BrokenStream, Refused, Reply, Where
 from dragoman.engines.remote import RemoteEngine, RemoteOptions
 from dragoman.engines.remote.pool import FAILURES, Pool, Upstream
 from dragoman.engines.scripted import END_ID, ByteTokenizer, Script, ScriptedEngine, say
-from dragoman.errors import EngineFailed, Unavailable
+from dragoman.errors import EngineFailed, Overloaded, Unavailable
 from dragoman.http.server import background
 from dragoman.routing import key_of_ids
 from dragoman.settings import Settings
@@ -237,3 +237,48 @@ def test_no_upstream_is_not_ready() -> None:
                 await engine.check()
 
         run([url], work, QUICK)
+
+
+# Pauses that they ask for.
+
+
+def busy(status: int, seconds: float) -> Refused:
+    return Refused(Where("POST", status), None, Reply(status=status, retry_after=seconds))
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_one_that_asks_for_a_pause_has_it(status: int) -> None:
+    async def main() -> None:
+        many = pool(2)
+        [first, second] = many.upstreams
+        for _ in range(2 * FAILURES):
+            first.failed(busy(status, 30))
+        assert first.alive
+        assert first.describe()["status"] == "resting"
+        assert {pick(many, [number] * 64).url for number in range(8)} == {second.url}
+
+    asyncio.run(main())
+
+
+def test_a_pause_ends() -> None:
+    async def main() -> None:
+        many = pool(2)
+        [first, second] = many.upstreams
+        first.failed(busy(429, 0.05))
+        assert pick(many) is second
+        assert await becomes(lambda: first.describe()["status"] == "ready")
+        assert await becomes(lambda: pick(many) is first)
+
+    asyncio.run(main())
+
+
+def test_where_all_want_a_pause_clients_are_told_how_long() -> None:
+    async def main() -> None:
+        many = pool(2)
+        for upstream, seconds in zip(many.upstreams, (30, 600), strict=True):
+            upstream.failed(busy(429, seconds))
+        with pytest.raises(Overloaded) as caught:
+            pick(many)
+        assert caught.value.retry_after == 30
+
+    asyncio.run(main())

@@ -209,7 +209,8 @@ def failing(status_of: Callable[[Job], Exception]) -> ScriptedEngine:
     [
         (BadRequest("Not that.", param="top_k", code="c"), BadRequest, 1),
         (ContextOverflow("Too long.", param="prompt"), ContextOverflow, 1),
-        (Overloaded("Too many."), Overloaded, 2),
+        # It says when it wants to be asked again.
+        (Overloaded("Too many."), Overloaded, 1),
         (EngineFailed("It broke."), EngineFailed, 2),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from dragoman.engines.remote import RemoteEngine, RemoteOptions
+from dragoman.engines.remote.pool import MISSES
 from dragoman.engines.scripted import CHATML, END_ID, ByteTokenizer, Script, ScriptedEngine, say
 from dragoman.errors import DragomanError, Unavailable
 from dragoman.http.server import background
@@ -81,6 +82,19 @@ class Mortal:
         return cut is None
 
 
+class Hanging(Mortal):
+    """Who cuts an answer short says nothing more, to nobody; its connections stay open."""
+
+    hung = 0
+    """The port of that one."""
+
+    def _answer(self, path: bytes, body: bytes, writer: asyncio.StreamWriter) -> bool:
+        here = writer.get_extra_info("sockname")[1]
+        if here != self.hung and not super()._answer(path, body, writer):
+            self.hung = here
+        return True
+
+
 def _http(parts: list[str], kind: str = "text/event-stream", status: str = "200 OK") -> bytes:
     chunks = b"".join(b"%x\r\n%s\r\n" % (len(part.encode()), part.encode()) for part in parts)
     head = f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -119,6 +133,25 @@ def test_ids_are_neither_lost_nor_doubled_wherever_it_dies() -> None:
                 assert [step.finish for step in steps if step.finish] == ["stop"], cut
                 assert len(mortal.prompts) <= 2
                 heal(engine)
+
+    asyncio.run(main())
+
+
+def test_an_answer_goes_on_elsewhere_where_its_server_hangs() -> None:
+    async def main() -> None:
+        hanging = Hanging(ids=True)
+        hanging.cut = len(hanging.reply(PROMPT)) // 2
+        async with two_of(hanging) as engine:
+            asking = asyncio.create_task(steps_of(engine, job_of(PROMPT)))
+            assert await becomes(lambda: hanging.hung > 0)
+            [stuck] = [one for one in engine.upstreams if one.url.endswith(f":{hanging.hung}")]
+            for line in stuck.lines.busy:
+                line.heard -= 60
+            # Looks at it go unanswered, as they would.
+            for _ in range(MISSES):
+                stuck.missed()
+            assert ids_of(await asking) == SAID
+            assert len(hanging.prompts) == 2
 
     asyncio.run(main())
 

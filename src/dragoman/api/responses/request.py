@@ -272,7 +272,8 @@ def spec(
         places=tuple(f"{place}.parameters" for place in offer.places),
     )
     made = turn_spec(request, (told,), _sampling(request), 1, reading, calls, thinking(request))
-    return replace(made, between_thoughts=BETWEEN_THOUGHTS)
+    hints = request.conversation_id or "", *made.hints, request.previous_response_id or ""
+    return replace(made, between_thoughts=BETWEEN_THOUGHTS, hints=hints)
 
 
 def for_summary(request: ResponseRequest) -> ResponseRequest:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -83,10 +84,12 @@ def error_of(error: ClientError) -> DragomanError:
         # vLLM repeats the status as the code.
         code = None if error.code is None or error.code.isdigit() else error.code
         return BadRequest(said, param=_part(error), code=code)
+    after = error.reply.retry_after if isinstance(error, Refused) else None
+    wait = None if after is None else max(ceil(min(after, 3600.0)), 1)
     if status == 429 or error.kind == Overloaded.type:
-        return Overloaded(error.said or "The upstream is busy; try again soon.")
+        return Overloaded(error.said or "The upstream is busy; try again soon.", retry_after=wait)
     if isinstance(error, CannotConnect | TimedOut) or status in _BUSY or error.code == Unavailable.code:
-        return Unavailable("The upstream does not answer; try again soon.")
+        return Unavailable("The upstream does not answer; try again soon.", retry_after=wait)
     if status in (401, 403):
         return EngineFailed("The upstream does not take the key that this server has for it.")
     return EngineFailed("The upstream failed; the server's log says more.")
@@ -284,7 +287,8 @@ class RemoteRun:
         self._job = job
         self._index = index
         self._sink = sink
-        self._key = key_of_ids(job.prompt, f"{job.adapters}{job.cache_salt}", job.media)
+        salt, (source, *hints) = f"{job.adapters}{job.cache_salt}", job.hints or ("",)
+        self._key = key_of_ids(job.prompt, salt, job.media, hints, job.owner, source)
         self._ids: list[int] = []
         self._texts: list[str] = []
         self._tried: list[Upstream] = []
@@ -293,11 +297,12 @@ class RemoteRun:
         self._call: StreamCall | None = None
         self._pause: asyncio.TimerHandle | None = None
 
-    def begin(self) -> None:
+    def begin(self, before: DragomanError | None = None) -> None:
+        """`before` is what went wrong the last time: if nobody takes it now, clients are told that."""
         try:
             upstream = self._pool.pick(self._key, self._tried)
-        except Unavailable as error:
-            self._fail(error)
+        except (Unavailable, Overloaded) as error:
+            self._fail(before or error)
             return
         pause = _PAUSE_S * len(self._tried) if upstream in self._tried else 0.0
         self._tried.append(upstream)
@@ -378,7 +383,7 @@ class RemoteRun:
             self._fail(error)
         else:
             self._resumed = begun
-            self.begin()
+            self.begin(error)
 
     def _finish_from(self, held: list[int]) -> bool:
         """Whether what has come is the whole answer, though nobody has said so."""

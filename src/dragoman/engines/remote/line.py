@@ -7,6 +7,7 @@ next.
 """
 
 import asyncio
+import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from ssl import SSLContext
@@ -210,6 +211,15 @@ def _write_request(setup: Setup, request: Request) -> bytes:
 _REST_S = 1.0
 """For the end of a reply whose last event has come."""
 MOST_IDLE = 64
+_KEEP_ASKING = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    *(
+        (socket.IPPROTO_TCP, getattr(socket, name), value)
+        for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+        if hasattr(socket, name)
+    ),
+)
+"""After 15 seconds without a byte, each 5 seconds; three questions without an answer are the end."""
 MOST_HEAD = 64 * 1024
 
 
@@ -239,8 +249,10 @@ class Line(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def check(self, now: float, silence: float) -> None:
-        if self.call is not None and now - self.heard > (_REST_S if self.call.over else silence):
+    def check(self, silence: float) -> None:
+        if self.call is not None and self._loop.time() - self.heard > (
+            _REST_S if self.call.over else silence
+        ):
             self.call.time_out()
             self.hang_up()
 
@@ -249,6 +261,11 @@ class Line(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Not by isinstance: those of uvloop are of no class of asyncio's.
         self._transport = cast("asyncio.Transport", transport)
+        used = transport.get_extra_info("socket")
+        if used is not None and used.family != socket.AF_UNIX:
+            # A path that is gone says nothing: neither would a server at work, so the kernel has to ask.
+            for level, option, value in _KEEP_ASKING:
+                used.setsockopt(level, option, value)
 
     def data_received(self, data: bytes) -> None:
         self.heard = self._loop.time()
@@ -383,11 +400,14 @@ class Lines:
         pause = min(_REST_S, self._silence_s / 4)
         self._sweep = asyncio.get_running_loop().call_later(pause, self._look)
 
+    def give_up(self, silence_s: float) -> None:
+        """What has been silent for so long ends as if the connection were gone."""
+        for line in [*self.busy]:
+            line.check(silence_s)
+
     def _look(self) -> None:
         """One timer for all that is silent, rather than one for each piece that comes."""
-        now = asyncio.get_running_loop().time()
-        for line in [*self.busy]:
-            line.check(now, self._silence_s)
+        self.give_up(self._silence_s)
         self._sweep = None
         if self.busy or self._opening:
             self._arm()

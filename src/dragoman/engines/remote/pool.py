@@ -3,6 +3,8 @@
 import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from math import ceil
+from time import monotonic
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
@@ -12,7 +14,7 @@ from dragoman.client import AsyncClient, CannotConnect, ClientError, Refused, Ti
 from dragoman.engines.protocol import UNSUPPORTABLE, TextTokenizer, Tokenizer
 from dragoman.engines.remote.chat import find_modalities
 from dragoman.engines.remote.line import Lines
-from dragoman.errors import SettingsError, Unavailable
+from dragoman.errors import Overloaded, SettingsError, Unavailable
 from dragoman.media import MediaKind
 from dragoman.routing import Router, RoutingKey
 from dragoman.types import SourceForm
@@ -176,6 +178,8 @@ MISSES = 2
 FAILURES = 3
 """Answers in a row that it may fail to bring, before it is left out."""
 LONGEST_PAUSE_S = 60.0
+_TICK_S = 0.01
+"""By which a timer comes later than it was set to, so that the clock agrees."""
 
 
 class Upstream:
@@ -196,6 +200,8 @@ class Upstream:
         """In a row."""
         self._out = 0
         """How often it was left out for its failures since it last brought an answer."""
+        self._rests_until = 0.0
+        """It has asked for a pause."""
         router.add(self.url)
         router.drain(self.url)
 
@@ -226,12 +232,28 @@ class Upstream:
         elif ready != self.ready:
             logger.info("The upstream %s %s", self.url, "is ready" if ready else "takes no new work")
         self.alive, self.ready, self._missed = True, ready, 0
-        self._router.drain(self.url, not ready)
+        self._settle()
 
     def missed(self) -> None:
         self._missed += 1
         if not self.alive or self._missed >= MISSES:
             self.lost("It does not answer in time.")
+            # It may hang, with all connections open: nobody waits for it but where it still speaks.
+            self.lines.give_up(self._options.connect_s)
+
+    @property
+    def rests_s(self) -> float:
+        """How long it still wants nothing new."""
+        return max(self._rests_until - monotonic(), 0.0)
+
+    def _rest(self, seconds: float) -> None:
+        seconds = min(seconds, LONGEST_PAUSE_S)
+        self._rests_until = max(self._rests_until, monotonic() + seconds)
+        self._settle()
+        asyncio.get_running_loop().call_later(seconds + _TICK_S, self._settle)
+
+    def _settle(self) -> None:
+        self._router.drain(self.url, not (self.alive and self.ready and not self.rests_s))
 
     def succeeded(self) -> None:
         self._failures = self._out = 0
@@ -242,8 +264,12 @@ class Upstream:
             self.lost(problem)
             return
         logger.warning("The upstream %s failed: %s", self.url, problem)
-        if isinstance(problem, Refused) and problem.where.status == 429:
-            return
+        if isinstance(problem, Refused) and problem.where.status in (429, 503):
+            if problem.reply.retry_after:
+                self._rest(problem.reply.retry_after)
+                return
+            if problem.where.status == 429:
+                return
         self._failures += 1
         if self._failures >= FAILURES:
             self._failures, self._out = 0, self._out + 1
@@ -255,10 +281,11 @@ class Upstream:
         self.alive, self.why = False, str(why)
         # Whoever comes back there has nothing of what was computed.
         self._router.restart(self.url)
-        self._router.drain(self.url)
+        self._settle()
 
     def describe(self) -> dict[str, Any]:
-        state = "out" if not self.alive else "ready" if self.ready else "draining"
+        state = "out" if not self.alive else "draining" if not self.ready else "ready"
+        state = "resting" if state == "ready" and self.rests_s else state
         return {"url": hide_password(self.url), "status": state, "running": self.running}
 
 
@@ -280,10 +307,14 @@ class Pool:
     def pick(self, key: RoutingKey, tried: Collection[Upstream] = ()) -> Upstream:
         """Those that were tried come last."""
         ranked = self.router.rank(key, [upstream.url for upstream in tried])
-        for name in (*ranked, *self._by_url):
-            if self._by_url[name].alive:
-                return self._by_url[name]
-        raise Unavailable("None of the upstreams answers; try again soon.")
+        living = [self._by_url[name] for name in (*ranked, *self._by_url) if self._by_url[name].alive]
+        if not living:
+            raise Unavailable("None of the upstreams answers; try again soon.")
+        awake = next((upstream for upstream in living if not upstream.rests_s), None)
+        if awake is None:
+            soonest = ceil(min(upstream.rests_s for upstream in living))
+            raise Overloaded("All upstreams are busy; try again soon.", retry_after=soonest)
+        return awake
 
     async def look_at_all(self) -> None:
         await asyncio.gather(*(self._look(upstream) for upstream in self.upstreams))
