@@ -27,7 +27,8 @@ _FLASH_WHERE_POSSIBLE, _FLASH_OFF = -1, 0
 _KV_TYPES = {"auto": 1, "int8": 8, "bf16": 30}
 # Rows of logits beyond one per slot, for prompts whose log probabilities are wanted.
 _EXTRA_OUTPUTS = 64
-_EMBED_ROWS = 128
+# Answers wait for a piece of an embedding. Always as many, because how a text is cut changes last bits.
+_EMBED_ROWS = 32
 # Saving and reading back costs more per token than copying a slot's memory, which is always done whole.
 _WHOLE_IS_CHEAPER = 4
 # Bytes that may be moved to bring sequences together; more would stall the others for too long.

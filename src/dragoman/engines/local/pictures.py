@@ -49,7 +49,7 @@ PLACES = 4096
 """Files of which is known what stands for them in a prompt."""
 DECODED = 64 << 20
 """Bytes of pictures that were decoded to be measured, and will be encoded soon."""
-_PAUSE_S, _PART = 0.06, 0.8
+_PAUSE_S, _PART = 0.06, 0.85
 STOP_S = 10.0
 PLACEHOLDER = 0
 """An id for rows that have none. Nobody computes with it."""

@@ -345,8 +345,8 @@ class Scheduler:
         rows = self._batch if alone else self._chunk
         if any(one.decoding for one in self._running):
             # Also those with other adapters, whose turn is another one.
-            pause = self._pause if self._pictures is None else min(self._pause, self._pictures.pause)
-            rows = int(min(self._chunk, self._pace.rows(sum(one.decoding for one in mine), encoding, pause)))
+            answers, most = sum(one.decoding for one in mine), self._longest
+            rows = int(min(self._chunk, self._pace.rows(answers, encoding, self._pause, most)))
         sizes = share_out(reading, rows, self._runner.max_outputs - self._runner.slots)
         if self._runner.equal_pieces:
             sizes = level_apart(sizes)
@@ -354,6 +354,11 @@ class Scheduler:
         pieces = self._with_room(pieces)
         self._guesser.add_to(pieces)
         return Plan(pieces)
+
+    @property
+    def _longest(self) -> float:
+        """Seconds for which answers may stand still, whatever the pace."""
+        return math.inf if self._pictures is None else self._pictures.pause
 
     def _with_room(self, pieces: list[StepPiece]) -> list[StepPiece]:
         """The pieces for which there is memory. Who came last steps back for those before."""

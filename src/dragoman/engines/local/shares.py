@@ -263,10 +263,13 @@ class Pace:
         self._usual = StepTime()
         self._slowed: StepTime | None = None
 
-    def rows(self, answers: int, encoding: bool, pause: float) -> float:
-        """Rows that a step may read beside so many answers, at least one."""
+    def rows(self, answers: int, encoding: bool, pause: float, most: float = math.inf) -> float:
+        """Rows that a step may read beside so many answers, at least one.
+
+        It may take `pause` seconds, or longer where it takes long by itself, but no more than `most`.
+        """
         known = self._known(encoding)
-        own, limit = known.of(answers, 0), max(pause, _LONGER * self._usual.of(answers, 0))
+        own, limit = known.of(answers, 0), min(most, max(pause, _LONGER * self._usual.of(answers, 0)))
         return max(1.0, max(limit - own, _LEAST * own) / known.row) if known.row else math.inf
 
     def took(self, answers: int, read: int, encoding: bool, seconds: float) -> None:
