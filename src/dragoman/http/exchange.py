@@ -33,7 +33,8 @@ from dragoman.errors import (
     UnsupportedMedia,
 )
 from dragoman.http.admission import Budget, Holding, Replies, Visit
-from dragoman.http.connection.uvicorn_parts import has_left, together
+from dragoman.http.connection.limiter import CountedConnection
+from dragoman.http.connection.uvicorn_parts import has_left, listens, together
 from dragoman.http.key_file import ANYBODY
 from dragoman.http.query_string import QueryString as QueryString
 from dragoman.limits import Limits
@@ -53,6 +54,8 @@ TOLD_FACTS = frozenset({"ignored", "unenforced", "broken", "overridden"})
 other than that, and what was not for the request to say."""
 
 
+Later: TypeAlias = Callable[[Callable[[], None]], None]
+"""Calls what it is given, in a while."""
 Fill: TypeAlias = Callable[[str, bytes, Aside], Coroutine[Any, Any, bytes]]
 """Of a body of an owner's."""
 
@@ -240,6 +243,20 @@ class Exchange:
         if int(length) > most:
             raise BodyTooLarge(f"The body is larger than {most} bytes.")
 
+    def when_gone(self, call: Callable[[], None]) -> Callable[[], object]:
+        """Has it called when the client has closed the connection, until what is returned is called.
+
+        Only after the body was read.
+        """
+        connection: CountedConnection | None = self.scope.get("dragoman.connection")
+        if connection is not None and listens(self.send):
+            return connection.watch(call)
+        return asyncio.create_task(self._tell_gone(call)).cancel
+
+    async def _tell_gone(self, call: Callable[[], None]) -> None:
+        await self.gone()
+        call()
+
     async def gone(self) -> None:
         """Returns when the client has closed the connection. Only after the body was read."""
         while (await self.receive())["type"] != "http.disconnect":
@@ -313,8 +330,11 @@ class Exchange:
         held.be(size, checked=checked and self._changes_nothing)
         return held
 
-    async def start_stream(self, first: bytes, media: bytes = SSE) -> None:
-        """Headers and the first bytes leave at once: the client sees that it was heard."""
+    async def start_stream(self, first: bytes, media: bytes = SSE, later: Later | None = None) -> None:
+        """Headers and the first bytes leave at once: the client sees that it was heard.
+
+        With `later` they may wait for what comes next, until what that is given is called.
+        """
         if self._streaming:
             # It has begun: it was said what is waited for.
             await self.write(first)
@@ -325,7 +345,7 @@ class Exchange:
             b"cache-control": b"no-cache",
             b"x-accel-buffering": b"no",
         }
-        with together(self.send):
+        with together(self.send, later):
             await self._start(200, headers)
             await self._send_body(first[:PIECE_BYTES], more=True)
         await self._in_pieces([first], PIECE_BYTES)

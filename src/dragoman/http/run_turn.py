@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 MUCH = 1024 * 1024
 """Bytes that are not written in one go."""
+OPENING_S = 0.1
+"""So long at most the head of a stream waits for its first words, with which it leaves in one go."""
 
 
 class Pump:
@@ -41,6 +43,18 @@ class Pump:
 
     def __init__(self) -> None:
         self._marked: list[TurnStream] = []
+        self._later: list[Callable[[], None]] = []
+
+    def call_later(self, call: Callable[[], None]) -> None:
+        """What has begun a stream need not be sent alone where the first words come soon."""
+        if not self._later:
+            asyncio.get_running_loop().call_later(OPENING_S, self._call_all)
+        self._later.append(call)
+
+    def _call_all(self) -> None:
+        calls, self._later = self._later, []
+        for call in calls:
+            call()
 
     def mark(self, stream: "TurnStream") -> None:
         if not self._marked:
@@ -191,7 +205,8 @@ class Sse:
             await self._exchange.write(*([data] if isinstance(data, bytes) else data))
         else:
             self._started = True
-            await self._exchange.start_stream(data if isinstance(data, bytes) else b"".join(data))
+            first = data if isinstance(data, bytes) else b"".join(data)
+            await self._exchange.start_stream(first, later=self._pump.call_later)
 
     async def run(self, turn: Turn, speaker: Speaker) -> None:
         async with turn:
@@ -243,16 +258,15 @@ async def plan(host: "ModelHost", exchange: Exchange, spec: TurnSpec, body_bytes
 async def watch_client(exchange: Exchange, turn: Turn) -> AsyncIterator[None]:
     """Inside, the turn runs; it is closed when the client leaves, and on every way out."""
     async with turn:
-        watcher = asyncio.create_task(_close_when_gone(exchange, turn))
+        forget = exchange.when_gone(partial(_close_left, exchange, turn))
         try:
             yield
         finally:
-            watcher.cancel()
+            forget()
             note_turn(exchange.facts, turn)
 
 
-async def _close_when_gone(exchange: Exchange, turn: Turn) -> None:
-    await exchange.gone()
+def _close_left(exchange: Exchange, turn: Turn) -> None:
     exchange.facts["finish"] = "disconnect"
     turn.close()
 
@@ -305,7 +319,8 @@ async def stream(
     async with watch_client(exchange, turn):
         # While it waits in the queue, what goes wrong can still be told by the status.
         await turn.begun(most=keep_alive)
-        await exchange.start_stream(await exchange.made(opening_bytes, opening), media)
+        first = await exchange.made(opening_bytes, opening)
+        await exchange.start_stream(first, media, pump.call_later)
         written = TurnStream(
             turn, writer.write, lambda: writer.idle, exchange.send, pump, keep_alive, holds_last=True
         )

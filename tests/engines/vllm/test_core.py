@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dragoman.engines.vllm.core import Core
+from dragoman.engines.vllm.core import MOST_UNSENT, Core
 from dragoman.engines.vllm.outputs import CoreContinuation, error_of
 from dragoman.errors import DragomanError, EngineFailed
 from dragoman.types import Job, Sampling, Sink, Step
@@ -39,7 +39,7 @@ class Client:
         self.sent: list[tuple[str, Any]] = []
         self.outputs: asyncio.Queue[Any] = asyncio.Queue()
         self.outputs_queue: asyncio.Queue[Any] | None = None
-        self.refuses = False
+        self.refused: str | None = None
 
     def say(self, *outputs: Any) -> None:
         self.outputs.put_nowait(SimpleNamespace(outputs=outputs, weight_version="default"))
@@ -51,7 +51,7 @@ class Client:
         return said
 
     async def add_request_async(self, request: Any) -> None:
-        if self.refuses:
+        if request.request_id == self.refused:
             raise RuntimeError("no")
         self.sent.append(("add", request.request_id))
 
@@ -91,6 +91,7 @@ def test_a_cancelled_job_hears_no_more_and_its_abort_comes_after_it() -> None:
     async def run(core: Core, client: Client) -> None:
         steps: list[Step] = []
         add(core, "a", steps.append)
+        await settled()
         core.abort(["a"])
         core.abort(["a"])
         client.say(output("a"))
@@ -101,9 +102,47 @@ def test_a_cancelled_job_hears_no_more_and_its_abort_comes_after_it() -> None:
     with_core(run)
 
 
+def test_a_job_that_is_cancelled_at_once_is_not_sent() -> None:
+    async def run(core: Core, client: Client) -> None:
+        add(core, "a", lambda step: None)
+        add(core, "b", lambda step: None)
+        core.abort(["a"])
+        await settled()
+        assert client.sent == [("add", "b")]
+
+    with_core(run)
+
+
+def test_jobs_that_come_together_are_sent_in_their_order() -> None:
+    async def run(core: Core, client: Client) -> None:
+        ids = [str(number) for number in range(MOST_UNSENT + 3)]
+        for id in ids:
+            add(core, id, lambda step: None)
+        # Of many, some are sent before the last has come.
+        assert len(client.sent) == MOST_UNSENT
+        await settled()
+        assert client.sent == [("add", id) for id in ids]
+
+    with_core(run)
+
+
+def test_a_job_that_cannot_be_sent_costs_the_others_nothing() -> None:
+    async def run(core: Core, client: Client) -> None:
+        steps: list[Step] = []
+        client.refused = "a"
+        add(core, "a", steps.append)
+        add(core, "b", steps.append)
+        await settled()
+        assert [step.finish for step in steps] == ["error"]
+        assert client.sent == [("add", "b")]
+
+    with_core(run)
+
+
 def test_a_job_that_is_over_is_not_aborted() -> None:
     async def run(core: Core, client: Client) -> None:
         add(core, "a", lambda step: None)
+        await settled()
         client.say(output("a", finish_reason="length"))
         await settled()
         core.abort(["a"])
@@ -122,6 +161,7 @@ def test_a_sink_that_raises_costs_only_its_own_job() -> None:
 
         add(core, "a", broken)
         add(core, "b", steps.append)
+        await settled()
         client.say(output("a"), output("b"))
         client.say(output("a"), output("b"))
         await settled()
@@ -152,6 +192,7 @@ def test_an_output_that_cannot_be_read_ends_its_own_job_only() -> None:
         ends: dict[str, list[str | None]] = {"a": [], "b": []}
         add(core, "a", lambda step: ends["a"].append(step.finish))
         add(core, "b", lambda step: ends["b"].append(step.finish))
+        await settled()
         client.say(output("a", new_logprobs="?"), output("b"))
         await settled()
         assert ends == {"a": ["error"], "b": [None]}
@@ -173,17 +214,6 @@ def test_the_death_of_the_core_ends_every_job_and_every_question() -> None:
         assert [(step.finish, type(step.error)) for step in steps] == [("error", EngineFailed)] * 2
         with pytest.raises(EngineFailed):
             add(core, "c", steps.append)
-
-    with_core(run)
-
-
-def test_a_job_that_cannot_be_sent_ends_with_an_error() -> None:
-    async def run(core: Core, client: Client) -> None:
-        steps: list[Step] = []
-        client.refuses = True
-        add(core, "a", steps.append)
-        await settled()
-        assert [step.finish for step in steps] == ["error"]
 
     with_core(run)
 

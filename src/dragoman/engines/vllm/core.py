@@ -22,14 +22,20 @@ from dragoman.types import FinishReason, Step
 
 
 Take: TypeAlias = Callable[[Sequence[Any]], None]
+MOST_DELAY_S = 0.01
+"""So long at most what the core says waits for requests that come at the same time."""
+MOST_UNSENT = 8
+"""Requests that wait to be sent together. Each time that the core is woken costs more than a request does."""
 
 
-def reader(client: Any, take: Take) -> Callable[[], Coroutine[Any, Any, None]]:
+def reader(client: Any, take: Take, crowded: Callable[[], bool]) -> Callable[[], Coroutine[Any, Any, None]]:
     """What hands all that has come to `take`, again and again, until the core is dead: then it raises.
 
-    From this call on, even if it does not run yet, the client does not read by itself.
+    `crowded` says whether requests have come since it was last asked: they go first. From this call on, even
+    if it does not run yet, the client does not read by itself.
     """
-    return _SocketReader(client, take).run if _is_plain(client) else partial(_read_queue, client, take)
+    plain = _is_plain(client)
+    return _SocketReader(client, take, crowded).run if plain else partial(_read_queue, client, take)
 
 
 def _is_plain(client: Any) -> bool:
@@ -56,9 +62,12 @@ async def _read_queue(client: Any, take: Take) -> None:
 
 
 class _SocketReader:
-    def __init__(self, client: Any, take: Take) -> None:
+    def __init__(self, client: Any, take: Take, crowded: Callable[[], bool]) -> None:
         import zmq
 
+        self._crowded = crowded
+        self._latest = 0.0
+        """When that is read at the latest which waits now; 0: nothing does."""
         self._resources = client.resources
         self._decode = client.decoder.decode
         self._asked: dict[int, asyncio.Future[Any]] = client.utility_results
@@ -73,13 +82,26 @@ class _SocketReader:
 
     async def run(self) -> None:
         loop, number = asyncio.get_running_loop(), self._socket.FD
-        # After what the loop has to do already: in a burst, that is to send the core more requests.
-        loop.add_reader(number, loop.call_soon, self._readable)
+        loop.add_reader(number, self._came)
         try:
             self._readable()
             await self._ended
         finally:
             loop.remove_reader(number)
+
+    def _came(self) -> None:
+        """Again in every turn of the loop, until it is read.
+
+        While many requests come at once the core has those first: it computes them together, and what it
+        says of them is written together.
+        """
+        if self._crowded():
+            now = asyncio.get_running_loop().time()
+            self._latest = self._latest or now + MOST_DELAY_S
+            if now < self._latest:
+                return
+        self._latest = 0.0
+        self._readable()
 
     def _readable(self) -> None:
         """The socket tells of a change only once: all that is there must be read."""
@@ -151,6 +173,10 @@ class Core:
         self._takers: dict[str, Taker] = {}
         self._reader: asyncio.Task[None] | None = None
         self._sending: set[asyncio.Task[None]] = set()
+        self._unsent: list[Any] = []
+        """Requests of this turn of the event loop."""
+        self._came_lately = False
+        """Whether requests have come since somebody asked."""
         self.failure: DragomanError | None = None
         """Why it takes no more work; None while it lives."""
         self.kv_usage: float | None = None
@@ -160,18 +186,24 @@ class Core:
         if self.failure is not None:
             raise self.failure.with_traceback(None)
         if self._reader is None:
-            read = reader(self._client, self._hand_out)
+            read = reader(self._client, self._hand_out, self._crowded)
             self._reader = asyncio.get_running_loop().create_task(self._read(read))
 
     def add(self, requests: Sequence[Any], takers: Sequence[Taker]) -> None:
         self.start()
         for request, taker in zip(requests, takers, strict=True):
             self._takers[request.request_id] = taker
-        self._send(self._add(requests))
+        self._came_lately = True
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._send_all)
+        self._unsent += requests
+        if len(self._unsent) >= MOST_UNSENT:
+            self._send_all()
 
     def abort(self, ids: Sequence[str]) -> None:
         """Their takers hear no more; vLLM is rid of them before its next step."""
-        known = [id for id in ids if self._takers.pop(id, None) is not None]
+        unsent = {request.request_id for request in self._unsent}
+        known = [id for id in ids if self._takers.pop(id, None) is not None and id not in unsent]
         if known and self.failure is None:
             self._send(self._client.abort_requests_async(known))
 
@@ -244,16 +276,28 @@ class Core:
         if step is not None:
             steps[id] = (taker, join_outputs(steps[id][1], step) if id in steps else step)
 
+    def _crowded(self) -> bool:
+        crowded, self._came_lately = self._came_lately, False
+        return crowded
+
+    def _send_all(self) -> None:
+        if self._unsent:
+            requests, self._unsent = self._unsent, []
+            self._send(self._add(requests))
+
     async def _add(self, requests: Sequence[Any]) -> None:
+        for request in requests:
+            if request.request_id in self._takers:
+                # Else it was cancelled meanwhile.
+                await self._add_one(request)
+
+    async def _add_one(self, request: Any) -> None:
         try:
-            for request in requests:
-                await self._client.add_request_async(request)
+            await self._client.add_request_async(request)
         except Exception as error:
-            told = error_of(error)
-            for request in requests:
-                taker = self._takers.pop(request.request_id, None)
-                if taker is not None:
-                    taker.end("error", told)
+            taker = self._takers.pop(request.request_id, None)
+            if taker is not None:
+                taker.end("error", error_of(error))
 
     def _send(self, message: Coroutine[Any, Any, None]) -> None:
         """At once, as long as the socket takes it, and in order: an abort never overtakes its request."""

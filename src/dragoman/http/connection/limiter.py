@@ -7,9 +7,11 @@ which has rested longest of the key that has most. Of several keys none has more
 of what a key has may be WebSockets, which never rest.
 """
 
+import asyncio
 import resource
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from functools import partial
 
 from dragoman.errors import Overloaded
 
@@ -70,6 +72,15 @@ class CountedConnection:
         self._owner: str | None = None
         self._is_socket = False
         self._left = False
+        self._watching: dict[object, Callable[[], None]] = {}
+
+    def watch(self, call: Callable[[], None]) -> Callable[[], object]:
+        """Has it called when the connection is over, unless what is returned is called before."""
+        watcher = object()
+        self._watching[watcher] = call
+        if self._left:
+            self._tell()
+        return partial(self._watching.pop, watcher, None)
 
     def show(self, owner: str) -> None:
         """Its client has shown a key. Raises if that has too many."""
@@ -107,6 +118,17 @@ class CountedConnection:
         if not self._left:
             self._forget()
             self._left = True
+            self._tell()
+
+    def _tell(self) -> None:
+        """Not at once: whoever is called may be in the midst of something."""
+        if self._watching:
+            asyncio.get_running_loop().call_soon(self._tell_all)
+
+    def _tell_all(self) -> None:
+        while self._watching:
+            _, call = self._watching.popitem()
+            call()
 
     def give_way(self) -> None:
         self.leave()

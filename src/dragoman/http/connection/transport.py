@@ -39,6 +39,14 @@ class PatientTransport(asyncio.Transport):
         self._held = []
         self.write = self._held.append  # type: ignore[method-assign, assignment]
 
+    def wait_for_more(self) -> None:
+        """What is held leaves with what is written next, or by `release`."""
+        self.write = self._write_on  # type: ignore[method-assign]
+
+    def _write_on(self, data: bytes | bytearray | memoryview) -> None:
+        self._held.append(data)
+        self.release()
+
     def release(self) -> None:
         held, self._held = self._held, []
         self.write = self._inner.write  # type: ignore[method-assign]

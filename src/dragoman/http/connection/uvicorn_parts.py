@@ -27,6 +27,7 @@ __all__ = [
     "Server",
     "ServerState",
     "has_left",
+    "listens",
     "pass_on",
     "short_cut",
     "together",
@@ -65,12 +66,12 @@ def short_cut(send: object) -> ShortCut | None:
     cycle = getattr(send, "__self__", None)
     if not isinstance(cycle, RequestResponseCycle) or not cycle.chunked_encoding:
         return None
-    flow, write = cycle.flow, cycle.transport.write
+    flow, transport = cycle.flow, cycle.transport
 
     def written(data: bytes) -> bool:
         if flow.write_paused or cycle.disconnected or cycle.response_complete:
             return False
-        write(b"%x\r\n%b\r\n" % (len(data), data))
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
 
     return written
@@ -82,9 +83,22 @@ def has_left(send: object) -> bool:
     return isinstance(cycle, RequestResponseCycle) and cycle.disconnected
 
 
+def listens(send: object) -> bool:
+    """Whether it is told when the client leaves, from now on: where the server is uvicorn's."""
+    cycle = getattr(send, "__self__", None)
+    if not isinstance(cycle, RequestResponseCycle):
+        return False
+    # A long body may have stopped it.
+    cycle.flow.resume_reading()
+    return True
+
+
 @contextmanager
-def together(send: object) -> Iterator[None]:
-    """What is sent inside leaves in one go, where that can be: the head of a reply and its first bytes."""
+def together(send: object, later: Callable[[Callable[[], None]], None] | None = None) -> Iterator[None]:
+    """What is sent inside leaves in one go, where that can be: the head of a reply and its first bytes.
+
+    With `later` it leaves with what is sent next, or when what `later` is given is called.
+    """
     cycle = getattr(send, "__self__", None)
     transport = cycle.transport if isinstance(cycle, RequestResponseCycle) else None
     if not isinstance(transport, PatientTransport):
@@ -94,7 +108,11 @@ def together(send: object) -> Iterator[None]:
     try:
         yield
     finally:
-        transport.release()
+        if later is None:
+            transport.release()
+        else:
+            transport.wait_for_more()
+            later(transport.release)
 
 
 def pass_on(server: Server, signal: int) -> None:
