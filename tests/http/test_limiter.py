@@ -1,5 +1,6 @@
 """Connections and who gives way: counts stay right whatever comes, and nobody at work is closed."""
 
+import asyncio
 from contextlib import suppress
 
 import pytest
@@ -102,3 +103,23 @@ def test_a_key_that_has_its_share_at_work_is_told_so() -> None:
     with pytest.raises(Overloaded):
         shown(limiter, "a")
     assert not shown(limiter, "b").closed
+
+
+def test_who_watches_a_connection_hears_of_its_end_once() -> None:
+    heard: list[str] = []
+
+    async def run() -> None:
+        counted = ConnectionLimiter(MOST, keys=1).enter(lambda: None)
+        assert counted is not None
+        counted.watch(lambda: heard.append("first"))
+        forget = counted.watch(lambda: heard.append("forgotten"))
+        forget()
+        counted.leave()
+        counted.leave()
+        assert not heard
+        await asyncio.sleep(0)
+        counted.watch(lambda: heard.append("late"))
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert heard == ["first", "late"]

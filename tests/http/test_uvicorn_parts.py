@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from dragoman.http.connection.transport import PatientTransport
 from dragoman.http.connection.uvicorn_parts import (
     INSIDES,
     ASGI3Application,
@@ -99,3 +100,20 @@ def test_the_insides_are_as_we_use_them() -> None:
     assert wire.written[1] == wire.written[2] == b"3\r\none\r\n"
     pass_on(server, 15)
     assert server._captured_signals == [15]
+
+
+def test_what_waits_for_more_leaves_with_it_or_when_it_is_released() -> None:
+    wire = Wire()
+    transport = PatientTransport(wire, bool, 1.0)
+    for released in (False, True):
+        transport.hold()
+        transport.write(b"head ")
+        transport.wait_for_more()
+        assert not wire.written
+        if released:
+            transport.release()
+        transport.write(b"words")
+        transport.write(b" more")
+        transport.release()
+        assert wire.written == ([b"head ", b"words", b" more"] if released else [b"head words", b" more"])
+        wire.written.clear()
