@@ -287,10 +287,12 @@ def _name(m: "Machine", shape: NamedCalls) -> Wait[tuple[str, str | None] | None
         return None
     if found == "{":
         m.at -= 1
-    return _kimi(header.strip(), shape) if shape.prefixed else (header.strip(), id_ and id_.strip())
+    return _kimi(header.strip(), m, shape) if shape.prefixed else (header.strip(), id_ and id_.strip())
 
 
-def _kimi(id_: str, shape: NamedCalls) -> tuple[str, str | None] | None:
-    """`functions.NAME:0` is the id, and holds the name."""
-    found = KIMI_ID.fullmatch(id_)
-    return (found.group(1), id_) if found else None
+def _kimi(id_: str, m: "Machine", shape: NamedCalls) -> tuple[str, str | None] | None:
+    """`functions.NAME:0` is the id, and holds the name. Without a number it is one if a tool has it."""
+    if found := KIMI_ID.fullmatch(id_):
+        return found.group(1), id_
+    name = id_.removeprefix(shape.prefixed)
+    return (name, None) if name in m.tools else None

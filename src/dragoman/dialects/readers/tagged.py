@@ -300,7 +300,9 @@ def _type_names(types: str) -> re.Pattern[str]:
 def _ends_of_value(shape: TaggedCalls) -> tuple[Marks, frozenset[str], frozenset[str]]:
     """All that may end a value; of it the keys and the ends of calls, before which its own end is missing."""
     end = shape.value_end[0]
-    layout, tags = end[: len(end) - len(end.lstrip())], TAGS if end.strip() else ()
+    # Where it is missing, the space around it is still no part of the value.
+    layout = end[: len(end) - len(end.lstrip())] or end[len(end.rstrip()) :]
+    tags = TAGS if end.strip() else ()
     ends = variants(shape.value_end)
     keys, closes = (
         frozenset(variants(layout + mark.strip() for mark in marks if mark.startswith(tags))).difference(ends)
