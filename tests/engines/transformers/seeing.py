@@ -181,15 +181,23 @@ def make_gemma(folder: Path) -> None:
     }
     tokenizer = make_tokenizer(folder, *marks.values(), **marks)
     config = transformers.Gemma3Config(
-        text_config=TEXT | {"head_dim": 8, "sliding_window": 16},
+        text_config=TEXT
+        | {"head_dim": 8, "query_pre_attn_scalar": 4, "sliding_window": 16, "num_hidden_layers": 3}
+        | {"layer_types": ["full_attention", "sliding_attention", "full_attention"]},
         vision_config=SIGHT,
         image_token_id=tokenizer.convert_tokens_to_ids("<image_soft_token>"),
-        mm_tokens_per_image=4,
+        mm_tokens_per_image=16,
+        tie_word_embeddings=False,
     )
-    transformers.Gemma3ForConditionalGeneration(config).save_pretrained(folder)
+    model = transformers.Gemma3ForConditionalGeneration(config)
+    # With what it begins with all pictures are the same, and it says the last id again and again.
+    torch.nn.init.normal_(model.lm_head.weight)
+    torch.nn.init.normal_(model.get_input_embeddings().weight, std=0.1)
+    torch.nn.init.normal_(model.model.multi_modal_projector.mm_input_projection_weight)
+    model.save_pretrained(folder)
     processor = Gemma3ImageProcessorPil(size={"height": 28, "width": 28})
     transformers.Gemma3Processor(
-        image_processor=processor, tokenizer=tokenizer, image_seq_length=4
+        image_processor=processor, tokenizer=tokenizer, image_seq_length=16
     ).save_pretrained(folder)
 
 

@@ -18,7 +18,8 @@ from msgspec.structs import replace
 import dragoman
 from dragoman.cli.engine_checks import wrong_media
 from dragoman.engines.protocol import MediaEngine
-from dragoman.engines.transformers import TransformersEngine
+from dragoman.engines.transformers import TransformersEngine, TransformersOptions
+from dragoman.errors import BadRequest
 from dragoman.media import Media, MediaSpan
 from dragoman.types import Job, Sampling, Step
 from tests.engines.transformers.conftest import OPTIONS
@@ -70,9 +71,9 @@ class Seer(Struct):
             text = self.processor.image_token * len(pictures)
             given = dict(self.processor(text=[text], images=pictures, return_tensors="pt"))
             del given["input_ids"], given["attention_mask"]
-            if "mm_token_type_ids" in given:
-                pads = {id_ for span in job.media for id_ in job.prompt[span.start : span.start + span.count]}
-                given["mm_token_type_ids"] = torch.tensor([[int(id_ in pads) for id_ in job.prompt]])
+            for name in given.keys() & {"mm_token_type_ids", "token_type_ids"}:
+                pad = self.plain.config.image_token_id
+                given[name] = torch.tensor([[int(id_ == pad) for id_ in job.prompt]])
         return self.generates(job, given)
 
     def generates(self, job: Job, given: dict[str, Any]) -> list[int]:
@@ -93,17 +94,20 @@ MAKERS: dict[str, Callable[[Path], Any]] = {
     "idefics3": make_idefics,
     "qwen2": partial(make_qwen, version=2),
     "qwen3": partial(make_qwen, version=3),
+    "gemma3": make_gemma,
 }
 
 
 @contextmanager
-def opened(maker: Callable[[Path], Any], folder: Path) -> Iterator[TransformersEngine]:
+def opened(
+    maker: Callable[[Path], Any], folder: Path, options: TransformersOptions = OPTIONS
+) -> Iterator[TransformersEngine]:
     with pytest.MonkeyPatch.context() as patch:
         processor = maker(folder)
         if processor is not None:
             loader = SimpleNamespace(from_pretrained=lambda *_args, **_kwargs: processor)
             patch.setattr("dragoman.engines.transformers.senses.AutoProcessor", loader)
-        engine = TransformersEngine.open(str(folder), OPTIONS)
+        engine = TransformersEngine.open(str(folder), options)
     yield engine
     engine.close()
 
@@ -221,14 +225,44 @@ def test_a_second_question_begins_with_the_pages_of_the_first(
     begun.clear()
     again = seer.shows(fresh, behind=[90] * 8)
     assert seer.says(again) == [seer.expected(again)]
-    assert min(begun) >= 32
+    # The library shares no pages of models with a sliding window.
+    shares = seer.engine._manager.batch_processor.cache.use_prefix_sharing
+    assert (min(begun) >= 32) is shares
 
 
-def test_a_model_that_reads_pictures_in_both_directions_takes_text_only(tmp_path: Path) -> None:
+def test_what_is_read_in_both_directions_is_never_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
+    from dragoman.engines.transformers.senses import View
+
+    steps: list[tuple[View, int, int]] = []
+    see_whole = View.see_whole
+
+    def note(view: Any, mask: Any, begin: int) -> None:
+        steps.append((view, begin, begin + mask.shape[0]))
+        see_whole(view, mask, begin)
+
+    monkeypatch.setattr(View, "see_whole", note)
+    with opened(make_gemma, tmp_path, replace(OPTIONS, batch=24, slots=3)) as engine:
+        plain = transformers.AutoModelForImageTextToText.from_pretrained(str(tmp_path)).eval()
+        seer = Seer(engine, plain, engine._senses._processor)
+        # Steps of 24 ids end before, within and behind the sixteen of each picture.
+        jobs = [seer.shows(ONE, OTHER, before=BEFORE[:size]) for size in range(0, 20, 3)]
+        assert seer.says(*jobs) == [seer.expected(job) for job in jobs]
+    ends = {(id(view), end) for view, _, end in steps}
+    assert len(ends) > len(jobs)
+    assert not [end for view, _, end in steps for low, high in view.blocks() if low < end < high]
+
+
+def test_a_picture_that_no_step_has_room_for_is_refused(tmp_path: Path) -> None:
     with opened(make_gemma, tmp_path) as engine:
-        assert engine.card.modalities == frozenset()
-        steps = asyncio.run(collect(engine, Job(id="1", prompt=(65, 66), sampling=Sampling(max_tokens=2))))
-    assert steps[-1].finish == "length"
+        engine._start()
+        engine._senses._room = 15
+        job = Job(id="1", prompt=(65,) * 24, sampling=Sampling(max_tokens=2), media=(MediaSpan(ONE, 1, 22),))
+        with pytest.raises(BadRequest, match="16 ids that must be in one step"):
+            asyncio.run(collect(engine, job))
 
 
 def test_a_model_that_hears(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from transformers import GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.generation.continuous_batching.cb_logits_processors import ContinuousBatchingLogitsProcessor
 from transformers.generation.continuous_batching.continuous_api import BackgroundThreadStatus, OutputRouter
+from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPPING, FIFOScheduler
 from transformers.generation.logits_process import LogitsProcessorList
 
 from dragoman.engines.choosing.tensors import at, choose
@@ -34,9 +35,10 @@ class Listener(Protocol):
 
 
 def make_manager(
-    model: Any, listener: Listener, *, page: int, pages: int | None, batch: int | None, rows: int
+    model: Any, listener: Listener, *, page: int, pages: int | None, batch: int | None, rows: int, masked: bool
 ) -> Any:
-    """A manager that is not started yet. `pages` and `batch` of None are found from the device's memory."""
+    """A manager that is not started yet. `pages` and `batch` of None are found from the device's memory;
+    `masked` where a mask is needed in each step."""
     # Choosing needs the logits on the host between two steps, so nothing may run ahead or be captured.
     config = ContinuousBatchingConfig(
         page_size=page,
@@ -45,6 +47,8 @@ def make_manager(
         max_requests_per_batch=rows,
         use_async_batching=False,
         use_cuda_graph=False,
+        auto_switch_to_flash=not masked,
+        scheduler_type=WHOLE,
     )
     # cuDNN makes a plan for every length that it has not seen, which takes longer than a step; and every step
     # has another length.
@@ -57,6 +61,22 @@ def make_manager(
     manager.output_router = _Router(listener)
     manager.background_thread_status = _Status(listener)
     return manager
+
+
+class _WholeScheduler(FIFOScheduler):  # type: ignore[misc]
+    """A prompt that a step has no room for is cut, but never through what is read in both directions."""
+
+    def _schedule_request(
+        self, state: Any, request_tokens: list[int], token_budget: int, removed: set[str]
+    ) -> None:
+        view = state.logit_processor_kwargs["run"].view
+        if view is not None and token_budget < len(request_tokens):
+            token_budget = view.whole(state.position_offset, token_budget)
+        super()._schedule_request(state, request_tokens, token_budget, removed)
+
+
+WHOLE = "dragoman"
+SCHEDULER_MAPPING[WHOLE] = _WholeScheduler
 
 
 class _Chooser(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]

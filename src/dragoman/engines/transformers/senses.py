@@ -5,6 +5,8 @@ part in it as a row of numbers above the vocabulary that nothing else has had: p
 too. What the model makes of the picture is laid over the embeddings of that row in every step that has some
 of it. It is had from the model's own forward, which is run on the processor's output up to the language
 model, and no further: what that would have been given is what it must be given in a batch.
+
+Some models read a picture in both directions. Then its ids are in one step, all of them, and see each other there.
 """
 
 import logging
@@ -19,7 +21,7 @@ import torch
 from msgspec import Struct
 from transformers import AutoProcessor
 
-from dragoman.errors import BadRequest, DragomanError, EngineFailed, SettingsError
+from dragoman.errors import CONVERSATION, BadRequest, DragomanError, EngineFailed, SettingsError
 from dragoman.lately import Lately
 from dragoman.logs import describe
 from dragoman.media import Media, MediaKind, MediaSpan
@@ -53,6 +55,8 @@ class Perceived(Struct):
     seen: Any = None
     deep: Sequence[Any] = ()
     """At the ids that are `seen`, for each of the first layers."""
+    blocks: Sequence[tuple[int, int]] = ()
+    """Where ids see each other, whichever comes first: from where on, and to where."""
 
     @property
     def advance(self) -> int:
@@ -82,6 +86,27 @@ class View(Struct):
             low, high = max(begin, start), min(end, start + len(part.ids))
             if low < high:
                 yield low - begin, part, slice(low - start, high - start)
+
+    def blocks(self) -> Iterator[tuple[int, int]]:
+        """What is read in both directions: from where on in the prompt, and to where."""
+        for start, part in self.parts:
+            yield from ((start + low, start + high) for low, high in part.blocks)
+
+    def whole(self, begin: int, count: int) -> int:
+        """So many of `count` ids from `begin` on that no block is cut through."""
+        end = begin + count
+        cut = next((low for low, high in self.blocks() if low < end < high), end)
+        return max(cut - begin, 0)
+
+    def see_whole(self, mask: Any, begin: int) -> None:
+        """In a mask of a step, with a row for each id from `begin` on and columns up to the last of them."""
+        rows, columns = mask.shape
+        behind = columns - rows - begin
+        for low, high in self.blocks():
+            # What is above of the diagonal is added to scores: from here on nothing is.
+            if begin < high <= begin + rows:
+                low = max(low, begin)
+                mask[low - begin : high - begin, low + behind : high + behind].tril_()
 
     def positions(self, begin: int, end: int) -> Any:
         made, gone = torch.arange(begin, end).repeat(3, 1), 0
@@ -114,6 +139,9 @@ class Senses:
         self._size = int(model.get_input_embeddings().num_embeddings)
         self._next = self._size
         self._three = False
+        self.longest_block = 0
+        """Ids of a picture that must be in one step."""
+        self._room = _HIGHEST
         self._hooks = [
             model.get_input_embeddings().register_forward_pre_hook(self._keep_within),
             model.get_decoder().register_forward_pre_hook(self._lay_over, with_kwargs=True),
@@ -127,9 +155,10 @@ class Senses:
         for hook in self._hooks:
             hook.remove()
 
-    def serve(self, manager: Any, start_over: Callable[[], None]) -> None:
-        """`manager` knows who is in the step that is computed; `start_over` has all pages forgotten."""
-        self._manager, self._start_over = manager, start_over
+    def serve(self, manager: Any, start_over: Callable[[], None], room: int) -> None:
+        """`manager` knows who is in the step that is computed; `start_over` has all pages forgotten; `room` is
+        what a step has for a prompt at least."""
+        self._manager, self._start_over, self._room = manager, start_over, room
 
     def place(self, media: Media) -> list[int]:
         return self._known(media).ids
@@ -197,6 +226,7 @@ class Senses:
             self._next = self._size
             self.forget()
             self._start_over()
+        found.blocks = self._blocks(given)
         found.first, self._next = self._next, self._next + size
         found.embeds = given["inputs_embeds"][0]
         positions = given.get("position_ids")
@@ -205,6 +235,16 @@ class Senses:
         if more:
             found.seen, found.deep = given["visual_pos_masks"][0], given["deepstack_visual_embeds"]
         found.inputs = {}
+
+    def _blocks(self, given: Mapping[str, Any]) -> list[tuple[int, int]]:
+        masks = _masks(given.get("attention_mask"))
+        blocks = _find_blocks(masks[0]) if masks else []
+        longest = max((high - low for low, high in blocks), default=0)
+        if longest > self._room:
+            message = f"The picture has {longest} ids that must be in one step, where {self._room} are the most."
+            raise BadRequest(f"{message[:-1]}; send a smaller one.", param=CONVERSATION, code="limit_exceeded")
+        self.longest_block = max(self.longest_block, longest)
+        return blocks
 
     def _reach(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """What the language model is given for this, where that is something. It is not run."""
@@ -246,8 +286,7 @@ class Senses:
             return f"its language model needs {min(more)}, too"
         if given["inputs_embeds"].shape[:2] != (1, len(made.ids)):
             return "its ids and its embeddings are not as many"
-        if any(_looks_ahead(mask) for mask in _masks(given.get("attention_mask"))):
-            return "it reads a picture in both directions, which batches do not"
+        self._blocks(given)
         positions = given.get("position_ids")
         self._three = self._three or (positions is not None and positions.ndim == 3)
         return None
@@ -272,10 +311,12 @@ class Senses:
         positions = given["position_ids"]
         if self._three and positions.ndim == 2:
             positions = positions.unsqueeze(0).repeat(3, 1, 1)
-        for (state, count), view, (row, end) in zip(batch, views, pairwise(rows), strict=True):
+        for place, ((state, count), view, (row, end)) in enumerate(zip(batch, views, pairwise(rows), strict=True)):
             if view is None:
                 continue
             begin = state.position_offset - count
+            for mask, ends in _step_masks(given):
+                view.see_whole(mask[0, 0, row:end, : int(ends[place + 1])], begin)
             for at, part, which in view.within(begin, begin + count):
                 size = which.stop - which.start
                 embeds[0, row + at : row + at + size] = part.embeds[which].to(embeds)
@@ -343,6 +384,24 @@ def _masks(mask: Any) -> list[Any]:
     return [each for each in every if isinstance(each, torch.Tensor) and each.ndim == 4]
 
 
-def _looks_ahead(mask: Any) -> bool:
+def _step_masks(given: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+    """Each kind of mask of a step, and where the keys of each request end in it."""
+    masks, ends = given.get("attention_mask"), given["cu_seq_lens_k"]
+    if isinstance(masks, dict):
+        return [(mask, ends[kind]) for kind, mask in masks.items()]
+    return [] if masks is None else [(masks, next(iter(ends.values())))]
+
+
+def _find_blocks(mask: Any) -> list[tuple[int, int]]:
+    """`[(2, 6)]`, where of eight ids the third to the sixth see each other."""
     allowed = mask[0, 0] if mask.dtype == torch.bool else mask[0, 0] == 0
-    return bool(allowed.triu(1).any())
+    size = len(allowed)
+    # The last that each of them sees.
+    last = (size - 1 - allowed.flip(1).int().argmax(1)).tolist()
+    blocks, at = [], 0
+    while at < size:
+        end = max(last[at], at) + 1
+        if end > at + 1:
+            blocks.append((at, end))
+        at = end
+    return blocks
