@@ -232,6 +232,8 @@ class Step(Struct, omit_defaults=True):
     """On a job's first step, if asked: one per prompt id; the first is None."""
     weight_version: str | None = None
     """Which weights computed it, for engines that are trained while they serve."""
+    prompt_tokens: int | None = None
+    """How many the prompt has, where that is not how many ids the job has: told with `cached_tokens`."""
 
 
 class TextStep(Step, kw_only=True):
@@ -241,8 +243,6 @@ class TextStep(Step, kw_only=True):
     """What is new."""
     tokens: int = 0
     """How many tokens that was, where the engine knows."""
-    prompt_tokens: int | None = None
-    """How many the prompt has, where it knows."""
 
 
 Sink: TypeAlias = Callable[[Step], None]

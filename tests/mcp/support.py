@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from dragoman.limits import Limits
 from dragoman.mcp import McpBounds, McpFailure, McpServers, McpSession, ServerSpec
 
 T = TypeVar("T")
@@ -31,7 +32,7 @@ TOOL = {
 }
 SERVERS = Path(__file__).parent / "servers"
 # Long, so that a busy machine does not run into it; tests that want a timeout have a short one.
-BOUNDS = McpBounds(connect_s=60, call_s=60)
+BOUNDS = McpBounds(connect_s=60, call_s=60, limits=Limits(media_bytes=1 << 20))
 
 
 def process(*arguments: str, env: dict[str, str] | None = None) -> ServerSpec:

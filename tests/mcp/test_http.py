@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from base64 import b64encode
 from collections.abc import Callable
 from typing import Any
 
@@ -9,13 +10,25 @@ import msgspec
 import pytest
 
 from dragoman.mcp import McpFailure, McpSession, ServerSpec
+from dragoman.media import Media
 from tests.mcp.support import BOUNDS, RawServer, failure_of, raw_server, with_session
+from tests.media.samples import picture
 
-HUGE = "x" * (2 * BOUNDS.answer_bytes)
+HUGE = "x" * (2 * BOUNDS.message_bytes)
 
 
 def huge(handler: Any, number: int) -> None:
     handler.text(number, HUGE)
+
+
+def many_values(handler: Any, number: int) -> None:
+    """Smaller than a picture may be, but of far more values than one has."""
+    handler.result(number, {"content": [], "_meta": {"rows": [[]] * (BOUNDS.answer_bytes // 3)}})
+
+
+def many_values_event(handler: Any, number: int) -> None:
+    data = b"[]," * (BOUNDS.answer_bytes // 2)
+    handler.reply(200, b": hello\r\n\r\ndata: [" + data + b"[]]\n\n", "text/event-stream")
 
 
 def garbage(handler: Any, number: int) -> None:
@@ -74,6 +87,8 @@ BAD = {
     "shapeless": (shapeless, "protocol", None, "not of the protocol"),
     "cut": (cut, "protocol", None, "not of the protocol"),
     "zipped": (zipped, "protocol", None, "not of the protocol"),
+    "many values": (many_values, "protocol", None, "too large"),
+    "many values event": (many_values_event, "unreachable", None, "closed the connection"),
     "huge event": (huge_event, "protocol", None, "too large"),
     "no event": (no_event, "unreachable", None, "closed the connection"),
     "accepted": (accepted, "protocol", -32600, "202"),
@@ -101,6 +116,21 @@ def test_a_bad_answer_is_a_failure_and_the_next_call_works(
         assert raw.asked.count("initialize") == 1
 
     with_session(raw_spec, use)
+
+
+@pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
+def test_a_picture_may_be_larger_than_other_messages(kind: str, raw: RawServer, raw_spec: ServerSpec) -> None:
+    data = picture("png", 6, 4).ljust(BOUNDS.limits.media_bytes, b"\0")
+
+    def show(handler: Any, number: int) -> None:
+        shown = {"type": "image", "data": b64encode(data).decode(), "mimeType": "image/png"}
+        said = json.dumps({"jsonrpc": "2.0", "id": number, "result": {"content": [shown]}})
+        events = kind == "text/event-stream"
+        handler.reply(200, f"data: {said}\n\n".encode() if events else said.encode(), kind)
+
+    raw.revision, raw.on_call["show"] = "2025-11-25", show
+    result = with_session(raw_spec, lambda session: session.call("show", {}))
+    assert [part.data for part in result.parts if isinstance(part, Media)] == [data]
 
 
 def test_a_server_that_hangs(raw: RawServer, raw_spec: ServerSpec) -> None:

@@ -35,7 +35,7 @@ class Stream:
             case "tools/call" if params["name"] == "end":
                 self.events.put(END)
             case "tools/call" if params["name"] == "huge":
-                self.events.put("x" * (2 * BOUNDS.answer_bytes))
+                self.events.put("x" * (2 * BOUNDS.message_bytes))
             case "tools/call":
                 self.say(number, {"content": [{"type": "text", "text": "said"}]})
         return 202

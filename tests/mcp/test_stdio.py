@@ -65,7 +65,7 @@ def test_a_line_without_an_end() -> None:
     async def use(session: McpSession) -> None:
         failure = await failure_of(session.call("endless", {}))
         assert failure.kind == "protocol"
-        assert "a line has no end" in failure.message
+        assert "a line is too long" in failure.message
         assert (await session.call("say", {})).text.startswith("say")
 
     with_session(process("raw.py"), use)
@@ -142,6 +142,13 @@ def test_all_pages_are_listed() -> None:
 def test_more_tools_than_are_allowed(start: str) -> None:
     failure = with_session(process("raw.py", start), lambda session: failure_of(session.list_tools()))
     assert failure.kind == "protocol"
+
+
+def test_a_long_line_of_many_values_is_not_read() -> None:
+    asked = {"values": BOUNDS.answer_bytes}
+    failure = with_session(process("raw.py"), lambda session: failure_of(session.call("values", asked)))
+    assert failure.kind == "protocol"
+    assert "of too many values" in failure.message
 
 
 def test_bytes_of_tools_are_bounded() -> None:

@@ -306,10 +306,12 @@ class Border:
     def _check_prompt(self, step: Step) -> None:
         """What is told of the prompt is told once."""
         told, cached = step.prompt_logprobs, step.cached_tokens
+        if (count := step.prompt_tokens) is not None and (type(count) is not int or count < 0):
+            raise _WrongStep(f"prompt_tokens is {show_value(count)}; it is an int, or None")
         if cached is not None:
             if type(cached) is not int:
                 raise _WrongStep(f"cached_tokens is {show_value(cached)}; it is an int")
-            most = len(self._job.prompt)
+            most = max(len(self._job.prompt), step.prompt_tokens or 0)
             if not 0 <= cached <= most:
                 self._warn("tells of cached_tokens below 0, or of more than the prompt has")
             step.cached_tokens = None if self._cached_told else min(max(cached, 0), most)

@@ -82,10 +82,18 @@ class McpBounds(Struct, frozen=True, kw_only=True):
     tools: int = 512
     tools_bytes: int = 1024 * 1024
     answer_bytes: int = 1024 * 1024
-    """Bytes of one message of the server."""
+    """Bytes of one message of the server, of whatever they are."""
     result_chars: int = 512 * 1024
     limits: Limits = Limits()
     """Those of pictures and sounds in results."""
+
+    @property
+    def message_bytes(self) -> int:
+        """Of a message that is mostly a picture or a sound, as base64: no more than a client may send."""
+        return max(
+            self.answer_bytes,
+            min(self.answer_bytes + self.limits.media_bytes * 4 // 3, self.limits.body_bytes),
+        )
 
 
 class McpFailure(Exception):

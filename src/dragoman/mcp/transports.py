@@ -115,18 +115,46 @@ ABOUT_ACCESS = frozenset({401, 403, 407})
 NOT_FOUND = 404
 INTERNAL_ERROR = -32603
 PACE_S = 0.2
+MOST_VALUES = 65_536
+"""Of a message that is larger than others."""
+BLANKS = (b"\n\n", b"\r\n\r\n", b"\r\r")
+"""Between two events."""
 
 Refused: TypeAlias = Callable[[int], None]
 """Told of the status with which a message was refused; 0 where the connection itself is gone."""
 
 
+class Weight:
+    """Whether a message may be as large as it is, while it comes.
+
+    One that is larger than others is a picture or a sound, so it is few values, however long: what a message
+    costs when it is read is how many it has. They are counted by what stands between them.
+    """
+
+    def __init__(self, bounds: McpBounds) -> None:
+        self._plain, self._most = bounds.answer_bytes, bounds.message_bytes
+        self._size = self._values = 0
+
+    def add(self, data: bytes) -> bool:
+        self._size += len(data)
+        self._values += sum(data.count(mark) for mark in b",:[{")
+        return self._size <= self._plain or (self._size <= self._most and self._values <= MOST_VALUES)
+
+    def add_event(self, data: bytes) -> bool:
+        """Of a stream, in which each event is a message; the SDK has a bound for its bytes."""
+        end = max(data.rfind(blank) + len(blank) if blank in data else 0 for blank in BLANKS)
+        if end:
+            self._size = self._values = 0
+        return self.add(data[end:]) or self._values <= MOST_VALUES
+
+
 class GuardedTransport(httpx2.AsyncBaseTransport):
     def __init__(
-        self, answer_bytes: int, refused: Refused | None = None, *, only_public: bool = False
+        self, bounds: McpBounds, refused: Refused | None = None, *, only_public: bool = False
     ) -> None:
         """`refused` is for SSE, where what is answered to a message is not the answer to its request."""
         self._inner = httpx2.AsyncHTTPTransport(retries=0)
-        self._most = answer_bytes
+        self._bounds = bounds
         self._refused = refused
         self._next_stream = 0.0
         self._only_public = only_public
@@ -146,7 +174,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
             return self._failure(request, 0)
         # We ask for none that is compressed, since a small one may be huge when read. It is read as it came.
         response.headers.pop("content-encoding", None)
-        response.stream = Bounded(response, self._most, self._refused)
+        response.stream = Bounded(response, self._bounds, self._refused)
         if is_message and response.status_code >= 400:
             return await self._of_refusal(request, response)
         return response
@@ -198,22 +226,21 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
 
 
 class Bounded(httpx2.AsyncByteStream):
-    """The body of an answer up to a bound; a stream of events has a bound for each event instead."""
+    """The body of an answer up to a bound, or each event of a stream."""
 
-    def __init__(self, response: httpx2.Response, most: int, ended: Refused | None) -> None:
+    def __init__(self, response: httpx2.Response, bounds: McpBounds, ended: Refused | None) -> None:
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         self._inner = response.stream
         is_events = response.headers.get("content-type", "").lower().startswith("text/event-stream")
-        self._most = None if is_events else most
+        weight = Weight(bounds)
+        self._fits = weight.add_event if is_events else weight.add
         self._ended = ended if is_events else None
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        seen = 0
         try:
             async for chunk in self._inner:
-                seen += len(chunk)
-                if self._most is not None and seen > self._most:
-                    raise httpx2.StreamError(f"the answer is larger than {self._most} bytes")
+                if not self._fits(chunk):
+                    raise httpx2.StreamError("the answer is larger than it may be")
                 yield chunk
         except httpx2.TransportError:
             # The SDK turns an error of this class into one of the request; others end the connection.
@@ -249,14 +276,14 @@ Received: TypeAlias = SessionMessage | Exception
 Lost: TypeAlias = Callable[[McpFailure], None]
 
 
-def stdio(spec: ServerSpec, answer_bytes: int, lost: Lost, errors: IO[str] | None) -> Transport:
+def stdio(spec: ServerSpec, bounds: McpBounds, lost: Lost, errors: IO[str] | None) -> Transport:
     """The process of a server; its standard error goes to `errors`, or nowhere."""
-    return _running(spec, answer_bytes, lost, errors)
+    return _running(spec, bounds, lost, errors)
 
 
 @asynccontextmanager
 async def _running(
-    spec: ServerSpec, answer_bytes: int, lost: Lost, errors: IO[str] | None
+    spec: ServerSpec, bounds: McpBounds, lost: Lost, errors: IO[str] | None
 ) -> AsyncIterator[tuple[MemoryObjectReceiveStream[Received], MemoryObjectSendStream[SessionMessage]]]:
     assert spec.command is not None
     process = await asyncio.create_subprocess_exec(
@@ -267,7 +294,7 @@ async def _running(
         stderr=errors or DEVNULL,
         env=get_default_environment() | spec.env,
         cwd=spec.cwd,
-        limit=answer_bytes,
+        limit=bounds.message_bytes,
         # A group of its own, so that what the server started ends with it.
         start_new_session=True,
     )
@@ -275,7 +302,7 @@ async def _running(
     write, to_send = anyio.create_memory_object_stream[SessionMessage](0)
     try:
         async with anyio.create_task_group() as pipes, received, read, write, to_send:
-            pipes.start_soon(_read_lines, process, received, spec, lost)
+            pipes.start_soon(_read_lines, process, received, spec, bounds, lost)
             pipes.start_soon(_write_lines, process, to_send)
             pipes.start_soon(_watch, process, spec, lost)
             yield read, write
@@ -286,16 +313,22 @@ async def _running(
 
 
 async def _read_lines(
-    process: Process, received: MemoryObjectSendStream[Received], spec: ServerSpec, lost: Lost
+    process: Process,
+    received: MemoryObjectSendStream[Received],
+    spec: ServerSpec,
+    bounds: McpBounds,
+    lost: Lost,
 ) -> None:
     assert process.stdout is not None
     failure = closed(spec)
     async with received:
         try:
             while line := await process.stdout.readline():
+                if not Weight(bounds).add(line):
+                    raise ValueError
                 await received.send(_message(line))
         except ValueError:
-            failure = too_large("a line has no end", spec)
+            failure = too_large("a line is too long, or of too many values", spec)
         except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
             pass
         lost(failure)
@@ -389,7 +422,7 @@ def transport(
 ) -> Transport:
     """`lost` is told when the connection is gone for good, by those transports that can be."""
     if kind == "stdio":
-        return stdio(spec, bounds.answer_bytes, lost, errors)
+        return stdio(spec, bounds, lost, errors)
     if kind == "http":
         return _streamable(spec, bounds)
 
@@ -409,7 +442,7 @@ async def _streamable(spec: ServerSpec, bounds: McpBounds) -> AsyncIterator[Any]
     async with (
         _client(spec, bounds) as client,
         streamable_http_client(
-            spec.url, http_client=client, max_sse_event_size=bounds.answer_bytes
+            spec.url, http_client=client, max_sse_event_size=bounds.message_bytes
         ) as streams,
     ):
         yield streams
@@ -423,5 +456,5 @@ def _client(spec: ServerSpec, bounds: McpBounds, refused: Refused | None = None)
         timeout=httpx2.Timeout(bounds.connect_s, read=None),
         # No proxy and no password of the environment is used for an address that a client may have named.
         trust_env=False,
-        transport=GuardedTransport(bounds.answer_bytes, refused, only_public=spec.only_public),
+        transport=GuardedTransport(bounds, refused, only_public=spec.only_public),
     )

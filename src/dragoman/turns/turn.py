@@ -338,6 +338,8 @@ class Turn:
             self.first_token_at = self._loop.time()
             self._queue.served(self._ticket)
         self._fresh = self._fresh and not step.ids
+        if step.prompt_tokens is not None:
+            self._prompt_tokens[number] = step.prompt_tokens
         if isinstance(step, TextStep):
             self._read_text(number, step, reader)
         self._cached += step.cached_tokens or 0
@@ -352,8 +354,6 @@ class Turn:
             dialect = language.readers(self._spec.reading)(self._plan.in_reasoning[number], job.prompt)
             goes_on = self._spec.keep_stop or job.sampling.ignore_eos
             reader.take_text(dialect, () if goes_on else language.ends)
-        if step.prompt_tokens is not None:
-            self._prompt_tokens[number] = step.prompt_tokens
         if step.text:
             tokens = step.tokens or count_text(self._engine.tokenizer, step.text)
             reader.hear(replace_surrogates(step.text), tokens, self._pending)

@@ -1,5 +1,6 @@
 """Pictures and sounds that are passed on: through a server to the one that computes."""
 
+import json
 from base64 import b64encode
 from typing import Any
 
@@ -21,12 +22,15 @@ CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 
+def data_url(format: str, width: int, height: int) -> str:
+    return f"data:image/{format};base64," + b64encode(picture(format, width, height)).decode()
+
+
 def shown() -> list[dict[str, Any]]:
-    image = "data:image/png;base64," + b64encode(picture("png", 6, 4)).decode()
     tone = {"data": b64encode(sound("wav", 0.5)).decode(), "format": "wav"}
     return [
         {"type": "text", "text": "What is this?"},
-        {"type": "image_url", "image_url": {"url": image, "detail": "low"}},
+        {"type": "image_url", "image_url": {"url": data_url("png", 6, 4), "detail": "low"}},
         {"type": "input_audio", "input_audio": tone},
     ]
 
@@ -47,6 +51,18 @@ def test_what_is_shown_reaches_the_server_that_computes(tokenizer: Any) -> None:
     passed = [span.media for span in seer.jobs[-1].media]
     assert [media.data for media in passed] == [picture("png", 6, 4), sound("wav", 0.5)]
     assert passed[0].detail == "low"
+
+
+@pytest.mark.parametrize("tokenizer", [ByteTokenizer(), None], ids=["ids", "text"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_a_picture_takes_is_what_the_upstream_says(tokenizer: Any, stream: bool) -> None:
+    # One for each 32 by 32 pixels, and for each second.
+    content = [*shown(), {"type": "image_url", "image_url": {"url": data_url("png", 320, 64)}}]
+    seer = ScriptedEngine(say("A cat."), modalities=KINDS)
+    fields: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    reply = asked_through(seer, tokenizer, messages=[{"role": "user", "content": content}], **fields)
+    told = reply.text.split("data: ")[-2] if stream else reply.text
+    assert json.loads(told)["usage"]["prompt_tokens"] == len(seer.jobs[-1].prompt) > 20
 
 
 def test_calls_are_read_from_the_ids_whatever_the_upstream_made_of_them() -> None:

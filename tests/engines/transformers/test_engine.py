@@ -305,6 +305,21 @@ def test_what_cannot_be_loaded_says_why(tmp_path: Path) -> None:
         TransformersEngine.open(str(tmp_path), OPTIONS)
 
 
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"]}, "MLA"),
+        ({"model_type": "qwen3_next", "architectures": ["Qwen3NextForCausalLM"]}, "linear_attention"),
+    ],
+)
+def test_models_that_cannot_be_batched_are_refused_when_they_are_opened(
+    tmp_path: Path, config: Any, reason: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelFileError, match=f"has no place for .*{reason}.* try the engine vllm"):
+        TransformersEngine.open(str(tmp_path), OPTIONS)
+
+
 def test_a_prompt_that_is_too_long_to_embed_is_refused(engine: TransformersEngine) -> None:
     with pytest.raises(BadRequest):
         asyncio.run(engine.embed([[65] * 200]))

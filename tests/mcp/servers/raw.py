@@ -40,6 +40,8 @@ def call(number: int, name: str, arguments: dict[str, Any]) -> None:
             sys.stdout.flush()
         case "long":
             answer(number, "x" * arguments["chars"])
+        case "values":
+            send({"id": number, "result": {"content": [], "_meta": {"rows": [0] * arguments["values"]}}})
         case "refuse":
             secret = os.environ.get("SECRET", "")
             send({"id": number, "error": {"code": -32050, "message": f"no entry with {secret}"}})

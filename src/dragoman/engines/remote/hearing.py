@@ -59,6 +59,8 @@ class Hearing:
         self._choice: _HeardChoice | None = None
         """The one that had the finish."""
         self._cached: int | None = None
+        self._prompt: int | None = None
+        """What the upstream says that the prompt has, where it alone knows what a picture takes."""
 
     @property
     def finished(self) -> bool:
@@ -73,7 +75,10 @@ class Hearing:
         """One event. Raises msgspec's errors for what is none, and EngineFailed for what cannot be right."""
         chunk = _decode(data)
         if chunk.usage is not None:
-            self._cached = chunk.usage.usage().cached_tokens
+            told = chunk.usage.usage()
+            self._cached = told.cached_tokens
+            if self._job.media and told.prompt_tokens:
+                self._prompt, self._cached = told.prompt_tokens, told.cached_tokens or 0
         if not chunk.choices or self._choice is not None:
             return None
         choice = chunk.choices[0]
@@ -113,7 +118,7 @@ class Hearing:
                 f"The upstream ended the answer for a reason of its own: {self._choice.finish_reason}."
             )
         step = self._held or (Step([]) if self._sampled else TextStep([]))
-        step.finish, step.cached_tokens = finish, self._cached
+        step.finish, step.cached_tokens, step.prompt_tokens = finish, self._cached, self._prompt
         stop = self._choice.stop_reason
         step.stop_id = stop if isinstance(stop, int) and stop in self._job.sampling.stop_token_ids else None
         return step

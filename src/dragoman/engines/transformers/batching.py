@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from transformers import GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
+from transformers.generation.continuous_batching.cache import ATTN_TYPE_TO_ALLOCATOR
 from transformers.generation.continuous_batching.cb_logits_processors import ContinuousBatchingLogitsProcessor
 from transformers.generation.continuous_batching.continuous_api import BackgroundThreadStatus, OutputRouter
 from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPPING, FIFOScheduler
@@ -34,8 +35,23 @@ class Listener(Protocol):
         """The thread has come to its end, by order or by an error."""
 
 
+def why_not(text: Any) -> str | None:
+    """What there is in a model that is not for batches; found here, it is told when the model is opened."""
+    if getattr(text, "kv_lora_rank", None):
+        return "keys and values that are kept together (MLA)"
+    others = set(getattr(text, "layer_types", None) or ()) - set(ATTN_TYPE_TO_ALLOCATOR)
+    return f"layers of the kind {min(others)}" if others else None
+
+
 def make_manager(
-    model: Any, listener: Listener, *, page: int, pages: int | None, batch: int | None, rows: int, masked: bool
+    model: Any,
+    listener: Listener,
+    *,
+    page: int,
+    pages: int | None,
+    batch: int | None,
+    rows: int,
+    masked: bool,
 ) -> Any:
     """A manager that is not started yet. `pages` and `batch` of None are found from the device's memory;
     `masked` where a mask is needed in each step."""

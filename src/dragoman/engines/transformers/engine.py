@@ -87,7 +87,8 @@ def load(path: str, options: TransformersOptions) -> Loaded:
         from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMultimodalLM
         from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING
 
-        import dragoman.engines.transformers.batching  # noqa: F401 (what it needs is there, or it is told now)
+        # What it needs is there, or it is told now.
+        from dragoman.engines.transformers.batching import why_not
     except ImportError:
         message = "This engine needs newer packages: pip install 'dragoman[transformers]'."
         raise ModelFileError(message) from None
@@ -100,6 +101,8 @@ def load(path: str, options: TransformersOptions) -> Loaded:
         # Said, because where nothing is said it asks whoever sits at the terminal, and would take a yes.
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         writes = any(sign in name for name in config.architectures or () for sign in _WRITES)
+        if writes and (reason := why_not(config.get_text_config())):
+            raise ValueError(f"its continuous batching has no place for {reason}; try the engine vllm")
         perceives = type(config) in MODEL_FOR_MULTIMODAL_LM_MAPPING
         kind = AutoModelForMultimodalLM if perceives else AutoModelForCausalLM if writes else AutoModel
         dtype = options.dtype or ("float32" if on_cpu else "auto")

@@ -6,7 +6,7 @@ too. What the model makes of the picture is laid over the embeddings of that row
 of it. It is had from the model's own forward, which is run on the processor's output up to the language
 model, and no further: what that would have been given is what it must be given in a batch.
 
-Some models read a picture in both directions. Then its ids are in one step, all of them, and see each other there.
+Some models read a picture in both directions: its ids are all in one step, and see each other there.
 """
 
 import logging
@@ -156,8 +156,8 @@ class Senses:
             hook.remove()
 
     def serve(self, manager: Any, start_over: Callable[[], None], room: int) -> None:
-        """`manager` knows who is in the step that is computed; `start_over` has all pages forgotten; `room` is
-        what a step has for a prompt at least."""
+        """`manager` knows who is in the step that is computed; `start_over` has all pages forgotten; a step has
+        at least `room` for a prompt."""
         self._manager, self._start_over, self._room = manager, start_over, room
 
     def place(self, media: Media) -> list[int]:
@@ -241,8 +241,12 @@ class Senses:
         blocks = _find_blocks(masks[0]) if masks else []
         longest = max((high - low for low, high in blocks), default=0)
         if longest > self._room:
-            message = f"The picture has {longest} ids that must be in one step, where {self._room} are the most."
-            raise BadRequest(f"{message[:-1]}; send a smaller one.", param=CONVERSATION, code="limit_exceeded")
+            message = (
+                f"The picture has {longest} ids that must be in one step, where {self._room} are the most."
+            )
+            raise BadRequest(
+                f"{message[:-1]}; send a smaller one.", param=CONVERSATION, code="limit_exceeded"
+            )
         self.longest_block = max(self.longest_block, longest)
         return blocks
 
@@ -311,7 +315,9 @@ class Senses:
         positions = given["position_ids"]
         if self._three and positions.ndim == 2:
             positions = positions.unsqueeze(0).repeat(3, 1, 1)
-        for place, ((state, count), view, (row, end)) in enumerate(zip(batch, views, pairwise(rows), strict=True)):
+        for place, ((state, count), view, (row, end)) in enumerate(
+            zip(batch, views, pairwise(rows), strict=True)
+        ):
             if view is None:
                 continue
             begin = state.position_offset - count
