@@ -10,11 +10,12 @@ import msgspec
 import pytest
 
 from dragoman.mcp import McpFailure, McpSession, ServerSpec
+from dragoman.mcp.transports import message_bytes
 from dragoman.media import Media
 from tests.mcp.support import BOUNDS, RawServer, failure_of, raw_server, with_session
 from tests.media.samples import picture
 
-HUGE = "x" * (2 * BOUNDS.message_bytes)
+HUGE = "x" * (2 * message_bytes(BOUNDS))
 
 
 def huge(handler: Any, number: int) -> None:

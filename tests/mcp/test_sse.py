@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dragoman.mcp import McpSession, ServerSpec
+from dragoman.mcp.transports import message_bytes
 from tests.mcp.support import BOUNDS, failure_of, raw_server, with_session
 
 END = None
@@ -35,7 +36,7 @@ class Stream:
             case "tools/call" if params["name"] == "end":
                 self.events.put(END)
             case "tools/call" if params["name"] == "huge":
-                self.events.put("x" * (2 * BOUNDS.message_bytes))
+                self.events.put("x" * (2 * message_bytes(BOUNDS)))
             case "tools/call":
                 self.say(number, {"content": [{"type": "text", "text": "said"}]})
         return 202

@@ -87,14 +87,6 @@ class McpBounds(Struct, frozen=True, kw_only=True):
     limits: Limits = Limits()
     """Those of pictures and sounds in results."""
 
-    @property
-    def message_bytes(self) -> int:
-        """Of a message that is mostly a picture or a sound, as base64: no more than a client may send."""
-        return max(
-            self.answer_bytes,
-            min(self.answer_bytes + self.limits.media_bytes * 4 // 3, self.limits.body_bytes),
-        )
-
 
 class McpFailure(Exception):
     """A server that could not be reached or answered badly. Nothing else leaves this room."""

@@ -124,6 +124,12 @@ Refused: TypeAlias = Callable[[int], None]
 """Told of the status with which a message was refused; 0 where the connection itself is gone."""
 
 
+def message_bytes(bounds: McpBounds) -> int:
+    """Of a message that is mostly a picture or a sound, as base64: no more than a client may send."""
+    plain, limits = bounds.answer_bytes, bounds.limits
+    return max(plain, min(plain + limits.media_bytes * 4 // 3, limits.body_bytes))
+
+
 class Weight:
     """Whether a message may be as large as it is, while it comes.
 
@@ -132,7 +138,7 @@ class Weight:
     """
 
     def __init__(self, bounds: McpBounds) -> None:
-        self._plain, self._most = bounds.answer_bytes, bounds.message_bytes
+        self._plain, self._most = bounds.answer_bytes, message_bytes(bounds)
         self._size = self._values = 0
 
     def add(self, data: bytes) -> bool:
@@ -294,7 +300,7 @@ async def _running(
         stderr=errors or DEVNULL,
         env=get_default_environment() | spec.env,
         cwd=spec.cwd,
-        limit=bounds.message_bytes,
+        limit=message_bytes(bounds),
         # A group of its own, so that what the server started ends with it.
         start_new_session=True,
     )
@@ -442,7 +448,7 @@ async def _streamable(spec: ServerSpec, bounds: McpBounds) -> AsyncIterator[Any]
     async with (
         _client(spec, bounds) as client,
         streamable_http_client(
-            spec.url, http_client=client, max_sse_event_size=bounds.message_bytes
+            spec.url, http_client=client, max_sse_event_size=message_bytes(bounds)
         ) as streams,
     ):
         yield streams

@@ -35,6 +35,10 @@ class Listener(Protocol):
         """The thread has come to its end, by order or by an error."""
 
 
+GPU_BATCH = 4096
+"""Ids of a step on a GPU, where the library may not choose."""
+
+
 def why_not(text: Any) -> str | None:
     """What there is in a model that is not for batches; found here, it is told when the model is opened."""
     if getattr(text, "kv_lora_rank", None):
@@ -44,26 +48,24 @@ def why_not(text: Any) -> str | None:
 
 
 def make_manager(
-    model: Any,
-    listener: Listener,
-    *,
-    page: int,
-    pages: int | None,
-    batch: int | None,
-    rows: int,
-    masked: bool,
-) -> Any:
-    """A manager that is not started yet. `pages` and `batch` of None are found from the device's memory;
-    `masked` where a mask is needed in each step."""
+    model: Any, listener: Listener, *, page: int, pages: int | None, batch: int, rows: int, longest: int
+) -> tuple[Any, int]:
+    """A manager that is not started yet, and what a step has for a prompt at least.
+
+    `pages` of None are found from the device's memory. The longest that must be in one step has its place
+    there, whatever else is in it.
+    """
+    size = max(batch if pages is not None else GPU_BATCH, longest + rows)
     # Choosing needs the logits on the host between two steps, so nothing may run ahead or be captured.
     config = ContinuousBatchingConfig(
         page_size=page,
         num_blocks=pages,
-        max_batch_tokens=batch,
+        max_batch_tokens=size if pages is not None or longest else None,
         max_requests_per_batch=rows,
         use_async_batching=False,
         use_cuda_graph=False,
-        auto_switch_to_flash=not masked,
+        # That takes no mask.
+        auto_switch_to_flash=not longest,
         scheduler_type=WHOLE,
     )
     # cuDNN makes a plan for every length that it has not seen, which takes longer than a step; and every step
@@ -76,7 +78,7 @@ def make_manager(
     manager.logit_processor.tensors_required = 1
     manager.output_router = _Router(listener)
     manager.background_thread_status = _Status(listener)
-    return manager
+    return manager, size - rows
 
 
 class _WholeScheduler(FIFOScheduler):  # type: ignore[misc]

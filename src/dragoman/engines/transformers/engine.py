@@ -65,7 +65,6 @@ class TransformersOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 _WRITES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 _GPU_ROWS = 128
-_GPU_BATCH = 4096
 
 
 class Loaded(Struct, kw_only=True):
@@ -339,13 +338,10 @@ class TransformersEngine:
             for run in waiting:
                 run.view = view
             self._add(view.prompt(job.prompt), waiting)
-        except DragomanError as error:
-            for run in runs:
-                self.failed(run.id, error)
         except Exception as error:
             _log.error("a picture or a sound was not encoded", exc_info=error)
             for run in runs:
-                self.failed(run.id)
+                self.failed(run.id, error if isinstance(error, DragomanError) else None)
 
     async def embed(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
         """The mean of the last hidden states of each prompt, at length one."""
@@ -435,21 +431,16 @@ class TransformersEngine:
         if self._manager is None:
             from dragoman.engines.transformers.batching import make_manager
 
-            on_gpu, rows = self._loaded.pages is None, self._loaded.rows
-            longest = 0 if self._senses is None else self._senses.longest_block
-            # Whatever else is in a step, the longest that must be in one has its place.
-            batch = max(_GPU_BATCH if on_gpu else self._options.batch, longest + rows)
-            self._manager = make_manager(
+            self._manager, room = make_manager(
                 self._loaded.model,
                 self,
                 page=self._options.page,
                 pages=self._loaded.pages,
-                batch=None if on_gpu and not longest else batch,
-                rows=rows,
-                masked=longest > 0,
+                batch=self._options.batch,
+                rows=self._loaded.rows,
+                longest=0 if self._senses is None else self._senses.longest_block,
             )
             if self._senses is not None:
-                room = batch - rows
                 self._senses.serve(self._manager, lambda: self._between_steps(self._evict), room)
             # Threads inherit it: one that computes must not keep a process alive that has come to its end.
             starter = Thread(target=self._manager.start, daemon=True)

@@ -156,8 +156,8 @@ class Senses:
             hook.remove()
 
     def serve(self, manager: Any, start_over: Callable[[], None], room: int) -> None:
-        """`manager` knows who is in the step that is computed; `start_over` has all pages forgotten; a step has
-        at least `room` for a prompt."""
+        """`manager` knows who is in the step that is computed; `start_over` has all pages forgotten; a step
+        has at least `room` for a prompt."""
         self._manager, self._start_over, self._room = manager, start_over, room
 
     def place(self, media: Media) -> list[int]:
