@@ -290,7 +290,9 @@ class Senses:
             return f"its language model needs {min(more)}, too"
         if given["inputs_embeds"].shape[:2] != (1, len(made.ids)):
             return "its ids and its embeddings are not as many"
-        self._blocks(given)
+        if (0, len(made.ids)) in self._blocks(given):
+            # As PaliGemma does: what a picture stands among is not here to be seen.
+            return "it reads whole prompts in both directions, which batches do not"
         positions = given.get("position_ids")
         self._three = self._three or (positions is not None and positions.ndim == 3)
         return None
