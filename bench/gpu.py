@@ -98,11 +98,12 @@ def run(options: Options, folder: Path, device: str) -> list[Round]:
         port = int(url.rpartition(":")[2])
         for kind in KINDS:
             for number in range(options.rounds + 1):
-                print(f"gpu: {kind}, round {number} of {options.rounds}", flush=True)
                 heard = apart or engine
                 pair = [over_http(heard, port, options, kind)]
                 jobs = [replace(job, id=f"{job.id}-{kind}-{number}") for job in heard.watch.jobs]
                 pair.append(alone(engine, options, kind, jobs))
+                rates = ", ".join(f"{one.way} {one.pace.tokens_per_s:,.0f} tokens/s" for one in pair)
+                print(f"gpu: {kind}, round {number} of {options.rounds}: {rates}", flush=True)
                 # The first warms up.
                 rounds += pair if number else []
     if isinstance(engine, LocalEngine):

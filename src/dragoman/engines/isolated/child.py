@@ -8,7 +8,8 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 from msgspec.structs import replace
@@ -19,7 +20,7 @@ from dragoman.engines.isolated.wire import Kitchen, Sourced
 from dragoman.engines.protocol import Engine, Handle, LivingEngine, MediaEngine, PulsingEngine, weights_of
 from dragoman.errors import DragomanError, EngineFailed, Unavailable
 from dragoman.media import Media
-from dragoman.types import Step
+from dragoman.types import Job, Sink, Step
 
 _log = logging.getLogger("dragoman.engine")
 TEXT = "An engine that gives text cannot be in a process of its own; leave out `isolate_engine`."
@@ -132,7 +133,11 @@ class Child:
 
     def _start(self, order: wire.Submit) -> None:
         try:
-            self._handles[order.id] = start(self._engine, order.job, _JobSink(self, order.id, order.job.n))
+            sink = _JobSink(self, order.id, order.job.n)
+            # Of our own engines nothing has to be checked on the way out: the server does that.
+            submit = self._engine.submit if isinstance(self._engine, GatheringEngine) else None
+            start_job = partial(start, self._engine) if submit is None else submit
+            self._handles[order.id] = start_job(order.job, sink)
         except Exception as error:
             self._fail(order, error)
 
@@ -232,6 +237,15 @@ class Child:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+@runtime_checkable
+class GatheringEngine(Protocol):
+    """One that hands on what many jobs have to say at once, with `steps.deliver`."""
+
+    gathers: bool
+
+    def submit(self, job: Job, sink: Sink) -> Handle: ...
 
 
 class _JobSink:

@@ -45,6 +45,9 @@ class LocalEngine:
     `LocalEngine.open("model.gguf")` is the usual way to make one.
     """
 
+    gathers = True
+    """What all jobs have to say at a step may be taken at once (see `steps.SinkHub`)."""
+
     def __init__(
         self,
         runner: AnyRunner,

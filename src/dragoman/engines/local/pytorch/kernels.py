@@ -11,6 +11,7 @@ answers, which is why keys and values of an answer count as others than those of
 # mypy: disable-error-code="no-untyped-def, no-any-return"
 
 from collections.abc import Sequence
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dragoman.engines.choosing.tensors import put
 from dragoman.engines.local.pytorch.plain import Norms, StepBatch
 from dragoman.types import Sampling
 
@@ -251,9 +253,9 @@ def attend(
     return found
 
 
-# Choices from rows of logits. A program has one row, and goes through it some forty times. The edge of top-k
-# and of top-p is found two bits at a time: weights are at most 1 and not negative, so as whole numbers they
-# are in the same order, and the two highest bits are none.
+# Choices from rows of logits. A program has one row, and goes through it a dozen times. The edge of top-k and
+# of top-p is found three bits at a time: weights are at most 1 and not negative, so as whole numbers they are
+# in the same order, and the two highest bits are none.
 
 
 @triton.jit
@@ -265,38 +267,65 @@ def _weights(logits, start, size, peak, heat, floor, WIDE: tl.constexpr):
 
 
 @triton.jit
+def _enough(sums, goal, number: tl.constexpr, enough, reached):
+    found = tl.sum(sums, 0)
+    return tl.where(found >= goal, number, enough), tl.where(found >= goal, found, reached)
+
+
+@triton.jit
 def _edge(logits, size, peak, heat, floor, wanted, BY_WEIGHT: tl.constexpr, WIDE: tl.constexpr):
-    """The largest weight of which what is not below adds up to what is wanted."""
+    """The largest weight of which what is not below adds up to what is wanted, and what it adds up to. Of
+    weights, a part of all is wanted."""
     edge = tl.full([], 0, tl.int32)
-    for level in range(15):
-        step = 1 << (28 - 2 * level)
+    reached = tl.full([], 0.0, tl.float32)
+    goal = wanted
+    for level in range(10):
+        step = 1 << (27 - 3 * level)
+        every = tl.zeros([WIDE], tl.float32)
         one = tl.zeros([WIDE], tl.float32)
         two = tl.zeros([WIDE], tl.float32)
         three = tl.zeros([WIDE], tl.float32)
+        four = tl.zeros([WIDE], tl.float32)
+        five = tl.zeros([WIDE], tl.float32)
+        six = tl.zeros([WIDE], tl.float32)
+        seven = tl.zeros([WIDE], tl.float32)
         for start in range(0, size, WIDE):
             weight = _weights(logits, start, size, peak, heat, floor, WIDE)
             counted = weight if BY_WEIGHT else (weight > 0).to(tl.float32)
             bits = weight.to(tl.int32, bitcast=True) - edge
+            every += tl.where(bits >= 0, counted, 0.0)
             one += tl.where(bits >= step, counted, 0.0)
             two += tl.where(bits >= 2 * step, counted, 0.0)
             three += tl.where(bits >= 3 * step, counted, 0.0)
-        enough = (tl.sum(one, 0) >= wanted).to(tl.int32)
-        enough += (tl.sum(two, 0) >= wanted).to(tl.int32) + (tl.sum(three, 0) >= wanted).to(tl.int32)
+            four += tl.where(bits >= 4 * step, counted, 0.0)
+            five += tl.where(bits >= 5 * step, counted, 0.0)
+            six += tl.where(bits >= 6 * step, counted, 0.0)
+            seven += tl.where(bits >= 7 * step, counted, 0.0)
+        # Those of the first round are all there are.
+        added = tl.sum(every, 0)
+        reached = tl.where(level == 0, added, reached)
+        if BY_WEIGHT:
+            goal = tl.where(level == 0, wanted * added, goal)
+        # They fall, so the last that is enough is what counts.
+        enough = tl.full([], 0, tl.int32)
+        enough, reached = _enough(one, goal, 1, enough, reached)
+        enough, reached = _enough(two, goal, 2, enough, reached)
+        enough, reached = _enough(three, goal, 3, enough, reached)
+        enough, reached = _enough(four, goal, 4, enough, reached)
+        enough, reached = _enough(five, goal, 5, enough, reached)
+        enough, reached = _enough(six, goal, 6, enough, reached)
+        enough, reached = _enough(seven, goal, 7, enough, reached)
         edge += enough * step
-    return edge
+    return edge, reached
 
 
 @triton.jit
-def _draw_kernel(logits, found, asked, size, row_stride, WIDE: tl.constexpr):
+def _draw_kernel(logits, found, asked, uniforms, size, row_stride, WIDE: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     logits += row * row_stride
-    heat, min_p, top_k, top_p, uniform = (
-        tl.load(asked + 5 * row),
-        tl.load(asked + 5 * row + 1),
-        tl.load(asked + 5 * row + 2),
-        tl.load(asked + 5 * row + 3),
-        tl.load(asked + 5 * row + 4),
-    )
+    heat, min_p = tl.load(asked + 4 * row), tl.load(asked + 4 * row + 1)
+    top_k, top_p = tl.load(asked + 4 * row + 2), tl.load(asked + 4 * row + 3)
+    uniform = tl.load(uniforms + row)
     highest = tl.full([WIDE], float("-inf"), tl.float32)
     for start in range(0, size, WIDE):
         column = start + tl.arange(0, WIDE)
@@ -304,18 +333,16 @@ def _draw_kernel(logits, found, asked, size, row_stride, WIDE: tl.constexpr):
     peak = tl.max(highest, 0)
     floor = min_p
     if top_k > 0:
-        edge = _edge(logits, size, peak, heat, floor, top_k, False, WIDE)
+        edge, _ = _edge(logits, size, peak, heat, floor, top_k, False, WIDE)
         floor = tl.maximum(floor, edge.to(tl.float32, bitcast=True))
-    if top_p < 1:
-        total = tl.zeros([WIDE], tl.float32)
-        for start in range(0, size, WIDE):
-            total += _weights(logits, start, size, peak, heat, floor, WIDE)
-        edge = _edge(logits, size, peak, heat, floor, top_p * tl.sum(total, 0), True, WIDE)
-        floor = tl.maximum(floor, edge.to(tl.float32, bitcast=True))
-    # The running sum, block by block: first all of it, then up to where it passes its part of that.
     whole = tl.full([], 0.0, tl.float32)
-    for start in range(0, size, WIDE):
-        whole += tl.sum(_weights(logits, start, size, peak, heat, floor, WIDE), 0)
+    if top_p < 1:
+        edge, whole = _edge(logits, size, peak, heat, floor, top_p, True, WIDE)
+        floor = tl.maximum(floor, edge.to(tl.float32, bitcast=True))
+    else:
+        for start in range(0, size, WIDE):
+            whole += tl.sum(_weights(logits, start, size, peak, heat, floor, WIDE), 0)
+    # The running sum, block by block, up to where it passes its part of all.
     target, reached, before = uniform * whole, tl.full([], 0.0, tl.float32), tl.full([], 0.0, tl.float32)
     place, last = tl.full([], -1, tl.int32), tl.full([], 0, tl.int32)
     for start in range(0, size, WIDE):
@@ -337,16 +364,22 @@ def _draw_kernel(logits, found, asked, size, row_stride, WIDE: tl.constexpr):
     tl.store(found + row, chosen)
 
 
-def draw(rows: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]) -> Tensor:
-    """What `tensors.draw_rows` gives, but for where rounding decides."""
-    asked = np.array(
-        [
-            (1 / one.temperature, one.min_p, max(one.top_k, 0), one.top_p, uniform)
-            for one, uniform in zip(samplings, uniforms, strict=True)
-        ],
-        np.float32,
-    )
-    found = torch.empty(len(rows), dtype=torch.int64, device=rows.device)
-    there = torch.from_numpy(asked).to(rows.device, non_blocking=True)
-    _draw_kernel[(len(rows),)](rows, found, there, rows.shape[1], rows.stride(0), 4096, num_warps=8)
-    return found
+class CardDraw:
+    """What `tensors.draw_rows` gives, but for where rounding decides. What is asked stays on the card as long
+    as the same ask for it."""
+
+    def __init__(self) -> None:
+        self._samplings: Sequence[Sampling] = ()
+        self._asked: Tensor | None = None
+
+    def __call__(self, rows: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]) -> Tensor:
+        same = len(samplings) == len(self._samplings) and all(map(is_, samplings, self._samplings))
+        if self._asked is None or not same:
+            told = [(1 / one.temperature, one.min_p, max(one.top_k, 0), one.top_p) for one in samplings]
+            self._samplings, self._asked = samplings, put(np.array(told, np.float32), rows.device)
+        found = torch.empty(len(rows), dtype=torch.int64, device=rows.device)
+        decide = put(np.array(uniforms, np.float32), rows.device)
+        _draw_kernel[(len(rows),)](
+            rows, found, self._asked, decide, rows.shape[1], rows.stride(0), 2048, num_warps=8
+        )
+        return found

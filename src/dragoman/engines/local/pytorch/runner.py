@@ -69,7 +69,7 @@ class TorchRunner:
         if self._device.type == "cuda":
             from dragoman.engines.local.pytorch import kernels
 
-            operations, self._draw = kernels, kernels.draw
+            operations, self._draw = kernels, kernels.CardDraw()
         shared = weights.shape.heads // weights.shape.kv_heads
         self._rows_at_once = 1 << 30 if operations is plain else operations.lines_of(False, shared) // shared
         fixed_rows = FIXED_ROWS[self._device.type] if deterministic else 0
