@@ -2,6 +2,7 @@
 
 import asyncio
 import faulthandler
+import gc
 import logging
 import os
 import signal
@@ -50,6 +51,9 @@ def serve(link: socket.socket, open: Callable[[], Engine]) -> int:
         link.sendall(wire.frame(wire.NotOpened(wire.Told.of(error))))
         return 1
     link.sendall(wire.frame(opened))
+    # What is there now stays: to look through it again and again would stop everything for milliseconds.
+    gc.collect()
+    gc.freeze()
     return asyncio.run(Child(engine, link).run())
 
 

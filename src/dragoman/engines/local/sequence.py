@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterable
-from copy import copy
 from itertools import count
 from typing import TypeAlias
 
@@ -259,8 +258,9 @@ class StepPiece:
 
     def following(self, place: int) -> "StepPiece":
         """The next token of the answer, which is not known yet: it is chosen at that place."""
-        piece = copy(self)
-        piece.start, piece.size, piece.outputs, piece.newest, piece.guesses = self.end, 1, 1, ~place, []
+        piece = StepPiece.__new__(StepPiece)
+        piece.sequence, piece.start, piece.size, piece.outputs = self.sequence, self.start + self.size, 1, 1
+        piece.newest, piece.guesses = ~place, []
         return piece
 
     def add_to(self, rows: Rows) -> None:
@@ -294,8 +294,13 @@ class StepPiece:
 
     def followed(self, said: list[int]) -> int:
         """The newest token was followed by what was said; how many guesses were right."""
-        right = max(0, len(said) - 1)
-        self._note_written(np.array([self.newest, *said[:right]], np.int32))
+        sequence, right = self.sequence, max(0, len(said) - 1)
+        if right or sequence.slot is None or self.newest is None:
+            self._note_written(np.array([self.newest, *said[:right]], np.int32))
+        else:
+            # For one token this is much less work.
+            sequence.slot.ids[self.start] = self.newest
+            sequence.computed = sequence.slot.length = self.start + 1
         return right
 
     def _note_written(self, tokens: Ids) -> None:

@@ -1,5 +1,6 @@
 """From a folder of safetensors, or a GGUF file, to a runner; of a folder with its tokenizer and card."""
 
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,9 @@ def settle_torch(options: LocalOptions) -> LocalOptions:
     usual = LocalOptions()
     batch = _BATCH if options.batch == usual.batch else options.batch
     chunk = _CHUNK if options.chunk == usual.chunk else options.chunk
-    return replace(options, batch=batch, chunk=min(batch, chunk))
+    # A card reads so many rows within a few milliseconds, whatever was seen of it so far.
+    pause = math.inf if torch.cuda.is_available() and options.pause == usual.pause else options.pause
+    return replace(options, batch=batch, chunk=min(batch, chunk), pause=pause)
 
 
 def open_torch(path: Path, options: LocalOptions) -> tuple[TorchRunner, HfTokenizer, ModelCard]:

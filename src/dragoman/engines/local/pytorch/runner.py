@@ -301,9 +301,10 @@ class _Layout:
         count, most = len(rows), len(batch.ids)
         for slot in {*rows.slots}:
             self._note(slot, rows.tables[slot])
-        values = np.zeros(most * (2 + self._width), np.int32)
-        values[:count], values[most : most + count] = rows.tokens, rows.positions
-        tables = values[2 * most :].reshape(most, self._width)
+        begin = _aligned(most)
+        values = np.zeros(2 * begin + most * self._width, np.int32)
+        values[:count], values[begin : begin + count] = rows.tokens, rows.positions
+        tables = values[2 * begin :].reshape(most, self._width)
         tables[:count], tables[count:] = self._tables[rows.slots], self._unread
         # They are the beginning of one piece of memory.
         batch.all[: values.size].copy_(torch.from_numpy(values).pin_memory(), non_blocking=True)
@@ -321,7 +322,19 @@ class _Layout:
         """All of it is one copy, and each tensor a part of what that becomes."""
         columns = [np.asarray(one, np.int32) for one in (ids, positions, tables, pieces, begins)]
         columns += [np.asarray(one, np.int32).reshape(-1, 2) for one in blocks]
-        everything = put(np.concatenate([one.reshape(-1) for one in columns]), self._device)
-        parts = everything.split([one.size for one in columns])
-        shaped = [part.view(one.shape) for part, one in zip(parts, columns, strict=True)]
+        # Kernels are compiled anew for pointers that are aligned in another way, so all of these are.
+        begins = np.cumsum([0, *(_aligned(one.size) for one in columns)]).tolist()
+        values = np.zeros(begins[-1], np.int32)
+        for begin, one in zip(begins, columns, strict=False):
+            values[begin : begin + one.size] = one.reshape(-1)
+        everything = put(values, self._device)
+        shaped = [
+            everything[begin : begin + one.size].view(one.shape)
+            for begin, one in zip(begins, columns, strict=False)
+        ]
         return StepBatch(everything, self.chosen, *shaped)
+
+
+def _aligned(count: int) -> int:
+    """So many numbers, or as many more as it takes to begin the next ones at a round address."""
+    return -(-count // 16) * 16
