@@ -1,6 +1,8 @@
 """Weights are read from folders, and changed in place."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,3 +71,62 @@ def test_a_context_beyond_what_the_model_was_made_for_is_refused(folder: Path) -
 def test_steps_are_larger_than_elsewhere_unless_that_is_set() -> None:
     assert settle_torch(LocalOptions()).batch > 1000
     assert settle_torch(LocalOptions(batch=64)).batch == 64
+
+
+@pytest.mark.parametrize("within", ["language_model.model.", "model.language_model."])
+def test_of_a_model_that_sees_the_text_is_taken(within: str, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    make(tmp_path, "gemma3")
+    alone, _, _ = open_torch(tmp_path, OPTIONS)
+    tensors = {name.replace("model.", within, 1): value for name, value in read_tensors(tmp_path)}
+    save_file(tensors | {"vision_tower.a": torch.zeros(1)}, tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": config}))
+    runner, _, _ = open_torch(tmp_path, OPTIONS)
+    for name, place in runner._weights._places.items():
+        assert torch.equal(place, alone._weights._places[name])
+
+
+@pytest.mark.parametrize("lacking", ["tokenizer.json", "config.json", "model-2.safetensors"])
+def test_a_file_that_lacks_is_named(lacking: str, folder: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    where = {name: f"model-{number % 2 + 1}.safetensors" for number, name in enumerate(tensors)}
+    for file in {*where.values()}:
+        save_file({name: tensors[name] for name in where if where[name] == file}, tmp_path / file)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    for file in ("config.json", "tokenizer.json"):
+        (tmp_path / file).write_bytes((folder / file).read_bytes())
+    open_torch(tmp_path, OPTIONS)
+    (tmp_path / lacking).unlink()
+    with pytest.raises(ModelFileError, match=lacking):
+        open_torch(tmp_path, OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model.norm.weight": torch.zeros(32, dtype=torch.int64)}, "model.norm.weight in I64"),
+        (
+            {"model.norm.weight": torch.zeros(33)},
+            r"the shape \[33\] instead of \[32\]",
+        ),
+        ({"model.layers.0.strange.weight": torch.zeros(3)}, "no tensor 'model.layers.0.strange.weight'"),
+        ({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)}, None),
+    ],
+)
+def test_a_tensor_that_is_wrong_is_named(
+    change: dict[str, Any], said: str | None, folder: Path, tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    save_file(load_file(folder / "model.safetensors") | change, tmp_path / "model.safetensors")
+    for file in ("config.json", "tokenizer.json"):
+        (tmp_path / file).write_bytes((folder / file).read_bytes())
+    if said is None:
+        open_torch(tmp_path, OPTIONS)
+        return
+    with pytest.raises(ModelFileError, match=said):
+        open_torch(tmp_path, OPTIONS)

@@ -67,13 +67,16 @@ class Decoder(Struct, frozen=True, kw_only=True):
 
 
 def decoder_of(config: Config) -> Decoder:
-    """Raises ModelFileError for what the runner does not know."""
+    """Of a model that sees, the part for text. Raises ModelFileError for what the runner does not know."""
+    quantized = config.get("quantization_config") or {}
+    if config.get("model_type") in _AROUND and isinstance(config.get("text_config"), Mapping):
+        config = config["text_config"]
     kind = str(config.get("model_type"))
     if kind not in FAMILIES:
         raise ModelFileError(
             f"The runner torch has no {kind} models, only {', '.join(FAMILIES)}; use --engine transformers."
         )
-    _check_quantized(config.get("quantization_config") or {})
+    _check_quantized(quantized)
     return FAMILIES[kind](config)
 
 
@@ -146,6 +149,7 @@ def _qwen3_moe(config: Config) -> Decoder:
 
 
 def _gemma3(config: Config) -> Decoder:
+    config = {**_GEMMA3, **config}
     layers, head = _integer(config, "num_hidden_layers"), int(config.get("head_dim") or 256)
     window, every = int(config.get("sliding_window") or 0), int(config.get("sliding_window_pattern") or 6)
     kinds = config.get("layer_types") or [
@@ -172,6 +176,17 @@ def _gemma3(config: Config) -> Decoder:
     )
 
 
+# What files of some sizes do not say.
+_GEMMA3: dict[str, Any] = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "vocab_size": 262208,
+    "max_position_embeddings": 131072,
+    "rope_theta": 1e6,
+}
+_AROUND = ("gemma3", "mistral3")
+"""Kinds that have one of these families in them, beside what sees."""
 FAMILIES: Mapping[str, Callable[[Config], Decoder]] = {
     "llama": _llama,
     "mistral": _mistral,

@@ -10,7 +10,7 @@ import torch
 from msgspec.structs import replace
 
 from dragoman.engines.hf_tokenizer import HfTokenizer, card_of
-from dragoman.engines.local.machine import numerics
+from dragoman.engines.local.machine import check_context, numerics
 from dragoman.engines.local.model import Model
 from dragoman.engines.local.options import LocalOptions
 from dragoman.engines.local.pytorch.family import Decoder, decoder_of
@@ -41,10 +41,12 @@ def settle_torch(options: LocalOptions) -> LocalOptions:
 
 def open_torch(path: Path, options: LocalOptions) -> tuple[TorchRunner, HfTokenizer, ModelCard]:
     """Raises ModelFileError or SettingsError where that is not possible."""
-    weights = _empty(decoder_of(_config(path)), options)
+    shape = decoder_of(_config(path))
+    check_context(options.context, shape.context)
+    tokenizer = HfTokenizer(path, size=shape.vocabulary)
+    weights = _empty(shape, options)
     weights.load(read_tensors(path), path)
     runner, details = _runner_of(weights, options)
-    tokenizer = HfTokenizer(path, size=weights.shape.vocabulary)
     card = card_of(
         tokenizer,
         name=options.name or path.name,
@@ -66,6 +68,7 @@ def open_gguf(model: Model, options: LocalOptions) -> tuple[TorchRunner, dict[st
     """Of a file whose vocabulary is open: with details, and a name for all that decides what it answers."""
     file = GgufFile(model.parts, model.metadata)
     shape = file.decoder()
+    check_context(options.context, shape.context)
     weights = _empty(shape, options)
     weights.load(file.tensors(shape, weights.embedding), model.path)
     runner, details = _runner_of(weights, options)
@@ -141,11 +144,6 @@ def _page_bytes(shape: Decoder, weights: Weights) -> int:
 def _sizes(shape: Decoder, weights: Weights, options: LocalOptions) -> tuple[int, int, int]:
     """Slots, context and pages."""
     context = options.context or shape.context
-    if context > shape.context:
-        message = (
-            f"`context` is {context}, but this model was made for {shape.context} tokens; set that or less."
-        )
-        raise SettingsError(message, param="context")
     free = _ON_CPU
     if weights.embedding.is_cuda:
         free = int(torch.cuda.mem_get_info()[0] * _SHARE)

@@ -116,11 +116,12 @@ class Weights:
     def place(self, name: str, shape: Sequence[int]) -> Matrix | None:
         """Where a tensor of this name belongs; None where it is another one's copy. Raises BadRequest for one
         that the model has not."""
+        name = _AROUND.sub(r"\1\2", name)
         place = self._places.get(name)
         if place is None:
             place = self._joined(name)
         if place is None:
-            if _DERIVED.fullmatch(name) or (self.shape.tied and name == "lm_head.weight"):
+            if _LEFT_OUT.match(name) or (self.shape.tied and name == "lm_head.weight"):
                 return None
             raise BadRequest(f"The model has no tensor {name!r}.", param=None)
         if [*place.shape] != [*shape]:
@@ -146,7 +147,7 @@ class Weights:
             place = self.place(name, tensor.shape)
             if place is not None:
                 place.copy_(tensor)
-                done.add(name)
+                done.add(_AROUND.sub(r"\1\2", name))
         return done
 
     def load(self, named: Iterable[tuple[str, Tensor]], path: Path) -> None:
@@ -160,7 +161,9 @@ class Weights:
 
 
 # Files have these beside the weights, or as what they are made of.
-_DERIVED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
+_LEFT_OUT = re.compile(r".*rotary_emb\.inv_freq$|(model\.)?(vision_tower|multi_modal_projector)\.")
+_AROUND = re.compile(r"^(?:language_model\.(model\.|lm_head\.)|(model\.)language_model\.)")
+"""How names begin in models that see."""
 _READ = frozenset({"BF16", "F16", "F32", "F64"})
 _SCALED = frozenset({"F8_E4M3", "F8_E5M2", "I8"})
 _SCALE = re.compile(r"\.weight_scale(_inv)?$|\.(input|k|q|v|output)_scale$")
@@ -192,23 +195,20 @@ class TensorFiles:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._where: dict[str, Any] = {}
+        self._where: dict[str, Path] = {}
+        self._last: tuple[Path, Any] | None = None
         files = files_of(path)
         if not files:
             raise ModelFileError(f"There are no safetensors in {path}.")
         for file in files:
-            try:
-                found: Any = safe_open(str(file), framework="pt")
-                self._where |= dict.fromkeys(found.keys(), found)
-            except (SafetensorError, OSError) as error:
-                raise ModelFileError(f"{file} cannot be read ({type(error).__name__}).") from None
+            self._where |= dict.fromkeys(self._open(file).keys(), file)
 
     def __iter__(self) -> Iterator[str]:
         return (name for name in self._where if not _SCALE.search(name))
 
     def shape(self, name: str) -> list[int]:
         """Raises ModelFileError for one that is not made of numbers that can be read."""
-        found = self._where[name].get_slice(name)
+        found = self._open(self._where[name]).get_slice(name)
         kind, shape = found.get_dtype(), found.get_shape()
         if kind not in _READ and not (kind in _SCALED and self._scale(name)):
             more = ", which takes scales that are not there" if kind in _SCALED else ""
@@ -217,11 +217,20 @@ class TensorFiles:
 
     def read(self, name: str) -> Tensor:
         self.shape(name)
-        tensor = self._where[name].get_tensor(name)
+        tensor = self._open(self._where[name]).get_tensor(name)
         if tensor.element_size() > 1:
             return tensor
         scale = self._scale(name)
-        return tensor.float() * _spread(self._where[scale].get_tensor(scale), tensor.shape)
+        return tensor.float() * _spread(self._open(self._where[scale]).get_tensor(scale), tensor.shape)
+
+    def _open(self, file: Path) -> Any:
+        """One at a time: what was read of another need not stay mapped."""
+        if self._last is None or self._last[0] != file:
+            try:
+                self._last = file, safe_open(str(file), framework="pt")
+            except (SafetensorError, OSError) as error:
+                raise ModelFileError(f"{file} cannot be read ({type(error).__name__}).") from None
+        return self._last[1]
 
     def _scale(self, name: str) -> str:
         return next((name + end for end in ("_scale_inv", "_scale") if name + end in self._where), "")
