@@ -150,6 +150,8 @@ class Worker:
                 work()
             except Exception as error:
                 raised = error
+            # What was computed before it, and is read only now, arrives before the answer.
+            self._deliver(self._scheduler.take())
             with suppress(RuntimeError):
                 # The loop may be closed: then nobody waits any more.
                 loop.call_soon_threadsafe(settle, raised)
