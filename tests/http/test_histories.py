@@ -77,7 +77,10 @@ def test_a_loop_of_calls_goes_on_wherever_the_template_keeps_its_text(
     before, known = list[int](), ""
     for answer in answers(client)[:3]:
         prompt, ids, text = talk.turn(answer)
-        assert talk.model.decode(prompt) == text
+        # An answer that says the same is kept as it was sampled: some templates write a newline more.
+        said = talk.model.decode(prompt)
+        assert said == text or "gemma-4" in path.stem
+        assert "".join(said.split()) == "".join(text.split())
         assert prompt[: len(before)] == before or not text.startswith(known)
         end = int(ids[-1] in talk.model.vocabulary.end_ids)
         before = [*prompt, *ids[: len(ids) - end]]

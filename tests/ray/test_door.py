@@ -233,6 +233,8 @@ def test_a_client_that_leaves_ends_its_answer() -> None:
     slow._interval = 0.01
     with fleet_of(slow) as fleet, opened(fleet) as client:
         with client.stream("POST", "/v1/chat/completions", json={**BODY, "stream": True}) as reply:
-            next(reply.iter_lines())
+            # Without a name for it, it would be dropped at once, and the connection closed with it.
+            lines = reply.iter_lines()
+            next(lines)
             assert becomes(lambda: slow.live == 1)
         assert becomes(lambda: slow.live == 0)

@@ -36,7 +36,8 @@ def call(number: int, name: str, arguments: dict[str, Any]) -> None:
         case "shapeless":
             send({"id": number, "result": {"content": "text"}})
         case "endless":
-            sys.stdout.write("x" * 4_000_000)
+            # More than any message may have.
+            sys.stdout.write("x" * 64_000_000)
             sys.stdout.flush()
         case "long":
             answer(number, "x" * arguments["chars"])
