@@ -171,6 +171,11 @@ def test_sockets_go_through() -> None:
                     assert events[-1]["response"]["output"][0]["content"][0]["text"] == text
 
 
+def test_a_socket_that_says_nothing_is_inside() -> None:
+    with fleet_of(engine()) as fleet, opened(fleet, most=1) as client, socket_of(client):
+        assert becomes(lambda: client.post("/v1/chat/completions", json=BODY).status_code == 429)
+
+
 def test_a_socket_needs_a_key() -> None:
     with fleet_of(engine(), settings=KEYED) as fleet, opened(fleet, KEYED) as client:
         with socket_of(client, **bearer(KEYS[0])) as made:

@@ -8,6 +8,7 @@ joined, until the socket takes more. A turn gives few of them at a time, so that
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -67,7 +68,7 @@ class Pump:
             stream.flush()
 
 
-class Outflow:
+class Outflow(ABC):
     """Writes pieces of a reply from callbacks, one send at a time. `done` is over at its end, or fails.
 
     `flush` writes what there is; it is called again when a client that reads slowly has taken the last piece.
@@ -83,8 +84,8 @@ class Outflow:
         if self._sending is not None:
             self._sending.cancel()
 
-    def flush(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def flush(self) -> None: ...
 
     def _push(self, data: bytes | list[bytes]) -> None:
         if isinstance(data, bytes) and len(data) <= MUCH:

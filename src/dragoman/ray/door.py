@@ -214,14 +214,15 @@ class Door:
             await send({"type": "websocket.close", "code": 1008, "reason": error.message[:100]})
             return
         await send({"type": "websocket.accept"})
-        first = await receive()
-        if first["type"] != "websocket.receive":
-            return
         asked = DoorRequest({**scope, "method": "POST"}, receive, headers, owner)
-        asked.body = (first.get("text") or "").encode() or first.get("bytes") or b""
         held = self._bodies.of(owner)
         try:
+            # One that says nothing is inside as well.
             with self._visit(asked), held:
+                first = await receive()
+                if first["type"] != "websocket.receive":
+                    return
+                asked.body = (first.get("text") or "").encode() or first.get("bytes") or b""
                 held.be(len(asked.body))
                 asked.model = next(iter(self._fleet.routers))
                 self._name(asked)
