@@ -80,12 +80,15 @@ def test_where_a_row_leaves_nothing_there_is_no_id() -> None:
 
 
 def answers(count: int) -> list[TokenChoice]:
-    """Of all kinds, side by side: greedy, with min-p, without, with rules of their own."""
+    """Of all kinds, side by side: greedy, with min-p, without, with rules of one kind and of several."""
     kinds: list[dict[str, Any]] = [
         {"temperature": 0.0},
         {"min_p": 0.05, "top_k": 40, "logprobs": 1},
         {"top_p": 0.9},
-        {"min_p": 0.05, "frequency_penalty": 0.5},
+        {"min_p": 0.05, "frequency_penalty": 0.5, "presence_penalty": 0.3},
+        {"temperature": 0.0, "repetition_penalty": 1.3, "logit_bias": {7: 2.5, 9: -1.0}},
+        {"min_p": 0.1, "repetition_penalty": 1.2, "frequency_penalty": -0.5, "min_tokens": 3, "logprobs": 2},
+        {"min_p": 0.1, "allowed_token_ids": frozenset({3, 17, 18, 900})},
     ]
     made = []
     for number in range(count):
@@ -98,11 +101,15 @@ def answers(count: int) -> list[TokenChoice]:
 
 def test_a_step_is_the_same_with_maxima_and_without() -> None:
     random = np.random.default_rng(2)
-    choosers, ours, theirs = Choosers(1), answers(40), answers(40)
-    for _ in range(4):
-        rows = random.normal(size=(40, SIZE), scale=3).astype(np.float32)
+    choosers, ours, theirs = Choosers(1), answers(60), answers(60)
+    likely = random.normal(size=(60, SIZE), scale=3)
+    for _ in range(6):
+        # The same ids are likely each time, so that what was said before matters to the penalties.
+        rows = (likely + random.normal(size=likely.shape, scale=0.1)).astype(np.float32)
         rows[[0, 1]] = -np.inf
+        before = rows.copy()
         steps = choosers.advance(ours, rows, maxima_of(rows))
+        assert np.array_equal(rows, before)
         expected = choosers.advance(theirs, rows)
         assert [(each.ids, each.logprobs, each.finish) for each in steps] == [
             (each.ids, each.logprobs, each.finish) for each in expected

@@ -146,12 +146,22 @@ def apply(row: Logits, changes: Sequence[Change]) -> None:
         if change.alone:
             # Few are allowed, mostly: to put them back is quicker than to go through a mask of the others.
             row.fill(_NEVER)
-        elif change.amounts is None:
-            factor = np.float32(change.factor)
-            values = np.where(values > 0, values / factor, values * factor)
         else:
-            values += change.amounts
+            values = change_values(values, [change])
         row[change.places] = values
+
+
+def change_values(values: Logits, changes: Sequence[Change]) -> Logits:
+    """What becomes of the values at the places of these changes, which may be of several rows."""
+    counts = [change.places.size for change in changes]
+    factors = np.array([change.factor for change in changes], np.float32).repeat(counts)
+    scaled: Logits = np.where(values > 0, values / factors, values * factors)
+    amounts = [
+        np.zeros(change.places.size, np.float32) if change.amounts is None else change.amounts
+        for change in changes
+    ]
+    scaled += np.concatenate(amounts)
+    return scaled
 
 
 def _add(ids: Collection[int], amounts: Collection[float]) -> list[Change]:

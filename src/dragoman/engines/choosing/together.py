@@ -1,17 +1,17 @@
 """Which id comes next: for one continuation, for the rows of many at once, and for all of a step."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 from msgspec import Struct, field
 from numpy.typing import NDArray
 
-from dragoman.engines.choosing import BitMasking, Ids, Logits, Places, RowRules, Weights
-from dragoman.engines.choosing.edits import forbid_until
+from dragoman.engines.choosing import BitMasking, Change, Ids, Logits, Places, RowRules, Weights
+from dragoman.engines.choosing.edits import change_values, forbid_until
 from dragoman.engines.choosing.sampler import COLDEST, NoTokenLeft, Sampler, draw
 from dragoman.errors import BadRequest, ConstraintFailed
 from dragoman.types import FinishReason, Foreseeing, Job, Preparing, Sampling, Step, TokenLogprob
@@ -80,6 +80,16 @@ class Continuation:
         return self._sampler.drawable and not self._sampler.edited and self._most > 0
 
     @property
+    def simple(self) -> bool:
+        """`plain`, once `changes` have been made to the row: and those are made to single ids."""
+        free = self._matcher is None and self.sampling.allowed_token_ids is None
+        return free and self._sampler.drawable and self._most > 0
+
+    def changes(self) -> list[Change]:
+        """What rules change in the next row; to be asked once for each id, and not before `advance`."""
+        return self._sampler.changes(self.output)
+
+    @property
     def ends_next(self) -> bool:
         """Whether the next id is the last one, whatever it is."""
         return len(self.output) + 1 >= self._most
@@ -97,7 +107,7 @@ class Continuation:
                 words = self._matcher.words()
             if words is None:
                 return None
-        return RowRules(self._sampler.changes(self.output), words)
+        return RowRules(self.changes(), words)
 
     def uniform(self) -> float:
         """The number in [0, 1) that decides the next draw."""
@@ -375,15 +385,43 @@ class Begun(Struct):
 def _chosen(choices: Sequence[TokenChoice], logits: Logits, maxima: Logits) -> dict[int, int | None]:
     """What can be chosen together, by row."""
     chosen: dict[int, int | None] = {}
-    plain = {choice.row: choice.answer for choice in choices if choice.answer.plain}
-    greedy = [row for row, answer in plain.items() if answer.sampling.temperature <= 0]
-    few = {row: answer for row, answer in plain.items() if leaves_few(answer.sampling)}
-    if len(greedy) >= _SEVERAL:
-        chosen.update(zip(greedy, largest_ids(logits, maxima, greedy), strict=True))
-    if len(few) >= _SEVERAL:
-        asked, uniforms = [one.sampling for one in few.values()], [one.uniform() for one in few.values()]
-        chosen.update(zip(few, draw_few(logits, maxima, [*few], asked, uniforms), strict=True))
+    simple = {choice.row: choice.answer for choice in choices if choice.answer.simple}
+    greedy = [row for row, answer in simple.items() if answer.sampling.temperature <= 0]
+    few = {row: answer for row, answer in simple.items() if leaves_few(answer.sampling)}
+    groups = [group for group in (greedy, [*few]) if len(group) >= _SEVERAL]
+    with _changed(logits, maxima, [(row, simple[row].changes()) for group in groups for row in group]):
+        if len(greedy) >= _SEVERAL:
+            chosen.update(zip(greedy, largest_ids(logits, maxima, greedy), strict=True))
+        if len(few) >= _SEVERAL:
+            asked, uniforms = [one.sampling for one in few.values()], [one.uniform() for one in few.values()]
+            chosen.update(zip(few, draw_few(logits, maxima, [*few], asked, uniforms), strict=True))
     return chosen
+
+
+@contextmanager
+def _changed(
+    logits: Logits, maxima: Logits, changes: Sequence[tuple[int, Sequence[Change]]]
+) -> Iterator[None]:
+    """Have rules applied to their rows: the first of all rows at once, then the second, as far as there are.
+
+    Rows are as they were afterwards; the maxima of changed blocks are not.
+    """
+    rows = [(row * logits.shape[1], of_row) for row, of_row in changes if of_row]
+    values, blocks = logits.reshape(-1), logits.reshape(-1, BLOCK)
+    before: list[tuple[Places, Logits]] = []
+    for turn in range(max((len(of_row) for _, of_row in rows), default=0)):
+        now = [(start, of_row[turn]) for start, of_row in rows if turn < len(of_row)]
+        places = np.concatenate([start + change.places for start, change in now])
+        before.append((places, values[places]))
+        values[places] = change_values(before[-1][1], [change for _, change in now])
+    for places, _ in before:
+        touched = places // BLOCK
+        maxima.reshape(-1)[touched] = blocks[touched].max(axis=1)
+    try:
+        yield
+    finally:
+        for places, old in reversed(before):
+            values[places] = old
 
 
 def _join_steps(first: Step, second: Step) -> Step:
