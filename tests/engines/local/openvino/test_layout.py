@@ -122,7 +122,7 @@ def test_rows_of_answers_are_pieces_of_their_own() -> None:
     rows.extend(0, 5, [1, 2, 3], [True] * 3, said=True)
     rows.extend(1, 0, [4, 5], [False] * 2)
     rows.tables.update({0: [0], 1: [1]})
-    assert laid_out(Layout(32, 8, 9), rows) == [1, 1, 1, 2]
+    assert laid_out(Layout(32, 9), rows) == [1, 1, 1, 2]
 
 
 def test_a_single_row_of_a_prompt_gets_another_behind_it() -> None:
@@ -130,21 +130,19 @@ def test_a_single_row_of_a_prompt_gets_another_behind_it() -> None:
     rows.extend(0, 31, [7], [True])
     rows.add(1, 3, 8)
     rows.tables.update({0: [4], 1: [5]})
-    inputs, places = Layout(32, 1, 9).of(rows)
+    inputs, places = Layout(32, 9).of(rows)
     assert inputs["position_ids"].tolist() == [31, 32, 3]
     assert inputs["block_indices"].tolist() == [4, 9, 5]
     assert places.tolist() == [0, 2]
 
 
-FILLED = [(1, 0, [1]), (2, 0, [1, 1]), (8, 0, [1, 2]), (1, 6, [1, 5])]
-
-
-@pytest.mark.parametrize(("threads", "least", "pieces"), FILLED)
-def test_a_step_is_filled_up(threads: int, least: int, pieces: list[int]) -> None:
+@pytest.mark.parametrize(("least", "pieces"), [(0, [1, 0]), (2, [1, 1, 0]), (6, [1, 5])])
+def test_a_step_is_filled_up(least: int, pieces: list[int]) -> None:
+    """And has a piece of no rows where it would have single ones only."""
     rows = Rows()
     rows.add(0, 0, 7)
     rows.tables[0] = [0]
-    layout = Layout(32, threads, 9)
+    layout = Layout(32, 9)
     layout.least = least
     assert laid_out(layout, rows) == pieces
 
@@ -155,6 +153,6 @@ def test_rows_that_nobody_reads_are_told(least: int, read: int) -> None:
     rows = Rows()
     rows.add(0, 0, 7)
     rows.tables[0] = [0]
-    layout = Layout(32, 8, 9)
+    layout = Layout(32, 9)
     layout.least = least
     assert layout.of(rows)[0][READ].tolist() == [read]

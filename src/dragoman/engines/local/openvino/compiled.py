@@ -98,7 +98,6 @@ class Compiled(Struct):
     """Tokens in a page of keys and values."""
     page_bytes: int
     """Of one page in all layers."""
-    threads: int
     weights: Path
     """The file of them, which is mapped."""
     adapters: tuple[str, ...] = ()
@@ -165,7 +164,6 @@ def compile_graph(file: Path, *, threads: int, kv_cache: str, adapters: Sequence
         vocabulary=wanted.output(0).partial_shape[-1].get_length(),
         page=values[0].partial_shape[2].get_length(),
         page_bytes=sum(math.prod(_shape(port, 1)) * port.element_type.size for port in caches),
-        threads=threads,
         weights=file.with_suffix(".bin"),
         adapters=tuple(adapter.name for adapter in adapters),
         mixes=any(port.any_name == READ for port in made.inputs),

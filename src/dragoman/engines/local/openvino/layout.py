@@ -8,8 +8,8 @@ Attention has three ways, which add up in different orders:
   it, which nobody reads, and whose place is written over by the token that comes there.
 - A piece of one row is computed by one thread for each head. So each row of an answer is such a piece, and a
   guess too: the keys and values of all rows are in their pages before attention begins.
-- Fewer of those than threads, and no others, are shared out among the threads, and the parts added. So rows
-  that nobody reads are added to such a step.
+- Fewer of those than threads, and no others, are shared out among the threads, and the parts added. So such a
+  step gets a piece of no rows at all: it counts as one that goes through tiles, and costs nothing.
 
 What is computed of one row at a time does not depend on others anyway.
 """
@@ -32,11 +32,10 @@ _FEW, _EVEN = 64, 16
 class Layout:
     """`unread` is a page for keys and values that nobody reads."""
 
-    def __init__(self, page: int, threads: int, unread: int) -> None:
+    def __init__(self, page: int, unread: int) -> None:
         self.least = 0
         """Rows that a step has at least."""
         self._page = page
-        self._threads = threads
         self._unread = unread
 
     def of(self, rows: Rows) -> tuple[dict[str, NDArray[Any]], NDArray[np.intp]]:
@@ -54,9 +53,7 @@ class Layout:
             positions = np.insert(positions, lone + 1, positions[lone] + 1)
             places += np.searchsorted(lone, places)
         read = max(len(tokens), self.least)
-        # As many pieces of one row as there are threads, or one that goes through tiles.
-        missing = min(self._threads - len(sizes), 2) if sizes.max() == 1 else 0
-        if (more := max(missing, self.least - len(tokens), _until_even(len(tokens)))) > 0:
+        if (more := max(self.least - len(tokens), _until_even(len(tokens)))) > 0:
             sizes = np.append(sizes, more)
             tokens = np.append(tokens, [_NO_TOKEN] * more)
             positions = np.append(positions, np.arange(more))
@@ -69,15 +66,19 @@ class Layout:
     ) -> dict[str, NDArray[Any]]:
         """What paged attention wants to know: where each piece begins, what it has, and in which pages."""
         ends = np.cumsum(sizes)
-        lengths = positions[ends - 1] + 1
+        past, lengths = positions[ends - sizes], positions[ends - 1] + 1
         used = [
             self._first(table, count)
             for table, count in zip(tables, (-(-lengths // self._page)).tolist(), strict=True)
         ]
+        if sizes.max() == 1:
+            # The piece of no rows.
+            ends, past = np.append(ends, ends[-1]), np.append(past, 0)
+            used.append([])
         return {
             "input_ids": tokens,
             "position_ids": positions,
-            "past_lens": positions[ends - sizes].astype(np.int32),
+            "past_lens": past.astype(np.int32),
             "subsequence_begins": np.concatenate(([0], ends)).astype(np.int32),
             "block_indices_begins": np.cumsum([0, *map(len, used)], dtype=np.int32),
             "block_indices": np.array([*chain.from_iterable(used)], np.int32),

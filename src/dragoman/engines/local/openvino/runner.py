@@ -129,7 +129,7 @@ class OpenVinoRunner:
         self.max_outputs = slots + _EXTRA_OUTPUTS
         # Embeddings have pages of their own, behind those of the sequences.
         self._spare = list(range(pages, pages + -(-context // self.page)))
-        self._layout = Layout(self.page, compiled.threads, unread=pages + len(self._spare))
+        self._layout = Layout(self.page, unread=pages + len(self._spare))
         self.all_pages = pages + len(self._spare) + 1
         self._body: Body | None = Body(compiled, self.all_pages)
         self._head: OutputHead | None = OutputHead(compiled)
