@@ -1,5 +1,6 @@
 """A GGUF file of a few kilobytes that llama.cpp loads: one layer, and a vocabulary of bytes."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import gguf
@@ -17,15 +18,17 @@ def write_tiny(
     seed: int = 1,
     architecture: str = "llama",
     layers: int = 1,
+    kv_heads: Sequence[int] = (),
 ) -> Path:
-    """`qwen2vl` has positions of several dimensions, `gemma3` norms around everything."""
+    """`qwen2vl` has positions of several dimensions, `gemma3` norms around everything. `kv_heads` are of each
+    layer, where they differ."""
     writer = gguf.GGUFWriter(str(path), architecture, split_max_tensors=tensors_a_file)
     writer.add_block_count(layers)
     writer.add_context_length(context)
     writer.add_embedding_length(WIDTH)
     writer.add_feed_forward_length(INNER)
     writer.add_head_count(HEADS)
-    writer.add_head_count_kv(HEADS)
+    writer.add_head_count_kv(kv_heads or HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(WIDTH // HEADS)
     if architecture == "qwen2vl":
@@ -44,6 +47,8 @@ def write_tiny(
     shapes: dict[str, tuple[int, ...]] = {}
     for layer in range(layers):
         shapes |= {f"blk.{layer}.{name}": shape for name, shape in _layer(architecture).items()}
+    for layer, heads in enumerate(kv_heads):
+        shapes |= {f"blk.{layer}.attn_{name}.weight": (heads * WIDTH // HEADS, WIDTH) for name in "kv"}
     shapes |= {"token_embd.weight": (len(tokens), WIDTH), "output_norm.weight": (WIDTH,)}
     for name, shape in shapes.items():
         writer.add_tensor(name, chance.normal(size=shape).astype(np.float32))

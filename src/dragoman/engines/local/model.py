@@ -287,9 +287,15 @@ class Model:
         }
 
     def _measure(self, key: str, default: int) -> int:
-        """A number of the file's architecture. The metadata is there even without the weights."""
-        architecture = self.metadata.get("general.architecture", "")
-        return int(self.metadata.get(f"{architecture}.{key}", default))
+        """A number of the file's architecture, the largest where layers differ.
+
+        The metadata is there even without the weights; then nobody has looked at it yet.
+        """
+        told = self.metadata.get(f"{self.metadata.get('general.architecture', '')}.{key}", str(default))
+        try:
+            return max(int(number) for number in told.strip("[]").split(","))
+        except ValueError:
+            raise ModelFileError(f"{self.path.name} is damaged: its {key} is no whole number.") from None
 
     def _metadata(self) -> dict[str, str]:
         """The metadata as text, but for the vocabulary, which has functions of its own."""

@@ -7,6 +7,7 @@ take longer than loading them, so a source that has not been touched since is kn
 """
 
 import hashlib
+import logging
 import os
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from dragoman.errors import ModelFileError
 
 FILE = "openvino_model.xml"
 _SOURCE = "source.json"
+_log = logging.getLogger("dragoman.engine")
 
 
 class _Source(Struct, frozen=True):
@@ -81,8 +83,9 @@ def _convert(path: Path, folder: Path) -> None:
     try:
         tensors = Tensors(path, partial(show_progress, doing="converting weights", did="converted weights"))
         model = build(tensors, shape_of(tensors.metadata))
-    except (KeyError, ValueError, NotImplementedError) as error:
-        raise NotForOpenVino(f"its tensors are not those of its architecture ({error})") from error
+    except (LookupError, ValueError, ArithmeticError, RuntimeError) as error:
+        _log.warning("OpenVINO's form of %s cannot be made", path.name, exc_info=error)
+        raise NotForOpenVino("its tensors are not those of its architecture") from error
     ov.save_model(model, folder / FILE, compress_to_fp16=False)
 
 

@@ -43,6 +43,8 @@ RECIPE = 7
 _LARGE_GEMMA = 62
 """Layers of the one that scales attention by its width instead of its heads."""
 _LOCAL_BASE = 10000.0
+_MOST = 1 << 20
+"""Of layers, heads and numbers in them."""
 
 
 class NotForOpenVino(Exception):
@@ -138,26 +140,29 @@ class _Read:
         if self._number("final_logit_softcapping"):
             raise NotForOpenVino("its logits have a soft cap")
         width, heads = self._integer("embedding_length"), self._integer("attention.head_count")
-        head = self._integer("attention.key_length", width // heads)
+        head = self._integer("attention.key_length", width // heads or None)
         if self._integer("attention.value_length", head) != head:
             raise NotForOpenVino("its keys and values have not the same width")
         layers = self._integer("block_count")
-        base = self._number("rope.freq_base_swa", _LOCAL_BASE)
+        kv_heads = self._integer("attention.head_count_kv", heads)
+        if heads % kv_heads:
+            raise NotForOpenVino("its heads cannot be shared out among those of its keys")
+        base = self._positive("rope.freq_base_swa", _LOCAL_BASE)
         return Shape(
             layers=layers,
             heads=heads,
-            kv_heads=self._integer("attention.head_count_kv", heads),
+            kv_heads=kv_heads,
             head=head,
             epsilon=self._number("attention.layer_norm_rms_epsilon", 1e-5),
             family=self._family,
             rotation=self._rotation(head),
             local_rotation=Rotation(base=base, width=head),
-            window=self._integer("attention.sliding_window", 0) if self._family.windowed else 0,
+            window=self._count("attention.sliding_window") if self._family.windowed else 0,
             attention_scale=self._attention_scale(width, heads, head, layers),
             embedding_scale=width**0.5 if self._family.embedding_by_width else self._scale("embedding_scale"),
             residual_scale=self._scale("residual_scale"),
             logit_scale=1 / self._scale("logit_scale"),
-            used_experts=self._integer("expert_used_count", 0),
+            used_experts=self._count("expert_used_count"),
         )
 
     def _attention_scale(self, width: int, heads: int, head: int, layers: int) -> float:
@@ -172,24 +177,52 @@ class _Read:
         yarn = kind == "yarn"
         if yarn and any("yarn_" in key or key.endswith("attn_factor") for key in self._metadata):
             raise NotForOpenVino("positions are scaled (yarn with factors of its own)")
-        return Rotation(
-            base=self._number("rope.freq_base", 10000.0),
+        rotation = Rotation(
+            base=self._positive("rope.freq_base", 10000.0),
             width=self._integer("rope.dimension_count", head),
-            stretch=self._number("rope.scaling.factor", 1.0) if kind != "none" else 1.0,
+            stretch=self._positive("rope.scaling.factor", 1.0) if kind != "none" else 1.0,
             kind="yarn" if yarn else "linear",
-            trained=self._integer("rope.scaling.original_context_length", 0)
-            or self._integer("context_length", 0),
+            trained=self._count("rope.scaling.original_context_length") or self._count("context_length"),
         )
+        if rotation.width % 2 or rotation.width > head:
+            raise NotForOpenVino("its heads cannot be turned in pairs")
+        if yarn and (rotation.base <= 1 or not rotation.trained):
+            raise NotForOpenVino("positions are scaled (yarn of a length that is not told)")
+        return rotation
 
     def _scale(self, key: str) -> float:
         """0 stands for none."""
         return self._number(key) or 1.0
 
     def _integer(self, key: str, default: int | None = None) -> int:
-        return int(self._number(key, default))
+        """One at least, and no more than a graph can have."""
+        value = int(self._positive(key, default, least=1))
+        if value > _MOST:
+            raise NotForOpenVino(f"its {key} cannot be {value}")
+        return value
+
+    def _count(self, key: str) -> int:
+        return int(self._positive(key, 0, least=0))
+
+    def _positive(self, key: str, default: float | None, least: float = 1e-30) -> float:
+        value = self._number(key, default)
+        if value < least:
+            raise NotForOpenVino(f"its {key} cannot be {value:g}")
+        return value
 
     def _number(self, key: str, default: float | None = 0.0) -> float:
-        value = self._metadata.get(f"{self._architecture}.{key}", default)
-        if value is None:
+        """A list stands for its number, where that is the same in all layers."""
+        told = self._metadata.get(f"{self._architecture}.{key}", default)
+        if told is None:
             raise NotForOpenVino(f"the file does not say its {key}")
-        return float(value)
+        listed = told.strip("[]").split(",") if isinstance(told, str) else told
+        try:
+            values = {float(value) for value in (listed if isinstance(listed, list) else [listed])}
+        except (TypeError, ValueError, OverflowError):
+            values = {math.nan}
+        if len(values) > 1:
+            raise NotForOpenVino(f"its {key} is not the same in all layers")
+        value = min(values, default=math.nan)
+        if not math.isfinite(value):
+            raise NotForOpenVino(f"its {key} is no number")
+        return value
