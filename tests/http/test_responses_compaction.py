@@ -32,6 +32,18 @@ def test_a_conversation_becomes_a_sealed_summary(parrot: Served) -> None:
     assert "summary" not in item["encrypted_content"]
 
 
+@pytest.mark.parametrize(
+    ("context", "said", "room"), [(65536, 1, 1024), (65536, 40_000, 10_000), (2048, 1, 512)]
+)
+def test_a_summary_is_not_much_longer_than_what_it_is_of(
+    serve: Serve, context: int, said: int, room: int
+) -> None:
+    """It is never more than a quarter of what the model takes, either."""
+    engine = parrot(context=context)
+    compact(serve(engine, store="memory"), [user("x" * said)])
+    assert room <= engine.jobs[-1].sampling.max_tokens <= room + 100
+
+
 def test_what_still_waits_for_its_answer_is_kept(parrot: Served) -> None:
     system = {"role": "developer", "content": "Be brief."}
     output = compact(parrot.url, [system, *TALK, user("three")]).json()["output"]

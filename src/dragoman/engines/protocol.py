@@ -19,6 +19,8 @@ UNSUPPORTABLE = frozenset(Sampling.__struct_fields__) - {"max_tokens", "samplers
 """What an engine may say that it cannot do: fields of Sampling and of Job."""
 BYTES_A_TOKEN = 4
 """About, where nobody can count them."""
+LONG_SUMMARY = 1024
+"""Tokens that a summary may have, however little it is of."""
 OF_SAMPLED_IDS = frozenset({"return_token_ids", "logprobs", "history"})
 OF_IDS = OF_SAMPLED_IDS | {
     "prompt_logprobs",
@@ -118,6 +120,10 @@ class ModelCard(Struct, kw_only=True):
     def room(self, prompt_tokens: int) -> int:
         """Of an answer to so many."""
         return self.longest if self.longest == UNBOUNDED else self.longest - prompt_tokens
+
+    def summary_room(self, size: int) -> int:
+        """Of a summary of so many bytes: models that write on and on would else do so for minutes."""
+        return max(min(self.longest // 4, max(LONG_SUMMARY, size // BYTES_A_TOKEN)), 1)
 
 
 @runtime_checkable

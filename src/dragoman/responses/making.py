@@ -81,7 +81,7 @@ async def summarise(
         asking = to_summarise(some, new_id("msg_"))
         telling = partial(tell, plain, asking, nothing, first=True, unseal=context.unseal)
         asked = await context.aside(context.size, telling)
-        most = max(model.card.longest // 4, 1)
+        most = model.card.summary_room(context.size)
         asked = replace(asked, sampling=replace(asked.sampling, max_tokens=most))
         return await model.turn(asked, context.owner, context.size)
 

@@ -162,7 +162,7 @@ async def _summarise(
     """The conversation as the model makes it short, and what is told of that."""
     asked, wish = edited.asked, edited.asked.request.compaction or edited.compacts
     assert wish is not None
-    most = max(host.card.longest // 4, 1)
+    most = host.card.summary_room(size)
     spec = await exchange.aside(size, partial(ask_summary, asked, wish.instructions, most))
     turn = await run_turn.plan(host, exchange, spec, size)
     (answer,) = await run_turn.whole(exchange, turn)
