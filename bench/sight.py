@@ -26,6 +26,7 @@ from bench import machine
 from bench.errors import BenchError, told
 from bench.tables import OUT, Table, keep, ratio
 from dragoman.engines.local import LocalEngine, LocalOptions
+from dragoman.engines.local.projector import Decoded, EncodedPart, Projector
 from dragoman.engines.weights import default_model
 from dragoman.media import Media, MediaSpan
 from dragoman.media.decode import Pixels
@@ -50,11 +51,15 @@ class Figures(Struct):
     picture_ms: list[float]
     text_ms: list[float]
     encode_ms: float
+    beside_ms: list[float]
+    """The same of each picture while others speak: that is what these may have to wait for."""
     gaps_ms: list[float]
     """Between any two tokens of those who speak, while pictures came."""
     quiet_ms: list[float]
     """The same without pictures, beside as many prompts of text."""
     grown_mb: float
+    rates: list[float]
+    """Tokens of prompts and pictures that were read in a second: beside pictures, and beside text."""
 
 
 class RawDecoder:
@@ -161,21 +166,28 @@ async def gaps(engine: LocalEngine, job: Job, begun: asyncio.Event, over: asynci
     return found
 
 
-async def beside(engine: LocalEngine, options: Options, sees: bool) -> list[float]:
+async def beside(
+    engine: LocalEngine, options: Options, sees: bool, first: int = 1000
+) -> tuple[list[float], float]:
+    """The pauses of those who speak, and how many tokens of the others were read in a second."""
     over, begun = asyncio.Event(), [asyncio.Event() for _ in range(options.speakers)]
-    jobs = (ask(engine, None, "b" * n, options.tokens, f"speaker {n} {sees}") for n in range(len(begun)))
+    jobs = (
+        ask(engine, None, "b" * n, options.tokens, f"speaker {n} {sees} {first}") for n in range(len(begun))
+    )
     speaking = [
         asyncio.create_task(gaps(engine, job, event, over)) for job, event in zip(jobs, begun, strict=True)
     ]
     for event in begun:
         await event.wait()
     asked = [
-        ask(engine, picture(1000 + number) if sees else None, "Why?", 4, f"beside {number}")
+        ask(engine, picture(first + number) if sees else None, "Why?", 4, f"beside {first + number}")
         for number in range(options.streams)
     ]
+    began = time.perf_counter()
     await asyncio.gather(*(first_token(engine, job) for job in asked))
+    rate = sum(len(job.prompt) for job in asked) / (time.perf_counter() - began)
     over.set()
-    return [gap for found in await asyncio.gather(*speaking) for gap in found]
+    return [gap for found in await asyncio.gather(*speaking) for gap in found], rate
 
 
 def encode_ms(engine: LocalEngine) -> float:
@@ -187,6 +199,21 @@ def encode_ms(engine: LocalEngine) -> float:
         engine._pictures.projector.encode(shown)
         took.append(1000 * (time.perf_counter() - began))
     return statistics.median(took)
+
+
+class Timed:
+    """A projector that notes how long each encoding took."""
+
+    def __init__(self, projector: Projector) -> None:
+        self._encode = projector.encode
+        self.took_ms: list[float] = []
+        projector.encode = self.encode  # type: ignore[method-assign]
+
+    def encode(self, decoded: Decoded) -> list[EncodedPart]:
+        began = time.perf_counter()
+        made = self._encode(decoded)
+        self.took_ms.append(1000 * (time.perf_counter() - began))
+        return made
 
 
 def resident_mb() -> float:
@@ -209,11 +236,13 @@ async def measure(options: Options) -> Figures:
     try:
         took = encode_ms(engine)
         seen, read = await second_questions(engine, options)
-        quiet = await beside(engine, options, sees=False)
+        quiet, usual = await beside(engine, options, sees=False)
         await beside(engine, options, sees=True)
-        before = resident_mb()
-        paused = await beside(engine, options, sees=True)
-        return Figures(seen, read, took, paused, quiet, resident_mb() - before)
+        before, timed = resident_mb(), Timed(engine._pictures.projector)
+        # What was seen the last time is known by now, so others are shown.
+        paused, rate = await beside(engine, options, sees=True, first=2000)
+        grown = resident_mb() - before
+        return Figures(seen, read, took, timed.took_ms, paused, quiet, grown, [rate, usual])
     finally:
         await engine.stop()
 
@@ -226,19 +255,21 @@ def tables(found: Figures, options: Options) -> list[Table]:
     ]
     pauses = f"pauses of {options.speakers} answers, {options.streams} pictures beside them"
     second = [
-        ["one picture is encoded", f"{found.encode_ms:.1f}", ""],
-        [pauses, *_pauses(found.gaps_ms)],
-        ["the same beside prompts of text", *_pauses(found.quiet_ms)],
+        ["one picture is encoded, alone", f"{found.encode_ms:.1f}", ""],
+        ["one picture is encoded, beside answers", *spread(found.beside_ms)],
+        [pauses, *spread(found.gaps_ms)],
+        ["the same beside prompts of text", *spread(found.quiet_ms)],
         ["memory after, MB more than before", f"{found.grown_mb:.1f}", ""],
     ]
+    rates = "Tokens of prompts read in a second: {:.0f} with pictures, {:.0f} of text.".format(*found.rates)
     return [
         Table("First token, ms", ["asked about", "median", "against text"], first, [machine.describe()]),
-        Table("Others while pictures come, ms", ["what", "median, p99, p99.9", "longest"], second),
+        Table("Others while pictures come, ms", ["what", "median, p99, p99.9", "longest"], second, [rates]),
     ]
 
 
-def _pauses(found: list[float]) -> tuple[str, str]:
-    """Machines have moments, so the longest says little by itself."""
+def spread(found: list[float]) -> tuple[str, str]:
+    """Machines have moments, so the longest of them says little by itself."""
     ordered = sorted(found)
     parts = (ordered[int(part * (len(ordered) - 1))] for part in (0.5, 0.99, 0.999))
     return ", ".join(f"{part:.1f}" for part in parts), f"{ordered[-1]:.1f}"

@@ -204,6 +204,22 @@ def test_one_that_takes_too_long_is_killed(monkeypatch: pytest.MonkeyPatch) -> N
         assert len(children_of(unruly)) == 1
 
 
+def test_one_that_computes_too_long_is_ended_by_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not tried again: that would take as long."""
+    endless = "import signal; signal.raise_signal(signal.SIGXCPU)"
+    with Unruly(endless) as unruly:
+        assert "takes too long" in refusal(unruly, image(picture("png")))
+        assert not children_of(unruly)
+
+
+def test_a_busy_machine_is_no_reason_to_refuse_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for longer than it may compute."""
+    slow = "import time; time.sleep(0.5); send(link, {'width': 2, 'height': 2}, bytes(12))"
+    with Unruly(slow) as unruly:
+        monkeypatch.setattr(decode, "IMAGE_S", 0.4)
+        assert unruly.decode_image(image(picture("png"))).width == 2
+
+
 @pytest.mark.parametrize(
     "does",
     [

@@ -168,7 +168,7 @@ class _PdfPages(Struct):
     sizes: list[Annotated[int, Meta(ge=0)]]
 
 
-def _split(said: object, made: bytes) -> tuple[list[str], list[bytes]]:
+def _split(said: object, made: bytes | memoryview) -> tuple[list[str], list[bytes]]:
     """What a process says of a PDF; it may say anything."""
     try:
         told = msgspec.convert(said, _PdfPages)
@@ -176,7 +176,7 @@ def _split(said: object, made: bytes) -> tuple[list[str], list[bytes]]:
         raise DecodeFailure("unreadable") from None
     pages, at = [], 0
     for size in told.sizes:
-        pages.append(made[at : at + size])
+        pages.append(bytes(made[at : at + size]))
         at += size
     if at != len(made) or (pages and len(pages) != len(told.texts)):
         raise DecodeFailure("unreadable")

@@ -9,6 +9,7 @@ when it has died or has to be killed. Nothing but BadRequest and Unavailable is 
 
 import asyncio
 import importlib.util
+import signal
 import socket
 import subprocess
 import sys
@@ -31,6 +32,9 @@ from dragoman.media.read import SAMPLES_A_SECOND, WORDS
 CHILD = Path(__file__).with_name("child.py")
 PACKAGES: dict[MediaKind, str] = {"image": "PIL", "audio": "soundfile"}
 IMAGE_S, AUDIO_S = 20.0, 60.0
+"""Of the processor's time, so that an honest file is not refused where a machine is busy."""
+WAITS = 6
+"""How many times as long it may take by the clock."""
 PATIENCE_S = 60.0
 """How long one waits for others' files."""
 USES = 256
@@ -51,7 +55,7 @@ class Pixels(Struct, frozen=True):
 
     width: int
     height: int
-    rgb: bytes
+    rgb: bytes | memoryview
 
     @property
     def array(self) -> NDArray[np.uint8]:
@@ -62,7 +66,7 @@ class Samples(Struct, frozen=True):
     """A sound: 32-bit floats, little endian, of one channel."""
 
     rate: int
-    data: bytes
+    data: bytes | memoryview
 
     @property
     def array(self) -> NDArray[np.float32]:
@@ -103,14 +107,26 @@ class WorkProcess:
         finally:
             theirs.close()
 
-    def ask(self, question: Any, data: bytes, seconds: float, most: int) -> tuple[Any, bytes]:
+    def ask(self, question: Any, data: bytes, seconds: float, most: int) -> tuple[Any, bytes | memoryview]:
         """What it says, and at most so many bytes; TimeoutError, or another OSError where it has died."""
         self.asked += 1
         until = time.monotonic() + seconds
         send(self._link, question, data, until)
-        if (answer := receive(self._link, until, most)) is None:
-            raise OSError("it is gone")
+        try:
+            answer = receive(self._link, until, most)
+        except ConnectionError:
+            answer = None
+        if answer is None:
+            raise TimeoutError if self._used_up else OSError("it is gone")
         return answer
+
+    @property
+    def _used_up(self) -> bool:
+        """Whether the system has ended it because it took too much of the processor's time."""
+        try:
+            return self._process.wait(1) == -signal.SIGXCPU
+        except subprocess.TimeoutExpired:
+            return False
 
     def kill(self) -> None:
         """From any thread: whoever waits for its answer is told that it is gone."""
@@ -184,7 +200,7 @@ class MediaDecoder:
 
     def ask(
         self, work: str, asked: dict[str, Any], data: bytes, seconds: float, most: int
-    ) -> tuple[Any, bytes]:
+    ) -> tuple[Any, bytes | memoryview]:
         """What a process for that work makes of a file; DecodeFailure with the word for what is wrong."""
         if not self._places.acquire(timeout=PATIENCE_S):
             raise Unavailable("Too many files are being decoded; try again soon.", retry_after=10)
@@ -201,10 +217,10 @@ class MediaDecoder:
 
     def _ask_one(
         self, child: WorkProcess, work: str, asked: dict[str, Any], data: bytes, seconds: float, most: int
-    ) -> tuple[Any, bytes]:
+    ) -> tuple[Any, bytes | memoryview]:
         keep = False
         try:
-            said, made = child.ask({**asked, "cpu": int(seconds)}, data, seconds, most)
+            said, made = child.ask({**asked, "cpu": int(seconds)}, data, WAITS * seconds, most)
             keep = child.asked < USES
         except TimeoutError:
             raise DecodeFailure("too_slow") from None
@@ -259,6 +275,6 @@ async def ask_once(data: bytes, seconds: float, most: int, *command: str) -> byt
     child = WorkProcess(*command)
     try:
         _, made = await asyncio.to_thread(child.ask, {}, data, seconds, most)
-        return made
+        return bytes(made)
     finally:
         child.kill()

@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from dragoman.engines.local import LocalEngine, LocalOptions, pictures
-from dragoman.engines.local.projector import Decoded
+from dragoman.engines.local import LocalEngine, LocalOptions, binding, pictures
+from dragoman.engines.local.projector import Decoded, SecondTeam
 from dragoman.errors import BadRequest, DragomanError, EngineFailed, ModelFileError, SettingsError
 from dragoman.media import MediaSpan
 from dragoman.types import Job, Sampling, Step
 from tests.engines.local.test_pictures import Viewer, as_media
 from tests.support.tiny_gguf import write_tiny
 from tests.support.tiny_projectors import write_pair, write_projector
+from tests.support.wait import becomes
 
 PATIENCE = 60
 
@@ -267,3 +268,29 @@ def test_without_a_projector_nothing_is_placed(tmp_path: Path) -> None:
         assert not engine.card.modalities
         with pytest.raises(BadRequest, match="text only"):
             engine.place(as_media(np.zeros((8, 8, 3), np.uint8)))
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted as Linux tells them")
+def test_threads_that_wait_are_asleep_while_others_compute() -> None:
+    """OpenMP has more threads than cores then: its thread, and one of its team, for all who are inside."""
+
+    def count() -> int:
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    team = SecondTeam(binding.load(), threads=2)
+    before = count()
+    with team, team:
+        assert becomes(lambda: count() == before + 2)
+    assert becomes(lambda: count() == before)
+
+
+@pytest.mark.parametrize(("threads", "built"), [(1, True), (2, False)])
+def test_nobody_waits_for_others_where_there_are_none(
+    monkeypatch: pytest.MonkeyPatch, threads: int, built: bool
+) -> None:
+    library = binding.load()
+    if not built:
+        monkeypatch.setattr(library, "parallel", None)
+    before = threading.active_count()
+    with SecondTeam(library, threads):
+        assert threading.active_count() == before

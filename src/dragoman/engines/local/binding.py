@@ -372,6 +372,8 @@ class Library:
             setattr(self, name, _declare(quick, name, result, arguments, prefix=""))
         check_layout(slow, LAYOUTS)
         self._handle = slow
+        self.parallel: Callable[..., None] | None = getattr(slow, "GOMP_parallel", None)
+        """How GNU's OpenMP has a function run by a team of threads, where that is what it was built with."""
         self.errors: deque[str] = deque(maxlen=8)
         self._log = callback(self.errors)
         self.log_set(self._log, None)

@@ -18,6 +18,8 @@ Rules of this file:
 """
 
 import logging
+import os
+import sys
 import threading
 import time
 from bisect import bisect_right
@@ -49,7 +51,12 @@ PLACES = 4096
 """Files of which is known what stands for them in a prompt."""
 DECODED = 64 << 20
 """Bytes of pictures that were decoded to be measured, and will be encoded soon."""
-_PAUSE_S, _PART = 0.06, 0.85
+_PAUSE_S, _PART = 0.06, 1.1
+"""What a step that reads beside answers may take at least, and of what an encoding takes by itself. Beside
+answers an encoding takes half as long again and more, so steps that turn out long are within it, too."""
+NICE = 5
+"""How far the thread that encodes stands behind the steps of answers, where the system has that for threads:
+a third of the time is left for it where all cores are wanted."""
 STOP_S = 10.0
 PLACEHOLDER = 0
 """An id for rows that have none. Nobody computes with it."""
@@ -231,11 +238,12 @@ class Pictures:
         return found
 
     def _decode(self, media: Media) -> Decoded:
-        if media.kind == "image":
-            pixels = self._decoder.decode_image(media)
-            return Decoded("image", pixels.width, pixels.height, pixels.rgb)
-        samples = self._decoder.decode_audio(media, self.projector.rate)
-        return Decoded("audio", len(samples.data) // 4, 0, samples.data)
+        with self.projector.team:
+            if media.kind == "image":
+                pixels = self._decoder.decode_image(media)
+                return Decoded("image", pixels.width, pixels.height, pixels.rgb)
+            samples = self._decoder.decode_audio(media, self.projector.rate)
+            return Decoded("audio", len(samples.data) // 4, 0, samples.data)
 
     # What sequences want, for the engine's thread.
 
@@ -300,6 +308,9 @@ class Pictures:
                 self._thread.start()
 
     def _run(self) -> None:
+        if sys.platform == "linux":
+            # Its team of threads is begun by it, and stands where it does.
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         while (picture := self._next()) is not None:
             self._encode(picture)
             self.tell(picture)

@@ -10,9 +10,11 @@ from there, so a picture with 1,000 rows may take no more than 40 positions.
 """
 
 import ctypes
+import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +22,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from dragoman.engines.choosing import Ids
-from dragoman.engines.local.binding import InputPart, InputText
+from dragoman.engines.local.binding import InputPart, InputText, Library
 from dragoman.engines.local.model import Model, check_file, why_not_loaded
 from dragoman.errors import BadRequest, BindingError, EngineFailed, ModelFileError
 from dragoman.media import MediaKind
@@ -29,6 +31,42 @@ _TEXT, _IMAGE = 0, 1
 _DIMENSIONS = 4
 _LARGE = ((4096, 4096), (8192, 1024), (1024, 8192))
 """Pictures that have as many rows as any has."""
+
+
+class SecondTeam:
+    """`with team:` where something else is computed on these cores: steps bear it better then.
+
+    Threads of GNU's OpenMP wait for each other at hundreds of places of a step, and stay awake for that. If
+    another process takes a core, the system may put two of them on the other one, where each keeps the other
+    from what it waits for: 20 ms become 600. They go to sleep instead while OpenMP has more threads than
+    there are cores. So a second team is there meanwhile, which does nothing.
+    """
+
+    def __init__(self, library: Library, threads: int) -> None:
+        self._parallel = library.parallel if threads > 1 else None
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._over = threading.Event()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._inside += 1
+            if self._inside == 1 and self._parallel is not None:
+                self._over = threading.Event()
+                stand = partial(self._stand_by, self._parallel, self._over)
+                threading.Thread(target=stand, name="dragoman-see", daemon=True).start()
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._over.set()
+
+    @staticmethod
+    def _stand_by(parallel: Callable[..., None], over: threading.Event) -> None:
+        # Of nothing there is nothing to free; the team stays until this thread ends.
+        parallel(ctypes.CDLL(None).free, None, 2, 0)
+        over.wait()
 
 
 class PicturePart(Struct, frozen=True):
@@ -73,7 +111,7 @@ class Decoded(Struct, frozen=True):
     width: int = 0
     """Of a sound: how many numbers."""
     height: int = 0
-    data: bytes | None = None
+    data: bytes | memoryview | None = None
     """One byte for each colour; of a sound 32-bit floats."""
 
     @property
@@ -101,6 +139,7 @@ class Projector:
         self._free = weakref.finalize(self, library.mtmd_free, self._pointer)
         self._free.atexit = False
         self._check_text()
+        self.team = SecondTeam(library, threads)
         self.path = path
         self.bytes = path.stat().st_size
         self.width = int(library.model_n_embd_inp(model.pointer))
