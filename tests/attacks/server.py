@@ -17,6 +17,8 @@ import msgspec
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import END_ID, Script, ScriptedEngine
 from dragoman.http.server import serve
+from dragoman.media import Media
+from dragoman.media.decode import MediaDecoder
 from dragoman.settings import Settings
 from dragoman.types import Job
 from tests.attacks.audit import audit
@@ -85,9 +87,17 @@ class Target(ScriptedEngine):
     """The vector of a text is how often it has each letter."""
 
     def __init__(
-        self, interval: float, context: int = 4096, *, watched: bool = False, slots: int | None = None
+        self,
+        interval: float,
+        context: int = 4096,
+        *,
+        watched: bool = False,
+        slots: int | None = None,
+        sees: bool = False,
     ) -> None:
         card = ModelCard(name=NAME, max_model_len=context, templates={"default": TEMPLATE}, constrains=True)
+        card.modalities = frozenset({"image", "audio"} if sees else ())
+        self._decoder = MediaDecoder() if sees else None
         card.slots = card.embeds_at_once = slots
         super().__init__(_repeated, card=card, interval=interval)
         self.jobs = _Forgotten()
@@ -95,6 +105,13 @@ class Target(ScriptedEngine):
         self._busy = 0.0
         self._tasks: list[asyncio.Task[None]] = []
         self._watch = Watch() if watched else None
+
+    def place(self, media: Media) -> list[int]:
+        """Decoded first, as by an engine with a model."""
+        if self._decoder is not None:
+            how = self._decoder
+            how.decode_image(media) if media.kind == "image" else how.decode_audio(media, 16_000)
+        return super().place(media)[:4]
 
     async def embed(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
         return [await asyncio.to_thread(_vector, ids) for ids in prompts]
@@ -156,6 +173,7 @@ if __name__ == "__main__":
         given.pop("context", 4096),
         watched=given.pop("watched", False),
         slots=given.pop("engine_slots", None),
+        sees=given.pop("sees", False),
     )
     if "audit" in given:
         audit(Path(given.pop("audit")))

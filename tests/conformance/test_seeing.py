@@ -199,7 +199,10 @@ def by_message(on: Seeing, data: bytes) -> Said:
 
 def by_ollama(on: Seeing, data: bytes) -> Said:
     """Its pictures stand behind the words of a message, which is another prompt: see below."""
-    messages = [{"role": "user", "content": "", "images": [data]}, {"role": "user", "content": ASK}]
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "", "images": [data]},
+        {"role": "user", "content": ASK},
+    ]
     made = on.ollama.chat(MODEL, messages, options={"num_predict": TOKENS, "temperature": 0})
     return Said(made.message.content or "", made.prompt_eval_count or 0)
 

@@ -37,7 +37,7 @@ REASONS = {
     "too_much_text": "it has more text than a request may have",
     "too_large": "the pictures of its pages have more bytes than a request may have",
     "unreadable": "it cannot be read as a PDF",
-    "too_slow": f"reading it takes more than {PDF_S:.0f} seconds",
+    "too_slow": f"reading it takes more than {PDF_S:.0f} seconds of computing",
 }
 NO_PAGES = "this server draws no pages of PDF files: whoever runs it has to install dragoman[media]"
 
