@@ -109,6 +109,27 @@ def test_an_adapter_comes_and_goes_in_the_words_of_vllm(serve: Serve, folder: Pa
     assert becomes(lambda: list(engine.loaded) == ["clerk"])
 
 
+def test_the_fingerprint_changes_when_answers_may(serve: Serve, folder: Path) -> None:
+    url = serve(Adaptable(), lora_dir=str(folder))
+
+    def seen() -> str:
+        fingerprint: str = ask(url).json()["system_fingerprint"]
+        return fingerprint
+
+    first = seen()
+    load(url)
+    loaded = seen()
+    post(url, SCALES, [{"id": 1, "scale": 0.5}])
+    scaled = seen()
+    assert len({first, loaded, scaled}) == 3
+    post(url, SCALES, [])
+    assert seen() == loaded
+    load(url, path="monk.gguf", load_inplace=True)
+    assert seen() == loaded
+    unload(url)
+    assert seen() == first
+
+
 def test_without_a_folder_nothing_is_changed(serve: Serve, folder: Path) -> None:
     engine = Adaptable()
     url = serve(engine)

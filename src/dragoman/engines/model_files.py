@@ -1,6 +1,8 @@
 """What the files of a model say: its tokenizer, its templates, and how its makers want it sampled."""
 
+import os
 from collections.abc import Mapping
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -208,3 +210,26 @@ def _number(text: str | None) -> float | None:
         return None if text is None else float(text)
     except ValueError:
         return None
+
+
+# What a file is known by. Gigabytes are not read for that: its size counts, and some of its contents all over
+# it.
+
+
+_SAMPLES, _SAMPLE = 64, 1 << 14
+
+
+def digest_samples(path: Path) -> bytes:
+    """Of a file, or of all files of a folder."""
+    found = blake2b(digest_size=16)
+    if path.is_dir():
+        for file in sorted(file for file in path.rglob("*") if file.is_file()):
+            found.update(str(file.relative_to(path)).encode() + digest_samples(file))
+        return found.digest()
+    with path.open("rb") as data:
+        size = os.fstat(data.fileno()).st_size
+        found.update(str(size).encode())
+        for number in range(_SAMPLES):
+            data.seek(max(0, size - _SAMPLE) * number // (_SAMPLES - 1))
+            found.update(data.read(_SAMPLE))
+    return found.digest()

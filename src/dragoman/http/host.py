@@ -266,7 +266,11 @@ class ModelHost:
         self.journal, self.charge = host.journal, host.charge
         self.loaded = loaded
         self.model, self.engine, self.card = loaded.model, loaded.engine, loaded.card
-        self.brake, self.adapters, self.fingerprint = loaded.brake, loaded.adapters, loaded.fingerprint
+        self.brake, self.adapters = loaded.brake, loaded.adapters
+
+    @property
+    def fingerprint(self) -> str:
+        return self.loaded.fingerprint
 
     async def computed(self, owner: str, work: Callable[[], Awaitable[R]]) -> R:
         """What the engine makes of something that is no turn; it waits for its place like one."""

@@ -9,12 +9,14 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
 from pathlib import Path
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from dragoman.engines.asked import ask_engine
+from dragoman.engines.model_files import digest_samples
 from dragoman.engines.protocol import AdaptableEngine, Engine, ModelCard
 from dragoman.errors import (
     ADAPTER_NAME,
@@ -49,6 +51,8 @@ class LoadedAdapter(Struct, kw_only=True):
     """For people: where it came from."""
     scale: float = 0.0
     """How much of it has what names no adapter."""
+    contents: str = ""
+    """Stands for what is in its files; of those that were there at the start the engine's numerics do."""
 
 
 class AdapterShelf:
@@ -59,6 +63,9 @@ class AdapterShelf:
         self._by_name = {
             name: LoadedAdapter(name=name, id=number, key=name) for number, name in enumerate(card.adapters)
         }
+        self._first = _state(self._by_name)
+        self.fingerprint = ""
+        """Stands for what answers depend on beyond what was there at the start, if anything."""
         self._count = len(self._by_name)
         self._loads = Counter(self._by_name)
         self._users: Counter[str] = Counter()
@@ -83,12 +90,12 @@ class AdapterShelf:
         self._loads[name] += 1
         return name if self._loads[name] == 1 else f"{name}{AGAIN}{self._loads[name]}"
 
-    def put(self, name: str, key: str, path: str) -> LoadedAdapter | None:
+    def put(self, name: str, key: str, path: str, contents: str) -> LoadedAdapter | None:
         """In the place of one that has the name, which is returned."""
         before = self._by_name.get(name)
         number = self._count if before is None else before.id
         self._count += before is None
-        added = LoadedAdapter(name=name, id=number, key=key, path=path)
+        added = LoadedAdapter(name=name, id=number, key=key, path=path, contents=contents)
         self._set({**self._by_name, name: added})
         return before
 
@@ -151,6 +158,8 @@ class AdapterShelf:
     def _set(self, by_name: dict[str, LoadedAdapter]) -> None:
         self._by_name = by_name
         self.card.adapters = tuple(by_name)
+        now = _state(by_name)
+        self.fingerprint = "" if now == self._first else blake2b(now.encode(), digest_size=6).hexdigest()
 
     def _known(self, name: str) -> LoadedAdapter:
         found = self._by_name.get(name)
@@ -175,6 +184,10 @@ class AdapterShelf:
 
 def _nothing() -> None:
     pass
+
+
+def _state(by_name: Mapping[str, LoadedAdapter]) -> str:
+    return repr(sorted((each.name, each.contents, each.scale) for each in by_name.values()))
 
 
 def _keys(by_name: Mapping[str, LoadedAdapter], scales: Mapping[str, float]) -> Adapters:
@@ -235,12 +248,16 @@ class AdapterChanges:
             self._check_name(name, in_place)
             key = self._shelf.new_key(name)
             try:
+                contents = await asyncio.to_thread(digest_samples, file)
                 await ask_engine(engine, "load_adapter", key, str(file))
             except ModelFileError as error:
                 # Where the folder lies is for its owner to know.
                 message = error.message.replace(str(file), told)
                 raise BadRequest(message, param=ADAPTER_PATH, code="invalid_value") from error
-            before = self._shelf.put(name, key, told)
+            except OSError as error:
+                message = f"{told} cannot be read ({error.strerror})."
+                raise BadRequest(message, param=ADAPTER_PATH, code="invalid_value") from None
+            before = self._shelf.put(name, key, told, contents.hex())
             logger.info("The adapter %s was loaded from %s", name, told)
             if before is not None:
                 self._let_go(engine, before)

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from dragoman.engines.local.model import Model
 from dragoman.engines.local.options import LocalOptions
+from dragoman.engines.model_files import digest_samples
 from dragoman.errors import SettingsError
 
 # Cores and memory, as far as affinity and control groups let it.
@@ -180,27 +181,12 @@ def _ask(*command: str) -> str:
 # A name for all that decides the answers to a request: it changes when they may, and not otherwise.
 
 
-# Gigabytes are not read for a name: of a file its size counts, and some of its contents all over it.
-_SAMPLES, _SAMPLE = 64, 1 << 14
-
-
 def numerics(files: Iterable[Path], *facts: object) -> str:
     """Of files with weights, and of what computes with them. Kernels are chosen by what the CPU can do."""
     found = blake2b(repr((facts, sorted(cpu_flags()))).encode(), digest_size=6)
     for file in files:
-        found.update(_digest_samples(file))
+        found.update(digest_samples(file))
     return found.hexdigest()
-
-
-def _digest_samples(file: Path) -> bytes:
-    found = blake2b(digest_size=16)
-    with file.open("rb") as data:
-        size = os.fstat(data.fileno()).st_size
-        found.update(str(size).encode())
-        for number in range(_SAMPLES):
-            data.seek(max(0, size - _SAMPLE) * number // (_SAMPLES - 1))
-            found.update(data.read(_SAMPLE))
-    return found.digest()
 
 
 # How many slots of how many tokens: what the model was trained for, as far as memory goes.
