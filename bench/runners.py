@@ -7,8 +7,10 @@ likely as each other either may come first. The command ends with an error where
 import argparse
 import asyncio
 import math
+import os
 import statistics
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from bench.errors import BenchError, told
 from bench.runner_texts import TEXT, prompts
 from bench.tables import Table, keep
 from dragoman.engines.local import LocalEngine, LocalOptions
+from dragoman.engines.local.openvino import tensors
 from dragoman.engines.local.options import KvCache, RunnerName
 from dragoman.engines.weights import default_model
 from dragoman.types import Job, Sampling, Step, TokenLogprob
@@ -144,9 +147,9 @@ def table(found: Sequence[Measured], asked: Asked) -> Table:
     return Table("What the runners say", head, rows, [note])
 
 
-def main(asked: Asked) -> None:
+def main(asked: Asked, cases: Sequence[tuple[RunnerName, KvCache]] = CASES) -> None:
     found = []
-    for runner, kv_cache in CASES:
+    for runner, kv_cache in cases:
         print(f"runners: {runner}, {kv_cache}", flush=True)
         found.append(measure(runner, kv_cache, asked))
     keep("runners", found, [table(found, asked)])
@@ -164,8 +167,19 @@ def cli() -> None:
     parser.add_argument("--prompts", type=int, default=200, help="how many [default: 200]")
     parser.add_argument("--windows", type=int, default=16, help=f"of {WINDOW} tokens [default: 16]")
     parser.add_argument("--threads", type=int, default=2, help="compute threads [default: 2]")
+    parser.add_argument("--quick", action="store_true", help="the usual keys and values only")
+    parser.add_argument(
+        "--four-bits", action="store_true", help="OpenVINO keeps four bits however small the file is"
+    )
     args = parser.parse_args()
-    main(Asked(args.model or default_model(), args.prompts, args.windows, args.threads))
+    asked = Asked(args.model or default_model(), args.prompts, args.windows, args.threads)
+    cases = [case for case in CASES if case[1] == "auto" or not args.quick]
+    if not args.four_bits:
+        return main(asked, cases)
+    with tempfile.TemporaryDirectory() as folder:
+        # What is converted so is for nobody else.
+        os.environ["DRAGOMAN_CACHE"], tensors.LARGE = folder, 0
+        return main(asked, cases)
 
 
 if __name__ == "__main__":

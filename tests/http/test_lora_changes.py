@@ -119,10 +119,10 @@ def test_the_fingerprint_changes_when_answers_may(serve: Serve, folder: Path) ->
     first = seen()
     load(url)
     loaded = seen()
-    post(url, SCALES, [{"id": 1, "scale": 0.5}])
+    send("POST", url, SCALES, json=[{"id": 1, "scale": 0.5}])
     scaled = seen()
     assert len({first, loaded, scaled}) == 3
-    post(url, SCALES, [])
+    send("POST", url, SCALES, json=[])
     assert seen() == loaded
     load(url, path="monk.gguf", load_inplace=True)
     assert seen() == loaded
