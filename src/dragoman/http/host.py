@@ -270,7 +270,8 @@ class ModelHost:
 
     @property
     def fingerprint(self) -> str:
-        return self.loaded.fingerprint
+        """Changes when answers may, adapters that come and go included."""
+        return "-".join(filter(None, (self.loaded.fingerprint, self.model.planner.adapters.fingerprint)))
 
     async def computed(self, owner: str, work: Callable[[], Awaitable[R]]) -> R:
         """What the engine makes of something that is no turn; it waits for its place like one."""

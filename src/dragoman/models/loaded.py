@@ -57,17 +57,13 @@ class LoadedModel:
         self.brake = Brake(engine)
         planner = self.model.planner
         self.adapters = AdapterChanges(engine, planner.adapters, settings, planner.names)
+        self.fingerprint = "-".join(filter(None, ("dragoman", __version__, self.card.numerics)))
+        """Of the model as it was loaded; adapters may have come since."""
         places = PLACES_PER_SLOT * (self.card.embeds_at_once or 0)
         self._vectors = EngineQueue(places, 2 * places) if places else queue
         self.view: Any = None
         """What the routes of a server see of it; it goes with the model."""
         self._checking: asyncio.Future[None] | None = None
-
-    @property
-    def fingerprint(self) -> str:
-        """Changes when answers may, adapters that come and go included."""
-        parts = ("dragoman", __version__, self.card.numerics, self.model.planner.adapters.fingerprint)
-        return "-".join(filter(None, parts))
 
     @property
     def names(self) -> tuple[str, ...]:
