@@ -210,9 +210,6 @@ _INFILL = (
     ("[PREFIX]", "[SUFFIX]", "[MIDDLE]"),
 )
 
-LONG = 8192
-"""Characters of a text whose encoding others are not to wait for."""
-
 
 class HfTokenizer:
     """`size` is how many ids the model's logits have, often more than there are tokens.
@@ -261,14 +258,11 @@ class HfTokenizer:
 
 
 def _encode(tokenizer: Any, text: str) -> list[int]:
-    if len(text) <= LONG:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
     # Of a text alone the library keeps the interpreter to itself, which of 2 MB is a second. Of several it
-    # does not, be they one.
-    (whole,) = tokenizer.encode_batch([text], add_special_tokens=False)
-    several: list[int] = whole.ids
-    return several
+    # does not, be they one. Where each id stands in the text nobody asks for.
+    (whole,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
+    ids: list[int] = whole.ids
+    return ids
 
 
 def card_of(
