@@ -82,6 +82,11 @@ class SteadyTokenizer:
     def encode(self, text: str) -> list[int]:
         return self.latest.encode(text)
 
+    def encode_on(self, text: str) -> list[int]:
+        """For text that does not begin a prompt, which some tokenizers write differently."""
+        encode: Callable[[str], list[int]] = getattr(self.latest, "encode_on", self.latest.encode)
+        return encode(text)
+
 
 # The jobs at work in an engine that may die: each of them is told of its end, once.
 

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, pre_tokenizers, processors
 
 from dragoman.engines.hf_tokenizer import HfTokenizer, card_of
 from dragoman.engines.local.model import LlamaTokenizer, Model
+from dragoman.engines.supervised import SteadyTokenizer
 from dragoman.engines.weights import default_model
 from dragoman.errors import ModelFileError
 from dragoman.prompt.encode import Encoder
@@ -228,6 +229,13 @@ def test_only_the_first_word_of_a_prompt_gets_a_space() -> None:
     text = "the<|im_start|>the fox"
     assert Encoder(own).encode_special(text) == made.encode(text, add_special_tokens=False).ids
     assert (joined(own, own.encode("fox")), joined(own, own.encode_on("fox"))) == (b" fox", b"fox")
+
+
+def test_an_engine_that_is_opened_again_writes_the_same_spaces() -> None:
+    made = make.unigram()
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    own, text = HfTokenizer(made), "the<|im_start|>the fox"
+    assert Encoder(SteadyTokenizer(own)).encode_special(text) == Encoder(own).encode_special(text)
 
 
 def test_the_tokenizer_that_was_given_is_left_as_it_was() -> None:
