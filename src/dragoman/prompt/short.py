@@ -17,9 +17,9 @@ What would tell that a template is not of that kind leads back to the whole rend
   messages differently once something new is there (most drop reasoning when a user speaks) does so here, too.
 
 Numbers. Some templates number all calls of a conversation, and have smaller numbers where some are left out.
-For these a second short conversation is rendered, with one round of calls more. What differs between the two
-are such numbers, all of them by as much as the calls that the one has more; and all of them differ from those
-of the known text by what was left out, which is to be added to those in the new end.
+For these a second short conversation is rendered, with fewer rounds of calls, or one more, and one tool.
+Where the ends of the two differ are such numbers, all of them by as much as there are fewer calls; and all of
+them differ from those of the known text by what was left out, which is to be added to those in the new end.
 """
 
 import itertools
@@ -58,12 +58,12 @@ Render: TypeAlias = Callable[[Conversation], Rendering]
 
 
 class Numbering(Struct, frozen=True):
-    """How a template numbers what a conversation has: a second one shows it, with a round more."""
+    """How a template numbers what a conversation has: a second one shows it, with other rounds."""
 
     places: tuple[int, ...]
     rendering: Rendering
     step: int
-    """By how much the numbers are larger in the second one."""
+    """By how much the numbers of the second one are others."""
     shift: int
     """By how much they are in the whole."""
     behind: str
@@ -130,7 +130,7 @@ class Short(Struct, frozen=True):
         added = tuple(range(len(known), len(now.messages)))
         if numbering is not None:
             few = tuple(known[place] for place in numbering.places) + new
-            other = render(replace(now, messages=few, tools=self.tools))
+            other = render(replace(now, messages=few, tools=self.tools[:1]))
             numbered = _number_end(numbering, before.text, text, other.text, instead_of)
             if numbered is None:
                 return None
@@ -160,11 +160,11 @@ def shorten(
     end = shared_end(made.text, known.text)
     more = len(whole.messages), made, end, _unseen(whole.messages, places)
     short = Short(places, tools, whole.messages[-1], *more)
-    numbered = _with_a_round_more(whole.messages, places)
+    numbered = _with_other_rounds(whole.messages, places)
     if numbered is None:
         return short if _is_part(made.text[: len(made.text) - end], known.text, runs) else None
     few = tuple(whole.messages[place] for place in numbered)
-    other = render(replace(whole, messages=few, tools=tools))
+    other = render(replace(whole, messages=few, tools=tools[:1]))
     return _check_numbers(short, numbered, other, known.text, runs)
 
 
@@ -195,16 +195,27 @@ def _tool_name(tool: dict[str, Any]) -> Any:
 
 _DIGITS = re.compile(r"([0-9]+)")
 LONGEST_NUMBER = 9
+LEAST_NUMBERED = 3
+"""Messages at the end that the second conversation has."""
 
 
-def _with_a_round_more(messages: Sequence[Message], places: Sequence[int]) -> tuple[int, ...] | None:
-    """With the first calls that were left out; None where there are none."""
-    roles = [message.role for message in messages]
-    left_out = (place for place in range(len(roles)) if place not in places)
-    first = next((place for place in left_out if messages[place].tool_calls), None)
-    if first is None:
+def _with_other_rounds(messages: Sequence[Message], places: Sequence[int]) -> tuple[int, ...] | None:
+    """With fewer calls, or with the first that were left out; None where none were.
+
+    Fewer are less to render. But of all kinds of messages at the end one must stay: it may have a number.
+    """
+    roles, left_out = [message.role for message in messages], {*range(len(messages))} - {*places}
+    first_call = min((place for place in left_out if messages[place].tool_calls), default=None)
+    if first_call is None:
         return None
-    more = tuple(sorted({*places, *_round(roles, first)}))
+    tail = 1 + max(left_out)
+    kinds = {*map(_kind, messages[tail:])}
+    for first in range(len(roles) - LEAST_NUMBERED, tail, -1):
+        fewer = tuple(place for place in places if not tail <= place < first)
+        calls = any(message.tool_calls for message in messages[tail:first])
+        if calls and kinds == {*map(_kind, messages[first:])} and _joins(roles, fewer):
+            return fewer
+    more = tuple(sorted({*places, *_round(roles, first_call)}))
     return more if _joins(roles, more) else None
 
 
