@@ -320,6 +320,8 @@ async def stream(
     async with watch_client(exchange, turn):
         # While it waits in the queue, what goes wrong can still be told by the status.
         await turn.begun(most=keep_alive)
+        # Who has come at the same time is given to the engine before anything is said of this one.
+        await asyncio.sleep(0)
         first = await exchange.made(opening_bytes, opening)
         await exchange.start_stream(first, media, pump.call_later)
         written = TurnStream(
