@@ -41,7 +41,8 @@ NAMES = [
 EARLY = 10
 """The turn that the last one is held against."""
 AROUND = 3
-"""Turns of which the least counts."""
+"""Turns of which the median counts: from turn 10 on, because bodies before it are read in another way; and up
+to the last one."""
 
 
 class Options(Struct, frozen=True):
@@ -147,40 +148,33 @@ def measure(name: str, source: str, tokenizer: Path, options: Options) -> Case:
     return case
 
 
-def at(costs: Sequence[float], turn: int) -> float:
-    """The median of a few turns up to this one, where there are any."""
-    return statistics.median(costs[max(0, turn - AROUND) : turn]) if costs else 0.0
+def both(costs: Sequence[float]) -> tuple[float, float]:
+    """The medians of a few turns from the early one on, and of the last ones, where there are any."""
+    early = costs[EARLY - 1 :][:AROUND]
+    return (statistics.median(early), statistics.median(costs[-AROUND:])) if early else (0.0, 0.0)
 
 
 def table(cases: Sequence[Case], options: Options, where: str) -> Table:
     turns = (f"turn {EARLY}", f"turn {options.turns}", "grows")
-    head = ("template", "tokens", *turns, "HTTP", "grows", "first token", "vLLM's way", "of it")
+    head = ("template", "tokens", *turns, "HTTP", "grows", "first token", "grows", "vLLM's way", "of it")
     return Table(
         "The price of an agent's turn, in ms of processor time",
         head,
-        [_row(case, options.turns) for case in cases],
+        [_row(case) for case in cases],
         [
             f"The least of {options.rounds} rounds, medians of {AROUND} turns. {where}.",
-            f"`grows` is the last turn over turn {EARLY}; what follows is of the last turn:"
+            f"`grows` is the last turns over those from {EARLY} on; what follows is of the last ones:"
             " vLLM's way is reading, rendering and encoding; ours is all but the model.",
         ],
     )
 
 
-def _row(case: Case, turns: int) -> list[str]:
-    def both(costs: Sequence[float]) -> tuple[float, float]:
-        return at(costs, EARLY), at(costs, turns)
-
-    (early, last), (http_early, http_last) = both(case.inside), both(case.http)
-    figures = [
-        f"{early:.1f}",
-        f"{last:.1f}",
-        ratio(last, early),
-        f"{http_last:.1f}",
-        ratio(http_last, http_early),
-    ]
-    figures += [f"{at(case.first, turns):.1f}"]
-    theirs = at(case.peer, turns)
+def _row(case: Case) -> list[str]:
+    early, last = both(case.inside)
+    figures = [f"{early:.1f}"]
+    for first, now in ((early, last), both(case.http), both(case.first)):
+        figures += [f"{now:.1f}", ratio(now, first)]
+    theirs = both(case.peer)[1]
     figures += [f"{theirs:.0f}", ratio(last, theirs)] if case.peer else ["-", "-"]
     return [case.template, f"{case.tokens:,}", *figures]
 
