@@ -183,7 +183,13 @@ def main(options: Options, folder: Path | None, tokenizer: Path, names: list[str
     if not (tokenizer / "tokenizer.json").exists():
         raise BenchError(f"There is no tokenizer in {tokenizer}; name a folder of one with --tokenizer.")
     where = machine.describe()
-    cases = [measure(name, source, tokenizer, options) for name, source in templates(folder, names).items()]
+    cases = []
+    for name, source in templates(folder, names).items():
+        try:
+            cases.append(measure(name, source, tokenizer, options))
+        except BenchError as error:
+            # Some templates take no calls, or no tools.
+            print(f"agent: {name} is left out: {error}", flush=True)
     keep("agent", cases, [table(cases, options, where)])
 
 
