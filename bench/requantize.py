@@ -53,14 +53,14 @@ def _write(file: Path, source: GGUFReader, kind: Kind) -> None:
         used = kind if tensor.name.startswith("blk.") else Kind.Q8_0
         if values.shape[-1] % GGML_QUANT_SIZES[used][0]:
             used = Kind.Q8_0
-        writer.add_tensor(tensor.name, _quantize(values, used), raw_dtype=used)
+        writer.add_tensor(tensor.name, quantize_rows(values, used), raw_dtype=used)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def _quantize(values: Floats, kind: Kind) -> NDArray[Any]:
+def quantize_rows(values: Floats, kind: Kind) -> NDArray[Any]:
     if kind not in _LONG_KINDS:
         return np.asarray(quantize(values, kind))
     # Some rows at a time: what is computed takes many times their memory.
