@@ -71,6 +71,14 @@ def single(job: Job, index: int) -> Job:
     return replace(job, id=f"{job.id}-{index}", n=1, sampling=sampling)
 
 
+def join_steps(first: Step, second: Step) -> Step:
+    """Two steps of one continuation as one; the second becomes it."""
+    second.ids = first.ids + second.ids
+    if first.logprobs is not None:
+        second.logprobs = first.logprobs + (second.logprobs or [])
+    return second
+
+
 # Steps from an engine's thread to the event loops of those who wait for them.
 
 

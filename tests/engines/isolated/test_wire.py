@@ -1,7 +1,11 @@
 """What is sent is what arrives; and a constraint that is made again allows the same."""
 
-from typing import Any, Literal
+import asyncio
+from contextlib import suppress
+from copy import deepcopy
+from typing import Any, Literal, cast
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -68,6 +72,69 @@ def body(message: Any) -> bytes:
 @given(st.lists(st.tuples(ids, steps), max_size=4))
 def test_steps_arrive_as_they_were(said: list[tuple[int, Step]]) -> None:
     assert wire.news.decode(body(wire.Said(said))) == wire.Said(said)
+
+
+class Pieces:
+    """A stream of which so much comes at a time."""
+
+    def __init__(self, data: bytes, size: int) -> None:
+        self._left, self._size = data, size
+
+    async def read(self, n: int = -1) -> bytes:
+        part, self._left = self._left[: self._size], self._left[self._size :]
+        return part
+
+
+@given(st.lists(st.binary(max_size=9), max_size=9), st.integers(1, 40))
+def test_frames_arrive_whole_however_they_are_cut(messages: list[bytes], size: int) -> None:
+    stream = Pieces(b"".join(wire.frame(message) for message in messages), size)
+
+    async def read() -> list[bytes]:
+        frames, found = wire.Frames(cast(asyncio.StreamReader, stream)), []
+        with suppress(EOFError):
+            while True:
+                found += await frames.read()
+        return found
+
+    assert [msgspec.msgpack.decode(frame) for frame in asyncio.run(read())] == messages
+
+
+def known(news: list[wire.News]) -> dict[tuple[int, int, str | None], list[Any]]:
+    """What is told of each continuation, under each version of weights, in order."""
+    found: dict[tuple[int, int, str | None], list[Any]] = {}
+    for one in news:
+        for id_, step in one.steps if isinstance(one, wire.Said) else ():
+            told = found.setdefault((id_, step.index, step.weight_version), [])
+            told += step.ids
+            told += [each for each in (step.finish, step.cached_tokens) if each is not None]
+    return found
+
+
+few = st.builds(
+    Step,
+    ids=st.lists(ids, max_size=3),
+    index=st.integers(0, 1),
+    finish=st.sampled_from([None, None, None, "stop"]),
+    cached_tokens=st.sampled_from([None, None, None, 7]),
+    weight_version=st.sampled_from([None, None, "2"]),
+)
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(0, 1), few), max_size=4) | st.just(None), max_size=6))
+def test_steps_that_have_waited_are_told_as_one(told: list[list[tuple[int, Step]] | None]) -> None:
+    def news() -> list[wire.News]:
+        return [wire.Pong(3) if one is None else wire.Said(deepcopy(one)) for one in told]
+
+    joined = list(wire.join_said(news()))
+    assert known(joined) == known(news())
+    assert [one for one in joined if not isinstance(one, wire.Said)] == [wire.Pong(3)] * told.count(None)
+
+
+def test_steps_of_many_messages_are_one_message() -> None:
+    said: list[wire.News] = [
+        wire.Said([(job, Step([10 * number + job])) for job in range(2)]) for number in range(3)
+    ]
+    assert list(wire.join_said(said)) == [wire.Said([(0, Step([0, 10, 20])), (1, Step([1, 11, 21]))])]
 
 
 @settings(max_examples=30)

@@ -62,8 +62,11 @@ class FlyingRunner(FakePagedRunner):
         self.unseen = 0
         """Steps whose ids nobody has asked for; and the most there ever were."""
         self.most_unseen = 0
+        self.told: list[list[int]] = []
+        """The tokens of each step as they were told: below zero where nobody knew them."""
 
     def step(self, rows: Rows) -> Logits:
+        self.told.append(rows.tokens)
         rows.tokens = [self._chosen[~token] if token < 0 else token for token in rows.tokens]
         self._rows = super().step(rows)
         return self._rows

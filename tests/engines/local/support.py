@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.engines.local.runner import Rows
-from dragoman.engines.local.scheduler import Scheduler, make_group
-from dragoman.engines.local.sequence import Group
+from dragoman.engines.local.scheduler import Scheduler
+from dragoman.engines.local.sequence import Group, make_group
 from dragoman.errors import ConstraintFailed
 from dragoman.types import Job, Sampling, Step
 from tests.engines.local.scripted import END, ScriptedRunner

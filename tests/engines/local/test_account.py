@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.engines.local.scheduler import Scheduler, make_group
-from dragoman.engines.local.sequence import Group, StepPiece
+from dragoman.engines.local.scheduler import Scheduler
+from dragoman.engines.local.sequence import Group, StepPiece, make_group
 from dragoman.engines.local.worker import Embedding, Worker
 from dragoman.types import Step
 from tests.engines.local.scripted import END, vector_of

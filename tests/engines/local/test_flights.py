@@ -10,6 +10,7 @@ from dragoman.engines.local.sequence import Group
 from tests.engines.local.paged import FlyingDesk, PagedDesk
 from tests.engines.local.scripted import expected
 from tests.engines.local.support import Desk
+from tests.engines.local.test_guessing import START, Dictated
 
 SIZES: dict[str, Any] = {"slots": 3, "context": 64, "pages": 24, "rows": 128}
 
@@ -85,6 +86,61 @@ def test_a_step_that_fails_ends_those_in_it_once() -> None:
     assert desk.finish(group) == "error"
 
 
+def test_prompts_are_read_on_in_a_step_that_is_begun_ahead() -> None:
+    desk = FlyingDesk(**SIZES | {"rows": 16}, chunk=4)
+    first = desk.ask([1, 2], 20)
+    for _ in range(3):
+        desk.step()
+    desk.runner.most_unseen = 0
+    second = desk.ask([*range(30)], 3)
+    while not desk.steps_of(second):
+        desk.step()
+    desk.run()
+    assert desk.ids(first) == expected([1, 2], 20) and desk.ids(second) == expected([*range(30)], 3)
+    reading = [told for told in desk.runner.told if len(told) == 5]
+    assert len(reading) == 7
+    assert all(min(told) < 0 for told in reading[1:]), "the newest id of the other was not known"
+
+
+REPEATS: dict[str, Any] = {"recalls": 1, "pass_rows": 64, "context": 256, "pages": 99, "extra": 64}
+
+
+def test_what_repeats_itself_is_guessed_and_takes_fewer_steps() -> None:
+    guessing, plain = FlyingDesk(guesses=7, **REPEATS), FlyingDesk(**REPEATS)
+    for desk in (guessing, plain):
+        group = desk.ask(START, 120)
+        desk.run()
+        assert desk.ids(group) == expected(START, 120, recalls=1)
+    assert len(guessing.runner.steps) < len(plain.runner.steps) / 3
+
+
+def test_what_does_not_repeat_itself_is_begun_ahead() -> None:
+    desk = FlyingDesk(guesses=7, **REPEATS | {"recalls": None})
+    group = desk.ask([1, 2, 3, 1, 2, 4], 100)
+    desk.run()
+    assert desk.ids(group) == expected([1, 2, 3, 1, 2, 4], 100)
+    assert all(len(told) == 1 and told[0] < 0 for told in desk.runner.told[-64:])
+
+
+def test_who_turns_to_repeating_is_guessed_again() -> None:
+    """Though nothing was guessed for a while: what would have been guessed is looked at."""
+    desk = FlyingDesk(guesses=7, **REPEATS)
+    group = desk.ask([5], 220)
+    desk.run(400)
+    sizes = [len(step) for step in desk.runner.steps]
+    assert 1 in sizes[20:60] and max(sizes[-20:]) == 8
+    assert desk.ids(group) == expected([5], 220, recalls=1)
+
+
+def test_what_a_constraint_makes_come_takes_fewer_steps() -> None:
+    ids = [place**2 % 97 for place in range(30)]
+    desk = FlyingDesk(guesses=7, **REPEATS)
+    group = desk.ask([1, 2, 3], 22, constraint=Dictated(ids))
+    desk.run()
+    assert desk.ids(group) == ids[:22]
+    assert len(desk.runner.steps) <= 9
+
+
 jobs = st.lists(
     st.fixed_dictionaries(
         {
@@ -121,15 +177,18 @@ def run(desk: Desk, asked: list[dict[str, Any]]) -> list[Group]:
     return [groups[number] for number in range(len(asked))]
 
 
-@given(jobs, st.sampled_from([24, 17]))
+@given(jobs, st.sampled_from([24, 17]), st.sampled_from([None, 1]), st.sampled_from([0, 1, 7]))
 @pytest.mark.thorough
-def test_answers_are_those_of_steps_one_by_one(asked: list[dict[str, Any]], pages: int) -> None:
-    """Of who is cancelled, as far as they go: it may be heard of one step later."""
-    flying, plain = (kind(**SIZES | {"pages": pages}) for kind in (FlyingDesk, PagedDesk))
+def test_answers_are_those_of_steps_one_by_one(
+    asked: list[dict[str, Any]], pages: int, recalls: int | None, guesses: int
+) -> None:
+    """With guesses and without. Of who is cancelled, as far as they go: it may be heard of a step later."""
+    sizes = SIZES | {"pages": pages, "recalls": recalls, "pass_rows": 64, "extra": 64}
+    flying, plain = FlyingDesk(**sizes, guesses=guesses), PagedDesk(**sizes)
     ours, theirs = (told(desk, run(desk, asked)) for desk in (flying, plain))
     for one, mine, other in zip(asked, ours, theirs, strict=True):
         if one["goes"] is None:
             assert mine == other
         for (ids, _), (known, _) in zip(mine, other, strict=True):
             assert ids[: len(known)] == known[: len(ids)]
-    assert isinstance(flying, FlyingDesk) and flying.runner.unseen <= 1
+    assert flying.runner.unseen <= 1

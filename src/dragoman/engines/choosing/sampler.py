@@ -92,6 +92,11 @@ class Sampler:
             self._uniforms = self._random.random(_AT_ONCE)[::-1].tolist()
         return self._uniforms.pop()
 
+    def give_back(self, uniforms: Sequence[float]) -> None:
+        """The last ones that were drawn decided nothing: they are drawn again."""
+        if self._random is not None:
+            self._uniforms += reversed(uniforms)
+
     def sample(self, row: Logits, output: Sequence[int]) -> int:
         """The next id, given the row for it and the ids generated so far. `row` is left as it is."""
         if self.edited:

@@ -4,9 +4,9 @@ It is what `sampler.py` does row by row in numpy. What rules change in a row com
 decides comes from each answer's own generator, so seeds mean the same here.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -17,7 +17,18 @@ from dragoman.engines.choosing.together import Drawn
 from dragoman.types import Sampling, TokenLogprob
 
 Chosen: TypeAlias = tuple[int, TokenLogprob | None]
-Draw: TypeAlias = Callable[[torch.Tensor, Sequence[Sampling], Sequence[float]], torch.Tensor]
+
+
+class Draw(Protocol):
+    """Kernels for what is computed of a row here, each of which has an order that is the row's alone."""
+
+    def __call__(
+        self, rows: torch.Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]
+    ) -> torch.Tensor:
+        """As `draw_rows`."""
+
+    def total(self, rows: torch.Tensor) -> torch.Tensor:
+        """The logarithm of what all ids of a row weigh together, as a column."""
 
 
 def at(rows: torch.Tensor, places: list[int]) -> torch.Tensor:
@@ -32,14 +43,14 @@ def put(values: Any, device: torch.device) -> torch.Tensor:
 
 
 def choose(
-    rows: torch.Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float], draw: "Draw | None" = None
+    rows: torch.Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float], draw: Draw | None = None
 ) -> list[Chosen]:
     """An id for each row, and its log probability where that is asked for."""
-    return Pending(rows, ids_of(rows, samplings, uniforms, draw), samplings).wait()
+    return Pending(rows, ids_of(rows, samplings, uniforms, draw), samplings, draw).wait()
 
 
 def ids_of(
-    rows: torch.Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float], draw: "Draw | None" = None
+    rows: torch.Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float], draw: Draw | None = None
 ) -> torch.Tensor:
     """Temperature 0: the largest. Another `draw` may do the same, faster where the rows are."""
     ids = rows.argmax(dim=-1)
@@ -51,7 +62,7 @@ def ids_of(
     return ids
 
 
-def chosen_ids(rows: torch.Tensor, drawn: Drawn, draw: "Draw | None" = None) -> torch.Tensor:
+def chosen_ids(rows: torch.Tensor, drawn: Drawn, draw: Draw | None = None) -> torch.Tensor:
     """An id for each row, with what changes it first; -1 where that leaves none."""
     if not drawn.rules and not drawn.known:
         return ids_of(rows, drawn.asked, drawn.uniforms, draw)
@@ -92,8 +103,11 @@ def edit(rows: torch.Tensor, rules: Sequence[RowRules]) -> torch.Tensor:
                 for _, one in mine
             ]
             values, amounts = flat[where], put(np.concatenate(by), rows.device)
-            scaled = torch.where(values > 0, values / amounts, values * amounts)
-            flat.index_copy_(0, where, values + amounts if adds else scaled)
+            if adds:
+                values += amounts
+            else:
+                values = torch.where(values > 0, values / amounts, values * amounts)
+            flat.index_copy_(0, where, values)
     masks = {place: mask for place, one in enumerate(rules) if (mask := _mask(one, size)) is not None}
     if masks:
         where = put([*masks], rows.device)
@@ -126,12 +140,14 @@ def _bits(places: NDArray[np.intp], size: int) -> NDArray[np.uint32]:
 class Pending:
     """Ids that were chosen, and what is asked of them, on their way from where they are computed."""
 
-    def __init__(self, rows: torch.Tensor, ids: torch.Tensor, samplings: Sequence[Sampling]) -> None:
+    def __init__(
+        self, rows: torch.Tensor, ids: torch.Tensor, samplings: Sequence[Sampling], draw: Draw | None = None
+    ) -> None:
         self._ids = _fetch(ids)
         self._reported = [place for place, one in enumerate(samplings) if one.logprobs is not None]
         self._tops = [samplings[place].logprobs or 0 for place in self._reported]
         if self._reported:
-            found = report(at(rows, self._reported), at(ids, self._reported), max(self._tops))
+            found = report(at(rows, self._reported), at(ids, self._reported), max(self._tops), draw)
             self._told = [_fetch(each) for each in found]
         self._done = torch.cuda.Event() if ids.is_cuda else None
         if self._done is not None:
@@ -180,9 +196,11 @@ def draw_rows(rows: torch.Tensor, samplings: Sequence[Sampling], uniforms: Seque
     return torch.searchsorted(sums, target, right=True).squeeze(1).clamp_(max=rows.size(1) - 1)
 
 
-def report(rows: torch.Tensor, ids: torch.Tensor, most: int) -> tuple[torch.Tensor, ...]:
+def report(
+    rows: torch.Tensor, ids: torch.Tensor, most: int, draw: Draw | None = None
+) -> tuple[torch.Tensor, ...]:
     """The log probability of each row's id, and so many of the most likely ids with theirs."""
-    base = rows.logsumexp(dim=-1, keepdim=True)
+    base = rows.logsumexp(dim=-1, keepdim=True) if draw is None else draw.total(rows)
     own = (rows.gather(1, ids.clamp(min=0).unsqueeze(1)) - base).squeeze(1)
     values, places = rows.topk(min(most, rows.size(1)), dim=-1)
     return own, places, values - base

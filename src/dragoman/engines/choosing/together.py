@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from dragoman.engines.choosing import BitMasking, Change, Ids, Logits, Places, RowRules, Weights
 from dragoman.engines.choosing.edits import change_values, forbid_until
 from dragoman.engines.choosing.sampler import COLDEST, NoTokenLeft, Sampler, draw
+from dragoman.engines.steps import join_steps
 from dragoman.errors import BadRequest, ConstraintFailed
 from dragoman.types import FinishReason, Foreseeing, Job, Preparing, Sampling, Step, TokenLogprob
 
@@ -22,7 +23,7 @@ from dragoman.types import FinishReason, Foreseeing, Job, Preparing, Sampling, S
 class Continuation:
     """`room` is how many ids the context has left after the prompt; `ends` are the model's own end ids."""
 
-    __slots__ = ("_ends", "_matcher", "_most", "_sampler", "foreseen", "index", "output", "sampling")
+    __slots__ = ("_ends", "_matcher", "_most", "_sampler", "foreseen", "index", "output", "plain", "sampling")
 
     def __init__(
         self, job: Job, index: int, prompt: Ids, *, vocabulary: int, ends: frozenset[int], room: int
@@ -41,6 +42,8 @@ class Continuation:
                 # The answer goes on as long as the constraint lets it.
                 self._sampler.add(forbid_until(ends, sampling.max_tokens))
             self._sampler.hold_to(matcher.mask)
+        self.plain = self._sampler.drawable and not self._sampler.edited and self._most > 0
+        """Whether row and `sampling` decide alone: then whoever has the row may choose, with `uniform`."""
 
     def advance(self, row: Logits, token: int | None = None) -> Step:
         """Choose the next id, unless it has been chosen. A step with a finish is the last one."""
@@ -75,11 +78,6 @@ class Continuation:
         return self._sampler.takes_largest and self.sampling.logprobs is None and self._most > 0
 
     @property
-    def plain(self) -> bool:
-        """Whether row and `sampling` decide alone: then whoever has the row may choose, with `uniform`."""
-        return self._sampler.drawable and not self._sampler.edited and self._most > 0
-
-    @property
     def simple(self) -> bool:
         """`plain`, once `changes` have been made to the row: and those are made to single ids."""
         free = self._matcher is None and self.sampling.allowed_token_ids is None
@@ -112,6 +110,10 @@ class Continuation:
     def uniform(self) -> float:
         """The number in [0, 1) that decides the next draw."""
         return self._sampler.uniform()
+
+    def give_back(self, uniforms: Sequence[float]) -> None:
+        """The last ones decided nothing after all: the next draws have them."""
+        self._sampler.give_back(uniforms)
 
     def took(self, token: int, logprob: TokenLogprob | None) -> Step:
         """`take`, of an id that was chosen elsewhere: there may have been none."""
@@ -271,6 +273,8 @@ def _first(true: NDArray[np.bool_]) -> Places:
 
 # One by one, fewer rows take no longer.
 _SEVERAL = 4
+# With more answers a step is full of rows without guesses, so it is of no use to foresee ids.
+_FORESEEN = 64
 
 
 class TokenChoice(Struct):
@@ -285,7 +289,20 @@ class TokenChoice(Struct):
         for row, guess in enumerate(self.guesses, self.row + 1):
             if step.finish is not None or step.ids[-1] != guess:
                 break
-            step = _join_steps(step, self.answer.advance(logits[row]))
+            step = join_steps(step, self.answer.advance(logits[row]))
+        return step
+
+    def go_on(
+        self, step: Step, found: Sequence[tuple[int, TokenLogprob | None]], uniforms: Sequence[float]
+    ) -> Step:
+        """The same after the first id, where what comes after each guess was chosen, by these numbers."""
+        used = 0
+        for guess, chosen in zip(self.guesses, found, strict=False):
+            if step.finish is not None or step.ids[-1] != guess:
+                break
+            step = join_steps(step, self.answer.took(*chosen))
+            used += 1
+        self.answer.give_back(uniforms[used : len(self.guesses)])
         return step
 
 
@@ -305,28 +322,50 @@ class Choosers:
         return self._told(choices, [choice.advance(logits, chosen.get(choice.row)) for choice in choices])
 
     def begin(self, choices: Sequence[TokenChoice], logits: Logits, drawer: "Drawer") -> "Begun":
-        """Have ids chosen where the rows are; what only Python can choose is chosen now."""
+        """Have ids chosen where the rows are; what only Python can choose is chosen now.
+
+        Where row and sampling decide alone, ids after all guesses are chosen at once, though only those count
+        that come after right ones. Rules have to know what was said before.
+        """
         self._wait()
-        drawn = Drawn([choice.row for choice in choices], [choice.answer.sampling for choice in choices], [])
-        steps: dict[int, Step] = {}
-        for place, choice in enumerate(choices):
-            answer, rules = choice.answer, None
+        drawn, steps = Drawn([], [], []), {}
+        for number, choice in enumerate(choices):
+            answer, place, rules = choice.answer, len(drawn.rows), None
             if not answer.plain and (rules := answer.rules()) is None:
-                steps[place] = choice.advance(logits)
-                drawn.known[place] = (steps[place].ids or [0])[-1]
+                steps[number] = choice.advance(logits)
+                drawn.known[place] = (steps[number].ids or [0])[-1]
             elif rules is not None:
                 drawn.rules[place] = rules
-            drawn.uniforms.append(0.0 if place in steps else answer.uniform())
-        return Begun(choices, drawer.choose(drawn) if choices else None, steps)
+            drawn.add(choice.row, answer.sampling, 0.0 if number in steps else answer.uniform())
+            if choice.guesses and answer.plain:
+                for row in range(choice.row + 1, choice.row + 1 + len(choice.guesses)):
+                    drawn.add(row, answer.sampling, answer.uniform())
+        return Begun(choices, logits, drawer, drawn, drawer.choose(drawn) if choices else None, steps)
 
     def finish(self, begun: "Begun") -> list[Step]:
         """Wait for what was begun: the next step of each continuation, in order."""
-        steps = []
+        return self._told(begun.choices, self._finish(begun))
+
+    def _finish(self, begun: "Begun") -> list[Step]:
+        steps, further = [], {}
         found = () if begun.pending is None else begun.pending.wait()
-        for place, (choice, chosen) in enumerate(zip(begun.choices, found, strict=True)):
-            known = begun.steps.get(place)
-            steps.append(choice.answer.took(*chosen) if known is None else known)
-        return self._told(begun.choices, steps)
+        place = 0
+        for number, choice in enumerate(begun.choices):
+            step, guesses = begun.steps.get(number), choice.guesses
+            if step is None:
+                step = choice.answer.took(*found[place])
+                if guesses and choice.answer.plain:
+                    step = choice.go_on(step, found[place + 1 :], begun.drawn.uniforms[place + 1 :])
+                    place += len(guesses)
+                elif guesses and step.finish is None and step.ids[-1] == guesses[0]:
+                    further[number] = TokenChoice(choice.answer, choice.row + 1, guesses[1:])
+            steps.append(step)
+            place += 1
+        if further:
+            more = self._finish(self.begin([*further.values()], begun.logits, begun.drawer))
+            for number, step in zip(further, more, strict=True):
+                steps[number] = join_steps(steps[number], step)
+        return steps
 
     def _wait(self) -> None:
         for begun in self._begun:
@@ -338,11 +377,12 @@ class Choosers:
         return steps
 
     def _begin(self, constrained: Sequence[Continuation]) -> None:
+        ahead = self._ahead if len(constrained) <= _FORESEEN else 0
         if self._pool is not None:
-            self._begun = [self._pool.submit(answer.prepare, self._ahead) for answer in constrained]
-        elif self._ahead:
+            self._begun = [self._pool.submit(answer.prepare, ahead) for answer in constrained]
+        elif ahead:
             for answer in constrained:
-                answer.prepare(self._ahead)
+                answer.prepare(ahead)
 
     def close(self) -> None:
         """What was begun is done, and its threads are gone."""
@@ -361,6 +401,11 @@ class Drawn(Struct):
     known: dict[int, int] = field(default_factory=dict)
     """Ids that have been chosen, by place."""
 
+    def add(self, row: int, asked: Sampling, uniform: float) -> None:
+        self.rows.append(row)
+        self.asked.append(asked)
+        self.uniforms.append(uniform)
+
 
 class PendingIds(Protocol):
     def wait(self) -> Sequence[tuple[int, TokenLogprob | None]]:
@@ -377,9 +422,12 @@ class Drawer(Protocol):
 
 class Begun(Struct):
     choices: Sequence[TokenChoice]
+    logits: Logits
+    drawer: Drawer
+    drawn: Drawn
     pending: PendingIds | None
     steps: dict[int, Step]
-    """Those that are known, by place."""
+    """Those that are known, by the number of their choice."""
 
 
 def _chosen(choices: Sequence[TokenChoice], logits: Logits, maxima: Logits) -> dict[int, int | None]:
@@ -422,11 +470,3 @@ def _changed(
     finally:
         for places, old in reversed(before):
             values[places] = old
-
-
-def _join_steps(first: Step, second: Step) -> Step:
-    """Two steps of one continuation as one."""
-    second.ids = first.ids + second.ids
-    if first.logprobs is not None:
-        second.logprobs = first.logprobs + (second.logprobs or [])
-    return second

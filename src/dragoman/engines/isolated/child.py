@@ -75,15 +75,17 @@ class Child:
         reader, self._writer = await asyncio.open_unix_connection(sock=self._link)
         if isinstance(self._engine, LivingEngine):
             await self._engine.start()
+        frames = wire.Frames(reader)
         while True:
             try:
-                order = wire.orders.decode(await wire.read(reader))
+                orders = [wire.orders.decode(frame) for frame in await frames.read()]
             except EOFError:
                 # There is nobody left to work for.
                 os._exit(0)
-            if isinstance(order, wire.Stop):
-                return await self._stop()
-            self._obey(order)
+            for order in orders:
+                if isinstance(order, wire.Stop):
+                    return await self._stop()
+                self._obey(order)
 
     def _obey(self, order: wire.Order) -> None:
         match order:

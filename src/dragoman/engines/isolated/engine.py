@@ -309,9 +309,12 @@ class IsolatedEngine:
             self._writer.write(wire.frame(order))
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
+        frames = wire.Frames(reader)
         try:
             while True:
-                self._take(wire.news.decode(await wire.read(reader)))
+                told = [wire.news.decode(frame) for frame in await frames.read()]
+                for said in told if len(told) == 1 else wire.join_said(told):
+                    self._take(said)
         except EOFError:
             pass
         except Exception:

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import socket
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from pathlib import PurePath
 from typing import Any, TypeAlias
@@ -18,6 +18,7 @@ from dragoman.constrain.constraint import compile_cached
 from dragoman.constrain.reasoning_budget import Budgeted, ReasoningBudget, Recipe
 from dragoman.constrain.vocabulary import Vocabulary
 from dragoman.engines.protocol import ModelCard, Tokenizer
+from dragoman.engines.steps import join_steps
 from dragoman.errors import BadRequest, DragomanError, EngineFailed, Part
 from dragoman.media import Media
 from dragoman.types import ConstraintSource, Job, JobConstraint, Matcher, Step
@@ -81,6 +82,7 @@ class Kitchen:
 
 
 _LENGTH = 4
+_AT_ONCE = 1 << 18
 
 
 class Told(Struct, frozen=True):
@@ -216,13 +218,65 @@ def receive(link: socket.socket) -> bytes:
     return _exactly(link, int.from_bytes(_exactly(link, _LENGTH), "little"))
 
 
-async def read(stream: asyncio.StreamReader) -> bytes:
-    """One message. Raises EOFError (IncompleteReadError is one) when the other side is gone."""
-    try:
-        length = int.from_bytes(await stream.readexactly(_LENGTH), "little")
-        return await stream.readexactly(length)
-    except ConnectionError as error:
-        raise EOFError from error
+class Frames:
+    """All messages of a stream that have come, as soon as there is one."""
+
+    def __init__(self, stream: asyncio.StreamReader) -> None:
+        self._stream = stream
+        self._begun = bytearray()
+
+    async def read(self) -> list[bytes]:
+        """Raises EOFError when the other side is gone."""
+        while not (found := self._whole()):
+            try:
+                data = await self._stream.read(_AT_ONCE)
+            except ConnectionError as error:
+                raise EOFError from error
+            if not data:
+                raise EOFError
+            self._begun += data
+        return found
+
+    def _whole(self) -> list[bytes]:
+        found, start, begun = [], 0, self._begun
+        while start + _LENGTH <= len(begun):
+            end = start + _LENGTH + int.from_bytes(begun[start : start + _LENGTH], "little")
+            if end > len(begun):
+                break
+            found.append(bytes(begun[start + _LENGTH : end]))
+            start = end
+        del begun[:start]
+        return found
+
+
+def join_said(told: Iterable[News]) -> Iterator[News]:
+    """Messages that have waited behind each other, with the steps of each continuation as one. So the more
+    there is to do, the less each token costs."""
+    steps: dict[tuple[int, int], Step] = {}
+
+    def joined() -> Iterator[Said]:
+        if steps:
+            yield Said([(id, step) for (id, _), step in steps.items()])
+            steps.clear()
+
+    for one in told:
+        if not isinstance(one, Said):
+            yield from joined()
+            yield one
+            continue
+        for id, step in one.steps:
+            before = steps.get((id, step.index))
+            if before is not None and not _go_together(before, step):
+                yield from joined()
+                before = None
+            steps[id, step.index] = step if before is None else join_steps(before, step)
+    yield from joined()
+
+
+def _go_together(first: Step, second: Step) -> bool:
+    """Whether what is said of the first is said of both. What is told once is told by itself."""
+    once = first.finish is not None or first.cached_tokens is not None or first.prompt_logprobs is not None
+    return not once and first.weight_version == second.weight_version
 
 
 def _exactly(link: socket.socket, count: int) -> bytes:

@@ -11,8 +11,8 @@ from dragoman.engines.local.drafting import Drafter
 from dragoman.engines.local.opening import open_model
 from dragoman.engines.local.options import LocalOptions, check_job, check_prompt
 from dragoman.engines.local.runner import AnyRunner, TrainableRunner
-from dragoman.engines.local.scheduler import Scheduler, make_group
-from dragoman.engines.local.sequence import Group
+from dragoman.engines.local.scheduler import Scheduler
+from dragoman.engines.local.sequence import Group, make_group
 from dragoman.engines.local.worker import Embedding, Worker
 from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.engines.steps import iterate

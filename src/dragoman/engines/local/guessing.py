@@ -8,30 +8,42 @@ right where an answer repeats a prompt, a name or itself, or says what models sa
 
 Nothing of what is said changes. Each row is chosen from as ever, and the next row counts only if the choice
 was the guess.
+
+A runner that chooses ids itself begins steps before the ids of the last one are known, and guesses are made
+of ids: a step with guesses has to wait for them. So there it is guessed for few sequences only, and what that
+takes is weighed by the time from one step's end to the next one's. While nothing is guessed, it is still
+looked at whether a guess would have been right, which costs no row.
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence as Ordered
 
 import numpy as np
 
 from dragoman.engines.choosing import Ids
+from dragoman.engines.choosing.together import Drawer
 from dragoman.engines.local.drafting import Drafter
 from dragoman.engines.local.memory import Memory
 from dragoman.engines.local.runner import AnyRunner, PagedRunner
-from dragoman.engines.local.sequence import Sequence, StepPiece
+from dragoman.engines.local.sequence import Sequence, Slot, StepPiece
 
 # How far one guess moves the trust in further ones; and the way back for who has stopped guessing.
 _LEARNING, _FORGETTING = 0.1, 0.01
 # What is thought of guesses before any was made, how slowly that moves, and what it does not go below.
 _UNKNOWN, _HABIT, _LEAST = 0.5, 0.02, 0.3
 _COUNTS = (0, 1, 3, 7, 15)
-# A runtime may prepare itself anew for each number of rows, so the same number is kept for a while.
-_WHILE = 16
+# A runtime may prepare itself anew for each number of rows, so the same number is kept for a while; graphs of
+# another device are there for all numbers.
+_WHILE, _SHORT_WHILE = 16, 4
+# Sequences for which it is guessed where steps are begun ahead: with more, it is Python that takes the time.
+_FEW = 16
+# Of so many tokens that were not guessed, one is looked at, whether it could have been.
+_LOOKS = 4
 _WORTHWHILE = 1.05
 # What a guess costs, in rows: it goes through attention by itself, however much it shares with its sequence.
 _ALONE = 1.3
 # Steps that are shorter say nothing about rows. A figure that is older, in steps, says little about today.
-_SHORT_S, _OLD = 0.002, 2000
+_SHORT_S, _SHORT_AWAY_S, _OLD = 0.002, 0.0002, 2000
 # How far one step moves what is known, and what it may be at most, of that: machines have moments.
 _NEWS, _MOMENT = 0.2, 2.0
 # Pairs of ids of which is known what followed, some megabytes of them.
@@ -53,13 +65,15 @@ class Guesser:
         self._memory = memory
         self._drafter = drafter
         self._in_pages = isinstance(runner, PagedRunner)
+        self._ahead = isinstance(runner, Drawer)
+        """Whether steps are begun before the ids of the last one are known."""
         self._pass_rows = (
             runner.pass_rows if isinstance(runner, PagedRunner) else _SLOT_ROWS if drafter else 0
         )
         self.most = most if self._pass_rows else 0
         self._phrases = Phrases(_PHRASES)
-        self._costs = StepCosts(self._pass_rows)
-        self._usual = _UNKNOWN
+        self._costs = StepCosts(self._pass_rows, _SHORT_AWAY_S if self._ahead else _SHORT_S)
+        self._usual = 0.0 if self._ahead else _UNKNOWN
         """How far sequences trusted guesses lately: a new one begins there."""
         self._plain: dict[int, int] = {}
         """Steps without guesses, by the sequences in them, where there is a draft."""
@@ -67,26 +81,48 @@ class Guesser:
         """The sequences of the last such step, by their order of service."""
         self._each = 0
         self._left = 0
+        self._many = False
+        """Whether there are too many sequences to guess for."""
 
     def add_to(self, pieces: list[StepPiece]) -> None:
         """Add guesses to a step in which nothing is read, where that gives more tokens in the same time."""
-        if not self.most or any(piece.newest is None for piece in pieces):
+        if not self._may_guess(pieces) or not self._decide(pieces):
             return
+        if self._each and all(self._has_room(piece, self._each) for piece in pieces):
+            self._add_guesses(pieces)
+        elif not self._each and self._in_pages:
+            self._add_foreseen(pieces)
+
+    def wants_ids(self, pieces: list[StepPiece]) -> bool:
+        """Whether there would be guesses in this step, if it were known what the one before it brings."""
+        if not self._may_guess(pieces) or not self._decide(pieces):
+            return False
+        foreseen = [piece.sequence.answer.foreseen[1:] for piece in pieces]
+        return self._each > 0 or self._are_worth_it(foreseen)
+
+    def _may_guess(self, pieces: list[StepPiece]) -> bool:
+        self._many = self._ahead and len(pieces) > _FEW
+        if not self.most or (self._many and len(pieces) > self._pass_rows):
+            return False
+        return all(piece.newest is not None for piece in pieces)
+
+    def _decide(self, pieces: list[StepPiece]) -> bool:
+        """How many guesses each has now. Whether that is known: it may have to be found out without any."""
+        if self._many:
+            self._each = 0
+            return True
         streams = [piece.sequence.order for piece in pieces]
         if streams != self._streams or not self._left:
-            self._streams, self._left = streams, _WHILE
+            self._streams, self._left = streams, _SHORT_WHILE if self._ahead else _WHILE
             trusts = (piece.sequence.trust for piece in pieces)
             self._each = self._best([self._usual if trust is None else trust for trust in trusts])
             if self._drafter is not None and self._plain.get(len(pieces), 0) < _FIRST:
                 # What a step takes without a draft has to be known, to weigh the draft against it.
                 self._each = self._left = 0
                 self._plain[len(pieces)] = self._plain.get(len(pieces), 0) + 1
-                return
+                return False
         self._left -= 1
-        if self._each and all(self._has_room(piece, self._each) for piece in pieces):
-            self._add_guesses(pieces)
-        elif not self._each and self._in_pages:
-            self._add_foreseen(pieces)
+        return True
 
     def _add_guesses(self, pieces: list[StepPiece]) -> None:
         known = [self._known(piece) for piece in pieces]
@@ -103,8 +139,10 @@ class Guesser:
         """Note how long a step took in which nothing was read."""
         each = len(pieces[0].guesses)
         if self.most and all(p.newest is not None and len(p.guesses) == each for p in pieces):
-            drafting = self._drafter.seconds if self._drafter is not None and each else 0.0
-            self._costs.note(len(pieces), each, seconds + drafting)
+            # Where steps are begun ahead, all that is between two ends has been counted.
+            if self._drafter is not None and each and not self._ahead:
+                seconds += self._drafter.seconds
+            self._costs.note(len(pieces), each, seconds)
 
     def close(self) -> None:
         if self._drafter is not None:
@@ -116,13 +154,16 @@ class Guesser:
         That, and the step after it, cost the runtime about a pass, because their numbers of rows are others.
         """
         foreseen = [piece.sequence.answer.foreseen for piece in pieces]
-        streams, more = len(pieces), sum(map(len, foreseen))
-        better = (streams + more) / (2 * self._pass_rows + streams + more)
-        has_room = streams + more <= min(self._runner.max_outputs, self._runner.max_rows)
-        if has_room and better > _WORTHWHILE * streams / (self._pass_rows + streams):
+        if self._are_worth_it(foreseen):
             for piece, ids in zip(pieces, foreseen, strict=True):
                 if ids and self._has_room(piece, len(ids)):
                     piece.guess(ids)
+
+    def _are_worth_it(self, foreseen: list[list[int]]) -> bool:
+        streams, more = len(foreseen), sum(map(len, foreseen))
+        better = (streams + more) / (2 * self._pass_rows + streams + more)
+        has_room = streams + more <= min(self._runner.max_outputs, self._runner.max_rows)
+        return has_room and better > _WORTHWHILE * streams / (self._pass_rows + streams)
 
     def _best(self, trusts: list[float]) -> int:
         """How many guesses of each sequence give the most tokens for what the rows cost."""
@@ -163,17 +204,28 @@ class Guesser:
 
     def learn(self, piece: StepPiece, said: list[int], right: int) -> None:
         """Note what followed the newest token of a piece, of which so many ids had been guessed."""
-        if not self.most:
+        if not self.most or self._many:
             return
         sequence, slot = piece.sequence, piece.sequence.slot
         assert slot is not None and piece.newest is not None
-        judge(sequence, len(piece.guesses), right, self._usual)
-        if piece.guesses and sequence.trust is not None:
-            self._usual = max(_LEAST, self._usual + _HABIT * (sequence.trust - self._usual))
+        guessed = len(piece.guesses)
+        if self._ahead and not guessed and not slot.length % _LOOKS:
+            guessed, right = 1, int(self._would_guess(slot) in said[:1])
+        if guessed or not self._ahead:
+            judge(sequence, guessed, right, self._usual)
+        if guessed and sequence.trust is not None:
+            least = 0.0 if self._ahead else _LEAST
+            self._usual = max(least, self._usual + _HABIT * (sequence.trust - self._usual))
         # Who shares no prefix with others does not share this either.
         if sequence.group.job.reuse_prefix and self._in_pages:
             before = slot.ids[max(0, piece.start - 1) : piece.start].tolist()
             self._phrases.note(slot.chain[0], [*before, piece.newest, *said])
+
+    def _would_guess(self, slot: Slot) -> int | None:
+        """The token that would have been guessed at, had anything been."""
+        known = slot.ids[: slot.length]
+        found = find_repeated(known, 1) or self._phrases.after(slot.chain[0], known[-2:].tolist(), 1)
+        return found[0] if found else None
 
 
 class StepCosts:
@@ -184,14 +236,15 @@ class StepCosts:
     counts. What was not yet seen is estimated from the step without guesses, by the runner's own word.
     """
 
-    def __init__(self, pass_rows: int) -> None:
+    def __init__(self, pass_rows: int, shortest: float = _SHORT_S) -> None:
         self._pass_rows = pass_rows
+        self._shortest = shortest
         self._seen: dict[tuple[int, int], tuple[float, int]] = {}
         """Seconds, and when that was; without seconds where the runtime may just have prepared itself."""
         self._steps = 0
 
     def note(self, streams: int, each: int, seconds: float) -> None:
-        if seconds < _SHORT_S:
+        if seconds < self._shortest:
             return
         self._steps += 1
         if (streams, each) not in self._seen:
@@ -229,15 +282,16 @@ class Phrases:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._next: dict[tuple[bytes, int, int], int] = {}
+        # A plain dictionary takes the longer to find its first, the more have gone before that.
+        self._next: OrderedDict[tuple[bytes, int, int], int] = OrderedDict()
 
     def note(self, root: bytes, ids: Ordered[int]) -> None:
         for first, second, third in zip(ids, ids[1:], ids[2:], strict=False):
             key = (root, first, second)
-            self._next.pop(key, None)
             self._next[key] = third
+            self._next.move_to_end(key)
             if len(self._next) > self._most:
-                del self._next[next(iter(self._next))]
+                self._next.popitem(last=False)
 
     def after(self, root: bytes, newest: Ordered[int], most: int) -> list[int]:
         """At most so many ids that may follow the two newest."""

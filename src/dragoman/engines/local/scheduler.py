@@ -21,11 +21,12 @@ it runs in a slot (a place of its own in the model's memory), and it leaves when
 Where ids are chosen on another device (`Drawer`), nobody has to know them for the next step to begin there:
 its rows stand for what was chosen. So while a step is computed, the one before it is read.
 
-    _follow   the next step of those who certainly go on, begun on the device
+    _follow   the next step of those who certainly go on, begun on the device; prompts are read on in it
     _land     what came of the step before: ids are fetched, said, and who has ended leaves
     _choose   ids for the step that was begun, on the device; rules and masks that take part are known now
 
 Who has ended at an id that nobody expected is in the step after it, too; what comes of that row is left out.
+Guesses are made of ids that are known, so where they are worth it, the step before is read first.
 
 What came of a step is noted (`_say`) and taken by the engine's thread after it (`take`), which hands all of
 it to the event loop at once. Nobody waits inside of a step for anything but the computation.
@@ -43,21 +44,19 @@ Rules of this file:
 - Only the engine's thread comes here.
 """
 
-import asyncio
 import logging
 import math
 import time
 from bisect import insort
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from itertools import count
 from typing import TYPE_CHECKING
 
-import numpy as np
 from msgspec import Struct
 
-from dragoman.engines.choosing import Ids, Logits
+from dragoman.engines.choosing import Logits
 from dragoman.engines.choosing.sampler import logprob
-from dragoman.engines.choosing.together import Begun, Choosers, Continuation, Drawer, TokenChoice
+from dragoman.engines.choosing.together import Begun, Choosers, Drawer, TokenChoice
 from dragoman.engines.local.drafting import Drafter
 from dragoman.engines.local.guessing import Guesser
 from dragoman.engines.local.memory import Memory, Slots
@@ -66,19 +65,19 @@ from dragoman.engines.local.runner import (
     AnyRunner,
     PagedRunner,
     RowsAway,
-    Runner,
     StepFailed,
     StepInterrupted,
 )
 from dragoman.engines.local.sequence import Group, Plan, Sequence, StepPiece, level_apart, share_out
 from dragoman.engines.local.shares import Account, Pace, Places, Turns, last_of_most
 from dragoman.errors import DragomanError, EngineFailed
-from dragoman.types import FinishReason, Job, Sink, Step
+from dragoman.types import FinishReason, Step
 
 if TYPE_CHECKING:
     from dragoman.engines.local.pictures import Picture, Pictures
 
 _log = logging.getLogger("dragoman.engine")
+_NOTHING: Mapping[Sequence, StepPiece] = {}
 
 
 class Flight(Struct):
@@ -179,26 +178,35 @@ class Scheduler:
 
     def step(self, beside: Set[str] = frozenset()) -> None:
         """Compute one step and note what came of it. `beside`: owners for whom other work is to be done."""
-        if self._flight is not None and self._follow(self._flight):
+        began = time.perf_counter()
+        if self._flight is not None and self._follow(self._flight, beside):
             return
         self.settle()
         self._admit()
         if self._memory.gather():
             self._running.sort(key=_slot_index)
         encoding = self._pictures is not None and self._pictures.encoding
-        plan = self._plan(beside, encoding)
+        plan = Plan(self._with_room(self._pieces(beside, encoding)))
+        self._guesser.add_to(plan.pieces)
         if not plan.pieces:
+            return
+        if self._drawer is not None:
+            flight = self._begin(plan, began)
+            self._flight = None if flight is None else self._choose(flight, self._drawer)
             return
         began = time.perf_counter()
         logits = self._compute(plan)
+        if logits is not None:
+            self._took(plan, time.perf_counter() - began, encoding)
+            self._read(plan, logits)
+
+    def _begin(self, plan: Plan, began: float) -> Flight | None:
+        """On the device things are done in order, so what is begun there counts as written."""
+        logits = self._compute(plan)
         if logits is None:
-            return
-        if self._drawer is not None and plan.can_fly:
-            flight = Flight(plan, logits, began)
-            self._flight = self._choose(flight, self._drawer)
-            return
-        self._took(plan, time.perf_counter() - began, encoding)
-        self._read(plan, logits)
+            return None
+        self._note_read(plan)
+        return Flight(plan, logits, began)
 
     def _compute(self, plan: Plan) -> Logits | None:
         """None where the step was broken off, or failed."""
@@ -225,39 +233,44 @@ class Scheduler:
         if flight is not None:
             self._land(flight)
 
-    def _follow(self, flight: Flight) -> bool:
+    def _follow(self, flight: Flight, beside: Set[str]) -> bool:
         """Begin the step after one that is being computed, and read that meanwhile. Whether it was possible:
         all who run go on, and nobody else may come in."""
         assert self._drawer is not None
         if self._waiting and (self._memory.idle or self._are_several()):
             return False
-        plan = self._plan_after(flight)
+        plan = self._plan_after(flight, beside)
         if plan is None:
             return False
-        began = time.perf_counter()
-        logits = self._compute(plan)
-        following = None if logits is None else Flight(plan, logits, began)
+        following = self._begin(plan, time.perf_counter())
         if following is not None and all(piece.sequence.answer.plain for piece in plan.pieces):
             self._choose(following, self._drawer)
         self.settle()
         for piece in plan.pieces:
-            if piece.sequence.slot is not None:
+            if piece.newest is not None and piece.sequence.slot is not None:
                 piece.newest = piece.sequence.answer.output[-1]
         if following is not None:
             self._flight = following if following.begun is not None else self._choose(following, self._drawer)
         return True
 
-    def _plan_after(self, flight: Flight) -> Plan | None:
-        answering = enumerate(flight.answering)
-        going = [(place, piece) for place, piece in answering if piece.sequence.slot is not None]
-        if len(going) < len(self._running) or self._guesser.most:
+    def _plan_after(self, flight: Flight, beside: Set[str]) -> Plan | None:
+        if flight.plan.has_guesses:
             return None
-        pieces = [piece.following(place) for place, piece in going if not piece.sequence.answer.ends_next]
+        answering = enumerate(flight.answering)
+        pieces = [piece.following(place) for place, piece in answering if piece.sequence.slot is not None]
+        if len(pieces) < len(self._running):
+            following = {piece.sequence: piece for piece in pieces}
+            if any(one.decoding and one not in following for one in self._running):
+                return None
+            pieces = self._pieces(beside, False, following)
+        pieces = [piece for piece in pieces if piece.newest is None or not piece.sequence.answer.ends_next]
+        if not pieces or self._guesser.wants_ids(pieces):
+            return None
         for piece in pieces:
             slot = piece.sequence.slot
             if slot is None or not self._memory.extend(slot, piece.end):
                 return None
-        return Plan(pieces) if pieces else None
+        return Plan(pieces)
 
     def _choose(self, flight: Flight, drawer: Drawer) -> Flight:
         """Have ids chosen for a step that is being computed, of those who have not left meanwhile."""
@@ -267,7 +280,8 @@ class Scheduler:
             row += piece.outputs
             if piece.answers and piece.sequence.slot is not None:
                 flight.answering.append(piece)
-                choices.append(TokenChoice(piece.sequence.answer, row - 1))
+                guesses = piece.guesses
+                choices.append(TokenChoice(piece.sequence.answer, row - 1 - len(guesses), guesses))
         flight.begun = self._choosers.begin(choices, flight.logits, drawer)
         return flight
 
@@ -279,8 +293,7 @@ class Scheduler:
         self._landed = now
         row = 0
         for piece in flight.plan.pieces:
-            if piece.newest is None and piece.sequence.slot is not None:
-                self._read_prompt(piece, flight.logits, row)
+            self._report_prompt(piece, flight.logits, row)
             row += piece.outputs
         for piece, step in zip(flight.answering, steps, strict=True):
             if piece.sequence.slot is not None:
@@ -335,7 +348,10 @@ class Scheduler:
             one.owner != owner for one in self._waiting
         )
 
-    def _plan(self, beside: Set[str], encoding: bool) -> Plan:
+    def _pieces(
+        self, beside: Set[str], encoding: bool, following: Mapping[Sequence, StepPiece] = _NOTHING
+    ) -> list[StepPiece]:
+        """What each computes next. `following`: of those whose newest token is not known yet."""
         mine = self._running
         if not self._runner.mixes_adapters:
             adapters = self._turns.next(mine)
@@ -350,10 +366,8 @@ class Scheduler:
         sizes = share_out(reading, rows, self._runner.max_outputs - self._runner.slots)
         if self._runner.equal_pieces:
             sizes = level_apart(sizes)
-        pieces = [StepPiece(s, sizes.get(s, 1)) for s in mine if s.decoding or s in sizes]
-        pieces = self._with_room(pieces)
-        self._guesser.add_to(pieces)
-        return Plan(pieces)
+        due = [sequence for sequence in mine if sequence.decoding or sequence in sizes]
+        return [following.get(one) or StepPiece(one, sizes.get(one, 1)) for one in due]
 
     @property
     def _longest(self) -> float:
@@ -376,13 +390,13 @@ class Scheduler:
 
     def _read(self, plan: Plan, logits: Logits) -> None:
         """Go through the rows of logits, which are in the order of the plan, and choose what comes next."""
+        self._note_read(plan)
         row = 0
         answering: list[StepPiece] = []
         choices: list[TokenChoice] = []
         for piece in plan.pieces:
             end = row + piece.outputs
-            if piece.newest is None:
-                self._read_prompt(piece, logits, row)
+            self._report_prompt(piece, logits, row)
             if piece.sequence.decoding:
                 answering.append(piece)
                 choices.append(
@@ -410,15 +424,20 @@ class Scheduler:
             self._memory.cut_back(sequence.slot)
         self._memory.written(sequence.slot)
 
-    def _read_prompt(self, piece: StepPiece, logits: Logits, first: int) -> None:
+    def _note_read(self, plan: Plan) -> None:
+        """Parts of prompts are in their slots."""
+        for piece in plan.pieces:
+            slot = piece.sequence.slot
+            if piece.newest is None and slot is not None:
+                piece.read()
+                self._memory.written(slot)
+                self._let_go(piece.sequence.group)
+
+    def _report_prompt(self, piece: StepPiece, logits: Logits, first: int) -> None:
         """Row i of a prompt tells how likely its id i + 1 was."""
         sequence = piece.sequence
-        piece.read()
-        assert sequence.slot is not None
-        self._memory.written(sequence.slot)
-        self._let_go(sequence.group)
         found = sequence.prompt_logprobs
-        if found is None or len(found) >= sequence.prompt_length:
+        if piece.newest is not None or found is None or len(found) >= sequence.prompt_length:
             return
         top = sequence.group.job.sampling.prompt_logprobs or 0
         following = sequence.group.prompt[piece.start + 1 : piece.start + 1 + piece.size].tolist()
@@ -457,26 +476,6 @@ class Scheduler:
             if sequence.slot is not None:
                 self._memory.forget(sequence.slot)
             self._end(sequence, "error", EngineFailed("The model could not compute this step."))
-
-
-def make_group(
-    job: Job,
-    sink: Sink,
-    loop: asyncio.AbstractEventLoop,
-    runner: Runner,
-    ends: frozenset[int],
-    pictures: "Pictures | None" = None,
-) -> Group:
-    """A group with its sequences. Their order of service is set when the scheduler takes them."""
-    prompt: Ids = np.array(job.prompt, np.int32)
-    group = Group(job, sink, loop, prompt)
-    if pictures is not None and job.media:
-        group = Group(job, sink, loop, *pictures.show(job))
-    room = runner.context - len(job.prompt)
-    for index in range(job.n):
-        answer = Continuation(job, index, prompt, vocabulary=runner.vocabulary, ends=ends, room=room)
-        group.sequences.append(Sequence(group, index, (0, 0, index), answer))
-    return group
 
 
 def _order(sequence: Sequence) -> tuple[int, int, int]:

@@ -3,15 +3,18 @@
 import asyncio
 from collections.abc import Iterable
 from itertools import count
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from dragoman.engines.choosing import Ids
 from dragoman.engines.choosing.together import Continuation
-from dragoman.engines.local.runner import Rows, ShownRows
+from dragoman.engines.local.runner import Rows, Runner, ShownRows
 from dragoman.engines.protocol import BEHIND, behind_owner
 from dragoman.types import UNBOUNDED, Job, Sink, TokenLogprob
+
+if TYPE_CHECKING:
+    from dragoman.engines.local.pictures import Pictures
 
 Namespace: TypeAlias = tuple[object, ...]
 _private = count()
@@ -211,6 +214,26 @@ class Sequence:
         return other is not None and other.slot is not None and other.computed < self.held_until
 
 
+def make_group(
+    job: Job,
+    sink: Sink,
+    loop: asyncio.AbstractEventLoop,
+    runner: Runner,
+    ends: frozenset[int],
+    pictures: "Pictures | None" = None,
+) -> Group:
+    """A group with its sequences. Their order of service is set when the scheduler takes them."""
+    prompt: Ids = np.array(job.prompt, np.int32)
+    group = Group(job, sink, loop, prompt)
+    if pictures is not None and job.media:
+        group = Group(job, sink, loop, *pictures.show(job))
+    room = runner.context - len(job.prompt)
+    for index in range(job.n):
+        answer = Continuation(job, index, prompt, vocabulary=runner.vocabulary, ends=ends, room=room)
+        group.sequences.append(Sequence(group, index, (0, 0, index), answer))
+    return group
+
+
 def by_owner(sequences: Iterable[Sequence]) -> dict[str, list[Sequence]]:
     found: dict[str, list[Sequence]] = {}
     for sequence in sequences:
@@ -323,9 +346,9 @@ class Plan:
         return sum(piece.size for piece in self.pieces) - read, read
 
     @property
-    def can_fly(self) -> bool:
-        """Whether ids can be chosen without a look at the logits: guesses are compared one by one."""
-        return not any(piece.guesses for piece in self.pieces)
+    def has_guesses(self) -> bool:
+        """Whether nobody can say yet what follows: how many ids come of it is not known."""
+        return any(piece.guesses for piece in self.pieces)
 
     def rows(self) -> Rows:
         rows = Rows()

@@ -43,13 +43,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def make(folder: Path, family: str = "llama") -> Any:
+def make(folder: Path, family: str = "llama", seed: int = 1) -> Any:
     """The model of `transformers`, which is saved in the folder with a tokenizer of bytes."""
     import torch
     import transformers
 
     kind, more = FAMILIES[family]
-    torch.manual_seed(1)
+    torch.manual_seed(seed)
     config = getattr(transformers, kind)(**SIZE | more)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     for name, weight in model.named_parameters():

@@ -1,8 +1,11 @@
-"""With `deterministic` an answer is the same to the bit: alone and in company, however its prompt is read."""
+"""With `deterministic` an answer is the same to the bit: alone and in company, however its prompt is read,
+and whatever is guessed."""
 
 import asyncio
+import math
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ torch = pytest.importorskip("torch", reason="TORCH IS NOT INSTALLED: make torch"
 from msgspec.structs import replace  # noqa: E402
 
 from dragoman.engines.local import LocalEngine, LocalOptions  # noqa: E402
+from dragoman.engines.local.guessing import StepCosts  # noqa: E402
 from dragoman.engines.local.options import WeightKind  # noqa: E402
 from dragoman.types import Job, Sampling, Step  # noqa: E402
 from tests.engines.local.contract.subject import Heard, ids  # noqa: E402
@@ -65,3 +69,42 @@ def test_the_same_bits_alone_and_in_company(family: str, weights: WeightKind, tm
     with closing(LocalEngine.open(tmp_path, options)) as engine:
         assert asyncio.run(together()) == alone
         assert asyncio.run(one_by_one()) == alone, "with all prompts known"
+
+
+KINDS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.7, "top_p": 0.9, "seed": 3},
+    {"temperature": 0.0, "frequency_penalty": 0.05},
+    {"temperature": 0.7, "seed": 4, "repetition_penalty": 1.01},
+    {"temperature": 0.0, "allowed_token_ids": tuple(range(5, 60))},
+    {"temperature": 0.5, "seed": 5, "typical_p": 0.9},
+)
+"""Ways to choose: by rows alone, by rules that know what was said, and with a look at the whole row."""
+
+
+def repeating(kinds: dict[str, Any], number: int) -> Job:
+    sampling = Sampling(max_tokens=60, logprobs=2, ignore_eos=True, **kinds)
+    return Job(id=f"{number}", prompt=tuple(range(9)) * 4, sampling=sampling)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3_moe"])
+def test_the_same_bits_with_guesses_and_without(family: str, tmp_path: Path) -> None:
+    make(tmp_path, family)
+    asked = [repeating(kinds, number) for number, kinds in enumerate(KINDS)]
+
+    async def twice(engine: LocalEngine) -> list[list[Step]]:
+        """The second time, what was said the first time is guessed."""
+        first = [await Heard(engine, job).all() for job in asked]
+        heard = [Heard(engine, replace(job, id=f"{job.id}-again")) for job in asked]
+        return first + [await each.all() for each in heard]
+
+    found = []
+    for guesses in (0, 7):
+        with closing(LocalEngine.open(tmp_path, replace(OPTIONS, guesses=guesses))) as engine:
+            # As if rows cost nothing here, as they do on a GPU.
+            engine._scheduler._guesser._costs = StepCosts(1000, math.inf)
+            answers = asyncio.run(twice(engine))
+        found.append([told(steps) for steps in answers])
+    assert found[0] == found[1]
+    several = [any(len(step.ids) > 1 for step in steps) for steps in answers]
+    assert all(several[len(KINDS) :]), "of each kind some was guessed"

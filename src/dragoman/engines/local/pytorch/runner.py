@@ -29,6 +29,8 @@ from dragoman.types import Sampling, TokenLogprob
 PAGE = 32
 _EXTRA_OUTPUTS = 64
 _EMBED_ROWS = 512
+_PASS, _SPARSE_PASS = {"cuda": 64, "cpu": 16}, 2
+"""As many rows as a step costs by itself. Of experts, each row reads its own."""
 FIXED_ROWS = {"cuda": 256, "cpu": 16}
 """Of each product, where a row may not depend on others."""
 _FEW, _EVEN = 8, 16
@@ -41,7 +43,6 @@ class TorchRunner:
     rereads = True
     maxima: Logits | None = None
     page = PAGE
-    pass_rows = 0
 
     def __init__(
         self,
@@ -80,6 +81,7 @@ class TorchRunner:
         self.adapters: tuple[str, ...] = ()
         # Which experts have how many rows is looked at on the way, and what looks cannot be recorded.
         self._records = self._device.type == "cuda" and not weights.shape.experts
+        self.pass_rows = _SPARSE_PASS if weights.shape.experts else _PASS[self._device.type]
         self._layout = _Layout(slots, each, pages + each, self._device, self.max_outputs)
         self._graphs: dict[tuple[int, int], _Graph] = {}
         """By their rows, and the adapters that they count with."""
@@ -97,8 +99,9 @@ class TorchRunner:
         asked = Sampling(max_tokens=1, temperature=1.0, top_k=2, top_p=0.5)
         self.choose(Drawn([0], [asked], [0.5])).wait()
         if self._records:
-            for count in reversed(_counts(self.slots)):
-                self._graph(count, 0)
+            assert self._forward is not None
+            for count in reversed(_counts(self.max_outputs)):
+                self._forward.logits(self._graph(count, 0).run())
 
     @torch.inference_mode()
     def step(self, rows: Rows) -> Logits:
@@ -114,7 +117,7 @@ class TorchRunner:
             raise StepFailed("The GPU has too little memory for this step.") from error
         if self._interrupted:
             raise StepInterrupted
-        return cast(Logits, RowsOnCard(self._logits))
+        return cast(Logits, RowsOnCard(self._logits, self._draw))
 
     @torch.inference_mode()
     def choose(self, drawn: Drawn) -> Pending:
@@ -123,7 +126,7 @@ class TorchRunner:
         rows = at(self._logits, drawn.rows)
         ids = chosen_ids(rows, drawn, self._draw)
         torch.clamp(ids, min=0, out=self._layout.chosen[: len(ids)])
-        return Pending(rows, ids, drawn.asked)
+        return Pending(rows, ids, drawn.asked, self._draw)
 
     def copy_page(self, source: int, target: int) -> None:
         assert self._forward is not None
@@ -175,9 +178,9 @@ class TorchRunner:
         shares = None
         if any(rows.adapters.values()):
             shares = shares_tensor(self._loaded.shares(rows.adapters, rows.slots), self._weights.embedding)
-        if self._records and all(rows.said) and len(rows) <= self.slots:
+        if self._records and all(rows.said) and len(rows) <= self.max_outputs:
             adapters = 0 if shares is None else len(self._loaded.all)
-            graph = self._graph(_count_of(len(rows), self.slots), adapters)
+            graph = self._graph(_count_of(len(rows), self.max_outputs), adapters)
             self._layout.fill(graph.batch, rows)
             if shares is not None and graph.batch.shares is not None:
                 graph.batch.shares[: len(rows)] = shares
@@ -201,8 +204,9 @@ class TorchRunner:
 class RowsOnCard:
     """Rows of logits that are fetched when somebody looks at one."""
 
-    def __init__(self, logits: Tensor) -> None:
+    def __init__(self, logits: Tensor, draw: Draw | None) -> None:
         self._logits = logits
+        self._draw = draw
 
     def __len__(self) -> int:
         return len(self._logits)
@@ -215,7 +219,7 @@ class RowsOnCard:
     def report(self, first: int, ids: Sequence[int], top: int) -> list[TokenLogprob]:
         rows = self._logits[first : first + len(ids)]
         asked = Sampling(max_tokens=1, logprobs=top)
-        found = Pending(rows, put([*ids], rows.device), [asked] * len(ids)).wait()
+        found = Pending(rows, put([*ids], rows.device), [asked] * len(ids), self._draw).wait()
         return [told for _, told in found if told is not None]
 
 
@@ -238,23 +242,25 @@ class _Graph:
         return self._states
 
 
-def _counts(slots: int) -> list[int]:
+def _counts(most: int) -> list[int]:
     """Numbers of rows that are recorded.
 
     >>> _counts(40)
     [1, 2, 4, 8, 16, 32, 40]
     """
-    few = [1 << power for power in range(_FEW.bit_length()) if 1 << power <= slots]
-    return sorted({*few, *range(_EVEN, slots + 1, _EVEN), slots})
+    few = [1 << power for power in range(_FEW.bit_length()) if 1 << power <= most]
+    return sorted({*few, *range(_EVEN, most + 1, _EVEN), most})
 
 
-def _count_of(rows: int, slots: int) -> int:
+def _count_of(rows: int, most: int) -> int:
     """The least of them that is enough.
 
     >>> _count_of(3, 40), _count_of(17, 40), _count_of(33, 40)
     (4, 32, 40)
     """
-    return next(count for count in _counts(slots) if count >= rows)
+    if rows <= _FEW:
+        return min(most, 1 << (rows - 1).bit_length())
+    return min(most, -(-rows // _EVEN) * _EVEN)
 
 
 class _Layout:
