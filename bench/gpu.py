@@ -29,7 +29,7 @@ from bench.figures import Load
 from bench.gpu_watch import Pace, WatchedApart, WatchedEngine, open_apart, open_torch, open_transformers
 from bench.servers.llama import SHAPES, Shape, make
 from bench.tables import Table, keep
-from dragoman.engines.local import LocalEngine
+from dragoman.engines.local import LocalEngine, LocalOptions
 from dragoman.engines.local.options import WeightKind
 from dragoman.http.server import background
 from dragoman.settings import Settings
@@ -46,6 +46,8 @@ class Options(Struct, frozen=True):
     shape: str = "1b"
     engine: str = "torch"
     weights: WeightKind = "auto"
+    guesses: int = LocalOptions().guesses
+    deterministic: bool = False
 
 
 class Round(Struct, frozen=True):
@@ -84,14 +86,27 @@ def alone(engine: WatchedEngine, options: Options, kind: str, jobs: Sequence[Job
     return Round(kind, ALONE, engine.watch.pace(options.streams), None)
 
 
+def settings_of(options: Options, folder: Path) -> Settings:
+    return Settings(
+        model=str(folder),
+        runner="torch",
+        slots=options.streams,
+        context=1024,
+        weights=options.weights,
+        guesses=options.guesses,
+        deterministic=options.deterministic,
+        isolate_engine=True,
+    )
+
+
 def run(options: Options, folder: Path, device: str) -> list[Round]:
     make(folder, SHAPES[options.shape], device)
     print("gpu: loading", flush=True)
     engine: WatchedEngine
     apart = None
     if options.engine == "torch":
-        engine = open_torch(str(folder), options.streams, options.weights)
-        apart = open_apart(str(folder), options.streams, options.weights)
+        settings = settings_of(options, folder)
+        engine, apart = open_torch(settings), open_apart(settings)
     else:
         engine = open_transformers(str(folder), options.streams, device)
     # As a server does: what is there now stays.
@@ -161,7 +176,8 @@ def main(options: Options) -> None:
     where = describe(device)
     with tempfile.TemporaryDirectory() as folder:
         rounds = run(options, Path(folder), device)
-    engine = f"{options.engine}, weights {options.weights}"
+    engine = f"{options.engine}, weights {options.weights}, up to {options.guesses} guesses"
+    engine += ", deterministic" if options.deterministic else ""
     keep("gpu", rounds, [table(rounds, SHAPES[options.shape], where, engine)])
 
 
@@ -173,6 +189,8 @@ def cli() -> None:
     parser.add_argument("--engine", choices=ENGINES, default="torch", help="what computes [default: torch]")
     parser.add_argument("--shape", choices=SHAPES, default="1b", help="shape of the model [default: 1b]")
     parser.add_argument("--weights", choices=get_args(WeightKind), default="auto", help="as `dragoman serve`")
+    parser.add_argument("--guesses", type=int, default=Options().guesses, help="most guesses in a step")
+    parser.add_argument("--deterministic", action="store_true", help="as `dragoman serve`")
     parser.add_argument("--check", action="store_true", help="compare what is computed, and measure nothing")
     args = parser.parse_args()
     if args.check:
@@ -180,7 +198,18 @@ def cli() -> None:
 
         check()
         return
-    main(Options(args.streams, args.tokens, args.rounds, args.shape, args.engine, args.weights))
+    main(
+        Options(
+            args.streams,
+            args.tokens,
+            args.rounds,
+            args.shape,
+            args.engine,
+            args.weights,
+            args.guesses,
+            args.deterministic,
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Whether the runner over PyTorch computes what it should on the machine that is there: `bench.gpu --check`.
 
 Tiny random models of each family, two of them also with weights of eight bits. Log probabilities of a prompt
-are compared with those of `transformers` in float32; answers, to the bit, with the same answers in company.
-Products of eight bits are compared with exact ones, a GGUF file with llama.cpp; and then the contract of all
-runners is run.
+are compared with those of `transformers` in float32; answers, to the bit, with the same answers in company
+and without guesses. Products of eight bits are compared with exact ones, a GGUF file with llama.cpp, weights
+that another process has lent with the same ones from a file; and then the contract of all runners is run.
 """
 
 import asyncio
@@ -23,8 +23,10 @@ from tests.support.tiny_gguf import write_tiny
 
 from bench.errors import BenchError
 from dragoman.engines.local import LocalEngine, LocalOptions
+from dragoman.engines.local.engine import TrainableEngine
 from dragoman.engines.local.options import WeightKind
 from dragoman.engines.local.pytorch.quantized import KINDS, Quantized, multiply
+from dragoman.engines.local.pytorch.weights import read_tensors
 from dragoman.types import Job, Sampling, Step
 
 CONTRACT = [sys.executable, "-m", "pytest", "-q", "tests/engines/local/contract", "-k", "torch"]
@@ -51,7 +53,15 @@ def jobs_of(count: int) -> list[Job]:
     for number in range(count):
         prompt = tuple(RANDOM.integers(0, VOCABULARY, 3 + 11 * number % 150).tolist())
         heat = 1.0 if number % 2 else 0.0
-        sampling = Sampling(max_tokens=24, temperature=heat, seed=number, logprobs=0, ignore_eos=True)
+        penalty = 0.1 if number % 3 else 0.0
+        sampling = Sampling(
+            max_tokens=60,
+            temperature=heat,
+            seed=number,
+            logprobs=0,
+            ignore_eos=True,
+            frequency_penalty=penalty,
+        )
         found.append(Job(id=f"{number}", prompt=prompt, sampling=sampling))
     return found
 
@@ -71,7 +81,8 @@ def apart(model: Any, engine: LocalEngine) -> float:
 
 
 def told(steps: Sequence[Step]) -> list[object]:
-    return [(step.ids, step.logprobs) for step in steps]
+    ids = [id_ for step in steps for id_ in step.ids]
+    return [ids, [entry for step in steps for entry in step.logprobs or ()]]
 
 
 def check_family(family: str, folder: Path, weights: WeightKind = "auto") -> str:
@@ -85,13 +96,17 @@ def check_family(family: str, folder: Path, weights: WeightKind = "auto") -> str
         found = apart(model, engine)
         if not found <= APART[kind]:
             raise BenchError(f"{family}: log probabilities are apart by {found:.3g} ({kind}).")
-        alone = [told(asyncio.run(answer(engine, [job]))[0]) for job in jobs]
-    with closing(LocalEngine.open(folder, options)) as engine:
-        together = [told(steps) for steps in asyncio.run(answer(engine, jobs))]
-    if differing := [job.id for job, a, b in zip(jobs, alone, together, strict=True) if a != b]:
-        raise BenchError(f"{family}: {len(differing)} of {len(jobs)} answers differ in company.")
+        steps = [asyncio.run(answer(engine, [job]))[0] for job in jobs]
+    alone = [told(each) for each in steps]
+    guessed = sum(max(0, len(step.ids) - 1) for each in steps for step in each)
+    for where, other in (("in company", options), ("without guesses", replace(options, guesses=0))):
+        with closing(LocalEngine.open(folder, other)) as engine:
+            found_there = [told(steps) for steps in asyncio.run(answer(engine, jobs))]
+        if differing := [job.id for job, a, b in zip(jobs, alone, found_there, strict=True) if a != b]:
+            raise BenchError(f"{family}: {len(differing)} of {len(jobs)} answers differ {where}.")
     return (
-        f"{family}, {kind}: apart by {found:.2g} from transformers, {len(jobs)} answers the same in company"
+        f"{family}, {kind}: apart by {found:.2g} from transformers; {len(jobs)} answers the same in company,"
+        f" and without guesses, of which {guessed} were right"
     )
 
 
@@ -131,6 +146,41 @@ def check_gguf(folder: Path) -> str:
     return f"GGUF: apart by {apart:.2g} from llama.cpp"
 
 
+def check_lent(folder: Path) -> str:
+    """Weights of another process, of which only handles come: on a GPU nothing is copied on the way."""
+    from torch.multiprocessing import get_context
+
+    for number, name in enumerate(("old", "new")):
+        make(folder / name, seed=1 + number)
+    jobs = jobs_of(4)
+    with closing(LocalEngine.open(folder / "new", OPTIONS)) as engine:
+        expected = [told(steps) for steps in asyncio.run(answer(engine, jobs))]
+    here, there = get_context("spawn").Pipe()
+    lender = get_context("spawn").Process(target=lend, args=(folder / "new", there))
+    lender.start()
+    with closing(LocalEngine.open(folder / "old", OPTIONS)) as engine:
+        assert isinstance(engine, TrainableEngine)
+        before = [told(steps) for steps in asyncio.run(answer(engine, jobs))]
+        asyncio.run(engine.update_weights(here.recv(), "2"))
+        after = [told(steps) for steps in asyncio.run(answer(engine, jobs))]
+    here.send("done")
+    lender.join()
+    if before == expected or after != expected:
+        raise BenchError("Weights that another process has lent give other answers than from a file.")
+    return "weights of another process: the same answers as from a file"
+
+
+def lend(folder: Path, there: Any) -> None:
+    """In a process of its own: it holds the weights until they have been taken."""
+    import torch
+    from torch.multiprocessing.reductions import reduce_tensor
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    named = {name: tensor.to(device) for name, tensor in read_tensors(folder)}
+    there.send({name: reduce_tensor(tensor) for name, tensor in named.items()})
+    there.recv()
+
+
 def check(
     families: Sequence[str] = tuple(FAMILIES), contract: bool = True, rounded: Sequence[str] = ROUNDED
 ) -> None:
@@ -142,5 +192,6 @@ def check(
     print(check_products(), flush=True)
     with tempfile.TemporaryDirectory() as folder:
         print(check_gguf(Path(folder)), flush=True)
+        print(check_lent(Path(folder)), flush=True)
     if contract and subprocess.run(CONTRACT, check=False).returncode:
         raise BenchError("The contract of runners is not kept; see above.")

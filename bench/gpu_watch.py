@@ -12,7 +12,6 @@ from dragoman.cli.engine import isolate
 from dragoman.engines.isolated import IsolatedEngine, wire
 from dragoman.engines.local import LocalEngine, LocalOptions
 from dragoman.engines.local.engine import LocalHandle
-from dragoman.engines.local.options import WeightKind
 from dragoman.engines.local.sequence import Group
 from dragoman.engines.protocol import Handle
 from dragoman.engines.transformers import TransformersEngine, TransformersOptions
@@ -28,6 +27,7 @@ class Beat(Struct, frozen=True):
     """The moment at which a step has been computed."""
 
     rows: int
+    tokens: int
     moment: float
     loop_s: float
     """Processor time until then of the event loop beside the engine, which has the engine's interpreter."""
@@ -36,17 +36,18 @@ class Beat(Struct, frozen=True):
 
 
 class Pace(Struct, frozen=True, kw_only=True):
-    """Steps in which every stream got a token."""
+    """Steps in which every stream got a token, or several that had been guessed."""
 
     streams: int
     steps: int
+    tokens: int
     step_ms: float
     loop_ms: float
     server_ms: float
 
     @property
     def tokens_per_s(self) -> float:
-        return self.streams / self.step_ms * 1000
+        return self.tokens / self.steps / self.step_ms * 1000
 
     @property
     def loop_share(self) -> float:
@@ -73,11 +74,11 @@ class Watch:
         self._mine = time.pthread_getcpuclockid(threading.get_ident())
         self.jobs.append(job)
 
-    def stepped(self, rows: int) -> None:
+    def stepped(self, rows: int, tokens: int) -> None:
         mine = time.clock_gettime(self._mine)
         apart = None if self._apart is None else int(self._apart.read_text().split()[0]) / 1e9
         loop_s, server_s = (mine, 0.0) if apart is None else (apart, mine)
-        self.beats.append(Beat(rows, time.perf_counter(), loop_s, server_s))
+        self.beats.append(Beat(rows, tokens, time.perf_counter(), loop_s, server_s))
 
     def pace(self, streams: int) -> Pace:
         """Raises BenchError if the streams were never all under way."""
@@ -90,6 +91,7 @@ class Watch:
         return Pace(
             streams=streams,
             steps=steps,
+            tokens=sum(beat.tokens for beat in full[1:]),
             step_ms=(last.moment - first.moment) / steps * 1000,
             loop_ms=(last.loop_s - first.loop_s) / steps * 1000,
             server_ms=(last.server_s - first.server_s) / steps * 1000,
@@ -104,7 +106,7 @@ class WatchedTransformers(TransformersEngine):
         return super().submit(job, sink)
 
     def said(self, steps: list[Said]) -> None:
-        self.watch.stepped(len(steps))
+        self.watch.stepped(len(steps), len(steps))
         super().said(steps)
 
 
@@ -123,7 +125,7 @@ class WatchedLocal(LocalEngine):
         def counted() -> list[tuple[Group, Step]]:
             out = take()
             if out:
-                self.watch.stepped(len(out))
+                self.watch.stepped(len(out), sum(len(step.ids) for _, step in out))
             return out
 
         scheduler.take = counted  # type: ignore[method-assign]
@@ -143,7 +145,7 @@ class WatchedApart:
 
         def taken(said: wire.News) -> None:
             if isinstance(said, wire.Said):
-                self.watch.stepped(len(said.steps))
+                self.watch.stepped(len(said.steps), sum(len(step.ids) for _, step in said.steps))
             take(said)
 
         engine.submit, engine._take = submitted, taken  # type: ignore[method-assign, assignment]
@@ -158,20 +160,24 @@ def open_transformers(folder: str, streams: int, device: str) -> WatchedEngine:
     return made
 
 
-def open_torch(folder: str, streams: int, weights: WeightKind = "auto") -> WatchedEngine:
+def open_torch(settings: Settings) -> WatchedEngine:
+    """In this process."""
     options = LocalOptions(
-        runner="torch", slots=streams, context=1024, weights=weights, guesses=0, kv_memory=KV_BYTES
+        runner="torch",
+        slots=settings.slots,
+        context=settings.context,
+        weights=settings.weights,
+        guesses=settings.guesses or 0,
+        deterministic=settings.deterministic,
+        kv_memory=KV_BYTES,
     )
-    made = WatchedLocal.open(folder, options)
+    made = WatchedLocal.open(settings.model or "", options)
     assert isinstance(made, WatchedLocal)
     made.watch = Watch()
     made.follow()
     return made
 
 
-def open_apart(folder: str, streams: int, weights: WeightKind = "auto") -> WatchedApart:
+def open_apart(settings: Settings) -> WatchedApart:
     """As `dragoman serve` has it on a GPU."""
-    settings = Settings(
-        model=folder, runner="torch", slots=streams, context=1024, weights=weights, isolate_engine=True
-    )
     return WatchedApart(isolate(settings))
