@@ -73,7 +73,9 @@ class Guesser:
         self.most = most if self._pass_rows else 0
         self._phrases = Phrases(_PHRASES)
         self._costs = StepCosts(self._pass_rows, _SHORT_AWAY_S if self._ahead else _SHORT_S)
-        self._usual = 0.0 if self._ahead else _UNKNOWN
+        self._watches = self._ahead and drafter is None
+        """Whether it is looked at what would have been guessed, while nothing is."""
+        self._usual = 0.0 if self._watches else _UNKNOWN
         """How far sequences trusted guesses lately: a new one begins there."""
         self._plain: dict[int, int] = {}
         """Steps without guesses, by the sequences in them, where there is a draft."""
@@ -209,12 +211,12 @@ class Guesser:
         sequence, slot = piece.sequence, piece.sequence.slot
         assert slot is not None and piece.newest is not None
         guessed = len(piece.guesses)
-        if self._ahead and not guessed and not slot.length % _LOOKS:
+        if self._watches and not guessed and not slot.length % _LOOKS:
             guessed, right = 1, int(self._would_guess(slot) in said[:1])
-        if guessed or not self._ahead:
+        if guessed or not self._watches:
             judge(sequence, guessed, right, self._usual)
         if guessed and sequence.trust is not None:
-            least = 0.0 if self._ahead else _LEAST
+            least = 0.0 if self._watches else _LEAST
             self._usual = max(least, self._usual + _HABIT * (sequence.trust - self._usual))
         # Who shares no prefix with others does not share this either.
         if sequence.group.job.reuse_prefix and self._in_pages:

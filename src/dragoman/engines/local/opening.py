@@ -223,8 +223,6 @@ def _open_torch(path: Path, options: LocalOptions) -> OpenedModel:
     """A folder of safetensors, or a GGUF file."""
     if not all(map(find_spec, ("torch", "safetensors", "gguf"))):
         raise ModelFileError("The runner torch is not installed: pip install 'dragoman[torch]'.")
-    if options.draft is not None:
-        raise SettingsError("The runner torch takes no draft yet.", param="draft")
     if options.kv_cache == "int8":
         raise SettingsError("The runner torch keeps no keys and values in int8; leave out `kv_cache`.")
     if options.gpu_layers is not None:

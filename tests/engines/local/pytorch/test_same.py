@@ -20,6 +20,7 @@ from dragoman.engines.local.options import WeightKind  # noqa: E402
 from dragoman.types import Job, Sampling, Step  # noqa: E402
 from tests.engines.local.contract.subject import Heard, ids  # noqa: E402
 from tests.engines.local.pytorch.models import FAMILIES, VOCABULARY, make  # noqa: E402
+from tests.support.tiny_gguf import write_tiny  # noqa: E402
 
 OPTIONS = LocalOptions(
     runner="torch", slots=7, context=256, batch=48, chunk=20, threads=1, deterministic=True
@@ -108,3 +109,21 @@ def test_the_same_bits_with_guesses_and_without(family: str, tmp_path: Path) -> 
     assert found[0] == found[1]
     several = [any(len(step.ids) > 1 for step in steps) for steps in answers]
     assert all(several[len(KINDS) :]), "of each kind some was guessed"
+
+
+def test_the_same_bits_with_a_draft(tmp_path: Path) -> None:
+    model = write_tiny(tmp_path / "tiny.gguf", layers=2)
+    job = repeating({"temperature": 0.0}, 0)
+    found = []
+    for draft in (None, str(model)):
+        options = replace(OPTIONS, context=128, draft=draft, guesses=3 if draft else 0)
+        with closing(LocalEngine.open(model, options)) as engine:
+            engine._scheduler._guesser._costs = StepCosts(1000, math.inf)
+            steps = asyncio.run(heard(engine, job))
+        found.append(told(steps))
+    assert found[0] == found[1]
+    assert max(len(step.ids) for step in steps) > 1, "it was guessed"
+
+
+async def heard(engine: LocalEngine, job: Job) -> list[Step]:
+    return await Heard(engine, job).all()
