@@ -147,7 +147,7 @@ def test_auto_takes_it_where_a_gpu_would_be_idle(
     assert own_engines.settle(Settings(model=str(path), **more)).runner == expected
 
 
-@pytest.mark.parametrize("more", [{"kv_cache": "int8"}, {"gpu_layers": 3}, {"draft": "m.gguf"}])
+@pytest.mark.parametrize("more", [{"kv_cache": "int8"}, {"gpu_layers": 3}])
 def test_what_is_for_others_is_refused(more: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"runner torch|llamacpp"):
         LocalEngine.open(write_tiny(tmp_path / "m.gguf"), replace(OPTIONS, **more))
