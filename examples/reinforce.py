@@ -75,7 +75,7 @@ def make_model(folder: Path) -> Any:
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=2,
-        num_attention_heads=4,
+        num_attention_heads=2,
         num_key_value_heads=2,
         max_position_embeddings=64,
         bos_token_id=None,

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="TORCH IS NOT INSTALLED: make torch")
 
 from dragoman.engines.local.options import LocalOptions  # noqa: E402
-from dragoman.engines.local.pytorch.opening import open_torch, settle_torch  # noqa: E402
+from dragoman.engines.local.pytorch.opening import is_known, open_torch, settle_torch  # noqa: E402
 from dragoman.engines.local.pytorch.weights import Weights, files_of, read_tensors  # noqa: E402
 from dragoman.errors import BadRequest, ModelFileError, SettingsError  # noqa: E402
 from tests.engines.local.pytorch.models import make  # noqa: E402
@@ -130,3 +130,11 @@ def test_a_tensor_that_is_wrong_is_named(
         return
     with pytest.raises(ModelFileError, match=said):
         open_torch(tmp_path, OPTIONS)
+
+
+@pytest.mark.parametrize(("head", "takes"), [(8, False), (16, True), (80, False), (128, True)])
+def test_heads_that_a_gpu_has_no_kernels_for_are_refused(head: int, takes: bool, tmp_path: Path) -> None:
+    make(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_bytes()) | {"head_dim": head}))
+    assert is_known(tmp_path) == takes

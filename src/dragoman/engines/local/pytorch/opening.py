@@ -77,6 +77,7 @@ def open_gguf(model: Model, options: LocalOptions) -> tuple[TorchRunner, dict[st
 
 def _empty(shape: Decoder, options: LocalOptions) -> Weights:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    _check_head(shape, device)
     if options.threads and device.type == "cpu":
         torch.set_num_threads(options.threads)
     # On a GPU bfloat16, whatever the file has; float32 on a CPU, where it is for comparing.
@@ -84,6 +85,15 @@ def _empty(shape: Decoder, options: LocalOptions) -> Weights:
     if options.weights == "fp8" and device.type == "cuda" and torch.cuda.get_device_capability() < _HAS_FP8:
         raise SettingsError("This GPU does not multiply in fp8; set `weights` to int8.", param="weights")
     return Weights(shape, device, torch.float32 if wide else torch.bfloat16, KINDS.get(options.weights))
+
+
+def _check_head(shape: Decoder, device: torch.device) -> None:
+    """Kernels have tiles whose sides are powers of two, of 16 at least."""
+    if device.type == "cuda" and (shape.head < 16 or shape.head & (shape.head - 1)):
+        raise ModelFileError(
+            f"The runner torch has on a GPU no heads of {shape.head} numbers, only of 16, 32, 64, 128 or 256;"
+            " use --engine transformers."
+        )
 
 
 def _runner_of(weights: Weights, options: LocalOptions) -> tuple[TorchRunner, dict[str, str]]:
@@ -117,12 +127,13 @@ def _adapter_files(options: LocalOptions) -> list[Path]:
 def is_known(path: Path) -> bool:
     """Whether it is a folder of a family that there is here, or such a GGUF file that fits on the GPU."""
     try:
+        card = torch.device("cuda")
         if path.is_dir():
-            decoder_of(_config(path))
+            _check_head(decoder_of(_config(path)), card)
             return True
         model = Model(path, vocabulary_only=True)
         file = GgufFile(model.parts, model.metadata)
-        file.decoder()
+        _check_head(file.decoder(), card)
     except ModelFileError:
         return False
     room: int = torch.cuda.mem_get_info()[0]
