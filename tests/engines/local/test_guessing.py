@@ -61,6 +61,23 @@ def test_what_does_not_repeat_itself_is_seldom_guessed() -> None:
     assert sum(len(step) for step in late) < 1.7 * len(late)
 
 
+def test_where_nothing_repeats_itself_the_next_answer_has_no_rows_more() -> None:
+    each = desk(recalls=0)
+    for number in range(3):
+        each.ask([number, 2, 3, number, 2, 4] * 10, 150)
+        each.run()
+    assert {len(step) for step in each.runner.steps[-100:]} == {1}
+
+
+def test_repetition_is_noticed_without_a_guess() -> None:
+    """The first hundred tokens are new, then they come again."""
+    each = desk()
+    group = each.ask([0, 7], 240)
+    each.run()
+    assert each.ids(group) == expected([0, 7], 240, recalls=1)
+    assert len(each.runner.steps) < 180
+
+
 def test_steps_keep_their_number_of_rows_for_a_while() -> None:
     each = desk(slots=3)
     for _ in range(3):

@@ -11,8 +11,9 @@ was the guess.
 
 A runner that chooses ids itself begins steps before the ids of the last one are known, and guesses are made
 of ids: a step with guesses has to wait for them. So there it is guessed for few sequences only, and what that
-takes is weighed by the time from one step's end to the next one's. While nothing is guessed, it is still
-looked at whether a guess would have been right, which costs no row.
+takes is weighed by the time from one step's end to the next one's.
+
+While nothing is guessed, it is still looked at whether a guess would have been right, which costs no row.
 """
 
 from collections import OrderedDict
@@ -37,8 +38,9 @@ _COUNTS = (0, 1, 3, 7, 15)
 _WHILE, _SHORT_WHILE = 16, 4
 # Sequences for which it is guessed where steps are begun ahead: with more, it is Python that takes the time.
 _FEW = 16
-# Of so many tokens that were not guessed, one is looked at, whether it could have been.
-_LOOKS = 4
+# Of so many tokens that were not guessed, one is looked at, whether it could have been: or all of them, where
+# few sequences take their time.
+_LOOKS, _ALL_OF = 4, 8
 _WORTHWHILE = 1.05
 # What a guess costs, in rows: it goes through attention by itself, however much it shares with its sequence.
 _ALONE = 1.3
@@ -73,9 +75,9 @@ class Guesser:
         self.most = most if self._pass_rows else 0
         self._phrases = Phrases(_PHRASES)
         self._costs = StepCosts(self._pass_rows, _SHORT_AWAY_S if self._ahead else _SHORT_S)
-        self._watches = self._ahead and drafter is None
+        self._watches = drafter is None
         """Whether it is looked at what would have been guessed, while nothing is."""
-        self._usual = 0.0 if self._watches else _UNKNOWN
+        self._usual = 0.0 if self._watches and self._ahead else _UNKNOWN
         """How far sequences trusted guesses lately: a new one begins there."""
         self._plain: dict[int, int] = {}
         """Steps without guesses, by the sequences in them, where there is a draft."""
@@ -211,7 +213,8 @@ class Guesser:
         sequence, slot = piece.sequence, piece.sequence.slot
         assert slot is not None and piece.newest is not None
         guessed = len(piece.guesses)
-        if self._watches and not guessed and not slot.length % _LOOKS:
+        looks = 1 if not self._ahead and len(self._streams) <= _ALL_OF else _LOOKS
+        if self._watches and not guessed and not slot.length % looks:
             guessed, right = 1, int(self._would_guess(slot) in said[:1])
         if guessed or not self._watches:
             judge(sequence, guessed, right, self._usual)
