@@ -37,7 +37,7 @@ class Options(Struct, frozen=True):
     """In a step."""
     group: int = 8
     """Answers to each prompt."""
-    rate: float = 3e-3
+    rate: float = 2e-3
     seed: int = 0
 
 
@@ -75,8 +75,9 @@ def make_model(folder: Path) -> Any:
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=2,
-        num_attention_heads=2,
+        num_attention_heads=4,
         num_key_value_heads=2,
+        head_dim=16,
         max_position_embeddings=64,
         bos_token_id=None,
         eos_token_id=None,
