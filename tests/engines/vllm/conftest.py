@@ -61,7 +61,7 @@ def vllm_python() -> str:
 @pytest.fixture(scope="session")
 def models(vllm_python: str) -> Path:
     folder = BUILD / "vllm_models"
-    if not (folder / "seer" / "golden.json").exists():
+    if not (folder / "hearer" / "golden.json").exists():
         try:
             weights = default_model()
         except ModelFileError as error:

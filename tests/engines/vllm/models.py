@@ -3,20 +3,26 @@
 `smollm2` are the default weights as safetensors, with `golden.json`: what transformers says with them. `tiny`
 is a Llama of random weights with the same tokenizer; `poet` is an adapter for it, of random weights as well.
 `seer` is an Idefics3 of random weights: of the models that see, one that vLLM runs without further packages.
+`hearer` is a Qwen2-Audio, of random weights, too.
 """
 
 import io
 import json
 import sys
+import wave
 from pathlib import Path
 from typing import Any
 
-from tests.engines.transformers.seeing import picture
+import numpy as np
+
+from dragoman.media import Media
+from tests.engines.transformers.seeing import picture, tone
 
 PROMPTS = ("The capital of France is", "Once upon a time", "1, 2, 3, 4,")
 GOLDEN_TOKENS = 12
 RANK = 4
 PICTURES = (1, 2, 3)
+TONES = (440, 900, 1300)
 BEFORE, BEHIND = list(range(600, 640)), [504, 2988, 282]
 
 
@@ -96,13 +102,81 @@ def make_seer(folder: Path) -> None:
     (folder / "seer" / "golden.json").write_text(json.dumps(found))
 
 
-def said_of(model: Any, processor: Any, number: int) -> dict[str, list[int]]:
-    """What stands for a picture, and what is said when text stands before and behind it."""
+def make_hearer(folder: Path) -> None:
     import torch
+    from safetensors.torch import load_file, save_file
+    from transformers import (
+        AutoTokenizer,
+        Qwen2AudioConfig,
+        Qwen2AudioForConditionalGeneration,
+        Qwen2AudioProcessor,
+        Qwen2Config,
+        WhisperFeatureExtractor,
+    )
+
+    torch.manual_seed(4)
+    tokenizer = AutoTokenizer.from_pretrained(folder / "tiny")
+    marks = ["<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": marks})
+    size = {"d_model": 64, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 64}
+    text = Qwen2Config(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        vocab_size=len(tokenizer),
+        max_position_embeddings=1024,
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    config = Qwen2AudioConfig(
+        audio_config=size | {"num_mel_bins": 16},
+        text_config=text,
+        audio_token_index=tokenizer.convert_tokens_to_ids("<|AUDIO|>"),
+    )
+    hearer = Qwen2AudioForConditionalGeneration(config).float().eval()
+    extractor = WhisperFeatureExtractor(feature_size=16)
+    processor = Qwen2AudioProcessor(feature_extractor=extractor, tokenizer=tokenizer)
+    hearer.save_pretrained(folder / "hearer")
+    processor.save_pretrained(folder / "hearer")
+    # transformers writes one level too many into the names; published files have those that vLLM looks for.
+    weights = folder / "hearer" / "model.safetensors"
+    named = {name.replace(".model.model.", ".model."): kept for name, kept in load_file(weights).items()}
+    save_file(named, weights, metadata={"format": "pt"})
+    found = [said_of(hearer, processor, number) for number in TONES]
+    (folder / "hearer" / "golden.json").write_text(json.dumps(found))
+
+
+def given_to(processor: Any, number: int) -> dict[str, Any]:
+    """A picture, or a tone where the processor is one of those, as a model of transformers is given it."""
     from PIL import Image
 
-    image = Image.open(io.BytesIO(picture(number).data))
-    given = dict(processor(text=["<image>"], images=[[image]], add_special_tokens=False, return_tensors="pt"))
+    if hasattr(processor, "image_processor"):
+        image = Image.open(io.BytesIO(picture(number).data))
+        return dict(
+            processor(text=["<image>"], images=[[image]], add_special_tokens=False, return_tensors="pt")
+        )
+    with wave.open(io.BytesIO(sound(number).data)) as file:
+        samples = np.frombuffer(file.readframes(file.getnframes()), "<i2") / 32768
+    heard = {"audio": [samples.astype(np.float32)], "sampling_rate": 16000}
+    given = dict(processor(text="<|audio_bos|><|AUDIO|><|audio_eos|>", **heard, return_tensors="pt"))
+    # The marks around it are written by the template.
+    given["input_ids"] = given["input_ids"][:, 1:-1]
+    return given
+
+
+def sound(hertz: int) -> Media:
+    """Long enough for a page of vLLM's to end in it."""
+    return tone(hertz, seconds=1)
+
+
+def said_of(model: Any, processor: Any, number: int) -> dict[str, list[int]]:
+    """What stands for a picture or a tone, and what is said when text stands before and behind it."""
+    import torch
+
+    given = given_to(processor, number)
     place = given.pop("input_ids")[0].tolist()
     ids = torch.tensor([[*BEFORE, *place, *BEHIND]])
     given["attention_mask"] = torch.ones_like(ids)
@@ -154,3 +228,4 @@ if __name__ == "__main__":
         make(Path(sys.argv[1]), place)
         (place / "made").touch()
     make_seer(place)
+    make_hearer(place)

@@ -1,4 +1,4 @@
-"""A model that sees, in vLLM in the process itself: `python -m tests.engines.vllm.seeing MODEL ENGINE_ARGS`.
+"""A model that sees or hears, in this process: `python -m tests.engines.vllm.seeing MODEL ENGINE_ARGS`.
 
 It prints what it found, as JSON, in the last line.
 """
@@ -16,7 +16,7 @@ from dragoman.engines.vllm import VllmEngine, VllmOptions, open_vllm
 from dragoman.media import Media, MediaSpan
 from dragoman.types import Job, Sampling, Step
 from tests.engines.transformers.seeing import picture
-from tests.engines.vllm.models import BEFORE, BEHIND, GOLDEN_TOKENS, PICTURES
+from tests.engines.vllm.models import BEFORE, BEHIND, GOLDEN_TOKENS, PICTURES, TONES, sound
 
 NUMBERS = count()
 SAMPLING = Sampling(max_tokens=GOLDEN_TOKENS, temperature=0, ignore_eos=True)
@@ -49,7 +49,8 @@ async def cancelled(engine: VllmEngine, job: Job) -> list[str | None]:
 
 async def find(engine: VllmEngine) -> dict[str, Any]:
     await engine.start()
-    one, other, third = map(picture, PICTURES)
+    hears = "audio" in engine.card.modalities
+    one, other, third = map(sound, TONES) if hears else map(picture, PICTURES)
     found: dict[str, Any] = {"modalities": sorted(engine.card.modalities), "place": engine.place(one)}
     found["alone"] = await ask(engine, about(engine, one))
     found["again"] = await ask(engine, about(engine, one))
@@ -60,7 +61,7 @@ async def find(engine: VllmEngine) -> dict[str, Any]:
     found["both"] = await ask(engine, about(engine, other, third))
     found["bare"] = await ask(engine, replace(about(engine, one), media=()))
     found["wrong"] = await wrong_media(engine)
-    found["cancelled"] = await cancelled(engine, about(engine, picture(9)))
+    found["cancelled"] = await cancelled(engine, about(engine, sound(700) if hears else picture(9)))
     await engine.stop()
     return found
 

@@ -1,4 +1,4 @@
-"""Real vLLM with a model that sees, held against what transformers says with the same weights."""
+"""Real vLLM with models that see and hear, held against what transformers says with the same weights."""
 
 import json
 import subprocess
@@ -11,17 +11,23 @@ from tests.engines.vllm.conftest import ENGINE_ARGS, ROOT, START_S, environment
 from tests.engines.vllm.models import BEFORE
 
 BLOCK = 32
+KINDS = {"seer": "image", "hearer": "audio"}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def model(request: pytest.FixtureRequest, models: Path) -> Path:
+    return models / str(request.param)
 
 
 @pytest.fixture(scope="module")
-def golden(models: Path) -> Any:
-    return json.loads((models / "seer" / "golden.json").read_text())
+def golden(model: Path) -> Any:
+    return json.loads((model / "golden.json").read_text())
 
 
 @pytest.fixture(scope="module")
-def found(vllm_python: str, models: Path) -> Any:
+def found(vllm_python: str, model: Path) -> Any:
     args = json.dumps(ENGINE_ARGS | {"dtype": "float32"})
-    command = [vllm_python, "-m", "tests.engines.vllm.seeing", str(models / "seer"), args]
+    command = [vllm_python, "-m", "tests.engines.vllm.seeing", str(model), args]
     ran = subprocess.run(
         command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=START_S, check=False
     )
@@ -29,8 +35,8 @@ def found(vllm_python: str, models: Path) -> Any:
     return json.loads(ran.stdout.splitlines()[-1])
 
 
-def test_what_stands_for_a_picture_is_what_its_processor_writes(found: Any, golden: Any) -> None:
-    assert found["modalities"] == ["image"]
+def test_what_stands_for_a_picture_is_what_its_processor_writes(found: Any, golden: Any, model: Path) -> None:
+    assert found["modalities"] == [KINDS[model.name]]
     assert found["place"] == golden[0]["place"]
 
 
