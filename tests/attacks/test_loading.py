@@ -115,7 +115,9 @@ def test_no_route_starts_a_process_or_asks_anybody(watched: Attacked, log: Audit
     log.news()
     watched.send(route, good(route))
     news = log.news()
-    assert not {line.partition(" ")[0] for line in news} & (STARTS | ASKS | {"socket.bind", "sqlite3.connect"})
+    assert not {line.partition(" ")[0] for line in news} & (
+        STARTS | ASKS | {"socket.bind", "sqlite3.connect"}
+    )
     # An adapter is read by the route that loads it, and no other file is.
     adapter = repr(str(Path(__file__).with_name(str(GOOD[LOAD]["lora_path"]))))
     opened = [line for line in news if line.startswith("open ")]

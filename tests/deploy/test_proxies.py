@@ -18,7 +18,6 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from msgspec import Struct
-from websockets.sync.client import connect
 
 from dragoman.engines.scripted import ScriptedEngine, say
 from dragoman.http.server import background
@@ -26,6 +25,7 @@ from dragoman.limits import Limits
 from dragoman.settings import Settings
 from tests.deploy.support import DEPLOY, program
 from tests.support.http import HELLO, get
+from tests.support.secure_socket import first_answers
 from tests.support.wait import becomes
 
 NAME = "llm.example.com"
@@ -171,11 +171,9 @@ def test_a_client_that_leaves_the_proxy_leaves_the_server(proxy: Proxied) -> Non
 
 def test_a_websocket_passes(proxy: Proxied) -> None:
     place = f"wss://{NAME}:{proxy.port}/v1/responses"
-    through = socket.create_connection(("127.0.0.1", proxy.port))
-    with connect(place, sock=through, ssl=TRUSTING, proxy=None) as client:
-        client.send(json.dumps({"type": "response.create", "input": "hi"}))
-        kinds = [json.loads(client.recv())["type"] for _ in range(3)]
-        assert kinds[0] == "response.created"
+    said = json.dumps({"type": "response.create", "input": "hi"})
+    told = first_answers(place, said, 3, TRUSTING, host="127.0.0.1", port=proxy.port)
+    assert json.loads(told[0])["type"] == "response.created"
 
 
 def test_what_is_too_large_is_told_by_the_server(proxy: Proxied) -> None:
