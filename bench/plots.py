@@ -37,7 +37,11 @@ def _bars(
     bars: Sequence[tuple[str, Any, float]], label: str, name: str, folder: str | None, *, wide: bool = False
 ) -> None:
     # Imported when needed: the figures themselves must not depend on what draws them.
-    from matplotlib.figure import Figure
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        print(f"{name}: no picture is drawn; that takes matplotlib: pip install 'dragoman[bench]'")
+        return
 
     servers = list(dict.fromkeys(bar[0] for bar in bars))
     groups = list(dict.fromkeys(bar[1] for bar in bars))
