@@ -14,7 +14,8 @@ Attention has three ways, which add up in different orders:
 What is computed of one row at a time does not depend on others anyway.
 """
 
-from itertools import chain
+from collections.abc import Sequence
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -41,17 +42,12 @@ class Layout:
     def of(self, rows: Rows) -> tuple[dict[str, NDArray[Any]], NDArray[np.intp]]:
         """The inputs of the graph, and which of its rows are those that were asked for."""
         tokens, positions = np.array(rows.tokens, np.int64), np.array(rows.positions, np.int64)
-        slots, said = np.array(rows.slots), np.array(rows.said)
-        first = np.concatenate(([True], (slots[1:] != slots[:-1]) | said[1:]))
-        begins = np.flatnonzero(first)
-        sizes = np.diff(begins, append=len(tokens))
-        tables = [rows.tables[slot] for slot in slots[begins].tolist()]
         places = np.arange(len(tokens))
-        if (lone := begins[(sizes == 1) & ~said[begins]]).size:
-            sizes[np.searchsorted(begins, lone)] = 2
-            tokens = np.insert(tokens, lone + 1, _NO_TOKEN)
-            positions = np.insert(positions, lone + 1, positions[lone] + 1)
-            places += np.searchsorted(lone, places)
+        if all(rows.said):
+            # Each is a piece, which is most steps: nothing has to be looked for.
+            sizes, tables = np.ones(len(tokens), np.intp), [rows.tables[slot] for slot in rows.slots]
+        else:
+            tokens, positions, sizes, tables = self._pieces(rows, tokens, positions, places)
         read = max(len(tokens), self.least)
         if (more := max(self.least - len(tokens), _until_even(len(tokens)))) > 0:
             sizes = np.append(sizes, more)
@@ -61,31 +57,49 @@ class Layout:
         inputs = self._inputs(tokens, positions, sizes, tables)
         return {**inputs, READ: np.array([read])}, places
 
+    def _pieces(
+        self, rows: Rows, tokens: NDArray[Any], positions: NDArray[Any], places: NDArray[np.intp]
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.intp], list[Sequence[int]]]:
+        """Tokens and positions, how many each piece has, and its pages. `places` are moved by what is added."""
+        slots, said = np.array(rows.slots), np.array(rows.said)
+        first = np.concatenate(([True], (slots[1:] != slots[:-1]) | said[1:]))
+        begins = np.flatnonzero(first)
+        sizes = np.diff(begins, append=len(tokens))
+        tables = [rows.tables[slot] for slot in slots[begins].tolist()]
+        if (lone := begins[(sizes == 1) & ~said[begins]]).size:
+            sizes[np.searchsorted(begins, lone)] = 2
+            tokens = np.insert(tokens, lone + 1, _NO_TOKEN)
+            positions = np.insert(positions, lone + 1, positions[lone] + 1)
+            places += np.searchsorted(lone, places)
+        return tokens, positions, sizes, tables
+
     def _inputs(
-        self, tokens: NDArray[Any], positions: NDArray[Any], sizes: NDArray[Any], tables: list[Any]
+        self, tokens: NDArray[Any], positions: NDArray[Any], sizes: NDArray[Any], tables: list[Sequence[int]]
     ) -> dict[str, NDArray[Any]]:
         """What paged attention wants to know: where each piece begins, what it has, and in which pages."""
-        ends = np.cumsum(sizes)
-        past, lengths = positions[ends - sizes], positions[ends - 1] + 1
+        ends = sizes.cumsum()
+        # Pieces are few, and lists of a few are quicker than arrays.
+        begins, past = [0, *ends.tolist()], positions[ends - sizes].tolist()
+        longest = positions[ends - 1].tolist()
         used = [
-            self._first(table, count)
-            for table, count in zip(tables, (-(-lengths // self._page)).tolist(), strict=True)
+            self._first(table, last // self._page + 1) for table, last in zip(tables, longest, strict=True)
         ]
-        if sizes.max() == 1:
-            # The piece of no rows.
-            ends, past = np.append(ends, ends[-1]), np.append(past, 0)
+        if begins[-1] == len(sizes):
+            # All are single rows: the piece of no rows.
+            begins.append(begins[-1])
+            past.append(0)
             used.append([])
         return {
             "input_ids": tokens,
             "position_ids": positions,
-            "past_lens": past.astype(np.int32),
-            "subsequence_begins": np.concatenate(([0], ends)).astype(np.int32),
-            "block_indices_begins": np.cumsum([0, *map(len, used)], dtype=np.int32),
+            "past_lens": np.array(past, np.int32),
+            "subsequence_begins": np.array(begins, np.int32),
+            "block_indices_begins": np.array([0, *accumulate(map(len, used))], np.int32),
             "block_indices": np.array([*chain.from_iterable(used)], np.int32),
-            "max_context_len": np.array(lengths.max(), np.int32),
+            "max_context_len": np.array(max(longest) + 1, np.int32),
         }
 
-    def _first(self, table: list[int], count: int) -> list[int]:
+    def _first(self, table: Sequence[int], count: int) -> Sequence[int]:
         """The first pages of a sequence. A row that nobody reads may be one too far for what it has."""
         return table[:count] if len(table) >= count else [*table, self._unread]
 
