@@ -6,6 +6,7 @@ import pytest
 
 from dragoman.engines.local import machine
 from dragoman.engines.local.machine import divide
+from dragoman.engines.local.options import LocalOptions
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,23 @@ def test_divide(
 )
 def test_who_is_alone_has_few_slots_and_long_ones(tokens: int, result: tuple[int, int]) -> None:
     assert divide(tokens, 8192, None, None, most=4, room=8192) == result
+
+
+@pytest.mark.parametrize(
+    ("weights", "options", "wide"),
+    [
+        (1 << 30, LocalOptions(readers=8), True),
+        (1 << 30, LocalOptions(slots=32), True),
+        (1 << 30, LocalOptions(), False),
+        (1 << 30, LocalOptions(slots=32, readers=1), False),
+        (3 << 30, LocalOptions(readers=8), False),
+    ],
+)
+def test_weights_are_wide_for_several_readers_where_there_is_room(
+    weights: int, options: LocalOptions, wide: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "_whole_memory", lambda: 16 << 30)
+    assert machine.takes_wide(weights, options) == wide
 
 
 def test_two_faces_of_one_core_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

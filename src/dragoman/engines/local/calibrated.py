@@ -26,6 +26,8 @@ from dragoman.engines.weights import cache_folder, work_folder
 
 EVEN = 0.97
 """Of the other's rate. What is closer than that is noise."""
+SLOW = 0.85
+"""Of the other's rate for one answer. What writes less is not for one reader, however fast it reads."""
 HEAVY, LITTLE = 0.1, 256 << 20
 """Of the other's memory, and bytes. What takes more than that beyond the other is not for one reader."""
 MANY = 8
@@ -143,12 +145,12 @@ def decide(found: Measurements, openvino: Measured, readers: int, kept: int = 0)
     """`kept` are the bytes of keys and values, which either runner takes.
 
     OpenVINO is taken where it is at least as fast for so many readers, and for one reader only where it takes
-    hardly more memory: who runs a model for himself gets no less than from llama.cpp. He waits for his prompt
-    to be read, too; of many readers most are being written to.
+    hardly more memory and writes hardly more slowly: who runs a model for himself gets no less than from
+    llama.cpp. He waits for his prompt to be read, too; of many readers most are being written to.
     """
     llamacpp = found.llamacpp
     if readers == 1:
-        fast = EVEN * openvino.seconds <= llamacpp.seconds
+        fast = EVEN * openvino.seconds <= llamacpp.seconds and openvino.one >= SLOW * llamacpp.one
         light = openvino.memory - llamacpp.memory <= max(LITTLE, HEAVY * (llamacpp.memory + kept))
     else:
         fast, light = openvino.many >= EVEN * llamacpp.many, True
@@ -206,6 +208,7 @@ def _key(path: Path, options: LocalOptions, readers: int) -> str:
         machine.cpu_name(),
         options.threads or machine.cores(),
         (options.kv_cache, options.deterministic, options.flash_attention, options.batch, readers, RECIPE),
+        count_readers(options) > 1,
         (version("openvino"), version("xllamacpp")),
     )
 

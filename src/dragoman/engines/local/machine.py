@@ -97,6 +97,18 @@ def _system_memory() -> int:
     return _FALLBACK_MEMORY
 
 
+def _whole_memory() -> int:
+    """What there is in all, whoever has it just now; 0 where the system does not say."""
+    try:
+        whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 0
+    try:
+        return min(whole, int((_GROUP / "memory.max").read_text()))
+    except (OSError, ValueError):
+        return whole
+
+
 def _let_go() -> int:
     """Bytes of files that the group gives back when needed; a model that was just read is of them."""
     try:
@@ -200,6 +212,8 @@ _ROOM = 2048
 # Who is alone needs few, for what his tools ask beside him, and long ones.
 _OWN_SLOTS, _OWN_ROOM = 4, 8192
 _GRAIN = 256
+# What four bits and their scales become as int8, and how much of the memory that may be.
+_WIDER, _LITTLE = 2, 0.25
 
 
 class Size(Struct, frozen=True):
@@ -255,6 +269,14 @@ def memory_for(asked: int | None) -> int:
 def count_readers(options: LocalOptions) -> int:
     """How many read at once: as was said, or as many as there are to be slots, or one."""
     return options.readers or options.slots or 1
+
+
+def takes_wide(weights: int, options: LocalOptions) -> bool:
+    """Whether OpenVINO has weights of four bits as int8: for several readers, where memory is no matter.
+
+    For one reader they are read as fast as they are computed with, and the memory is his own.
+    """
+    return count_readers(options) > 1 and _WIDER * weights <= _whole_memory() * _LITTLE
 
 
 def full_slots(options: LocalOptions) -> int:

@@ -33,6 +33,7 @@ from dragoman.engines.local.calibrated import (
     RunnerRefused,
 )
 from dragoman.engines.local.engine import LocalEngine
+from dragoman.engines.local.machine import count_readers, takes_wide
 from dragoman.engines.local.opening import open_model
 from dragoman.engines.local.openvino.family import NotForOpenVino
 from dragoman.engines.local.options import LocalOptions
@@ -53,7 +54,7 @@ _SECONDS = 0.15
 def obey(order: Order) -> Reply:
     path = Path(order.path)
     try:
-        if order.runner == "openvino" and _is_new(path):
+        if order.runner == "openvino" and _is_new(path, order.options):
             return Converted()
         return measure(path, replace(order.options, runner=order.runner), order.readers)
     except NotForOpenVino as error:
@@ -64,19 +65,24 @@ def obey(order: Order) -> Reply:
         return Failed(type(error).__name__)
 
 
-def _is_new(path: Path) -> bool:
+def _is_new(path: Path, options: LocalOptions) -> bool:
     """Whether the file had to be converted, which is done now."""
     from dragoman.engines.local.openvino.converted import ensure_converted, is_converted
 
-    if is_converted(path):
+    wide = takes_wide(path.stat().st_size, options)
+    if is_converted(path, wide=wide):
         return False
-    ensure_converted(path)
+    ensure_converted(path, wide=wide)
     return True
 
 
 def measure(path: Path, options: LocalOptions, readers: int) -> Measured:
     """Without guesses: what they bring depends on the text."""
-    options = replace(options, slots=readers, context=CONTEXT, kv_memory=None, guesses=0, draft=None)
+    # For whom it is opened stays as it was, however many are tried.
+    for_whom = count_readers(options)
+    options = replace(
+        options, readers=for_whom, slots=readers, context=CONTEXT, kv_memory=None, guesses=0, draft=None
+    )
     opened = open_model(path, options)
     spans = _time_steps(opened.runner)
     engine = LocalEngine(opened.runner, opened.tokenizer, opened.card, options)

@@ -15,7 +15,7 @@ from dragoman.engines.local.binding import GpuDevice
 from dragoman.engines.local.calibrated import RunnerChoice, choose_runner
 from dragoman.engines.local.drafting import Drafter, open_draft
 from dragoman.engines.local.llamacpp import LlamaRunner
-from dragoman.engines.local.machine import check_context, numerics, size_for
+from dragoman.engines.local.machine import check_context, numerics, size_for, takes_wide
 from dragoman.engines.local.model import LlamaTokenizer, Model
 from dragoman.engines.local.openvino.family import NotForOpenVino, shape_of
 from dragoman.engines.local.options import LocalOptions
@@ -194,7 +194,7 @@ def _open_openvino(
     from dragoman.engines.local.openvino.converted import ensure_converted
     from dragoman.engines.local.openvino.runner import files_of, runner_of
 
-    graph = ensure_converted(model.path)
+    graph = ensure_converted(model.path, wide=takes_wide(model.path.stat().st_size, options))
     architecture = model.metadata["general.architecture"]
     runner, details = runner_of(graph, model.trained_context, options, adapters, architecture)
     decided = numerics([*files_of(graph), *options.adapter_files], details["runner"])

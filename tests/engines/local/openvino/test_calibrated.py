@@ -86,7 +86,8 @@ def other(one: float = 1.0, many: float = 1.0, memory: float = 1.0, prompt: floa
         (other(), 1, "openvino"),
         (other(one=0.98), 1, "openvino"),
         (other(one=0.94, many=3.0), 1, "llamacpp"),
-        (other(one=0.8, prompt=3.0), 1, "openvino"),
+        (other(one=0.86, prompt=3.0), 1, "openvino"),
+        (other(one=0.84, prompt=9.0), 1, "llamacpp"),
         (other(one=0.5, prompt=3.0), 1, "llamacpp"),
         (other(one=0.96, many=3.0), 8, "openvino"),
         (other(one=1.5, many=0.9), 8, "llamacpp"),
@@ -146,7 +147,7 @@ def test_it_is_measured_once(model: Model, asked: Callable[..., Asked]) -> None:
     assert len(processes.orders) == 3
 
 
-@pytest.mark.parametrize("change", [{"threads": 2}, {"kv_cache": "int8"}, {"readers": 4}])
+@pytest.mark.parametrize("change", [{"threads": 2}, {"kv_cache": "int8"}, {"readers": 4}, {"readers": 8}])
 def test_it_is_measured_again_for_what_may_change_it(
     change: dict[str, object], model: Model, asked: Callable[..., Asked]
 ) -> None:

@@ -64,6 +64,19 @@ def test_both_runners_say_the_same_with_weights_of_four_bits(weights: Path, tmp_
     assert 'element_type="i4"' in ensure_converted(model).read_text()
 
 
+def test_four_bits_may_be_wide_and_either_form_is_kept(weights: Path, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model.gguf", weights, four_bits=True)
+    narrow, wide = ensure_converted(model), ensure_converted(model, wide=True)
+    assert 'element_type="i4"' not in wide.read_text()
+    assert (ensure_converted(model), ensure_converted(model, wide=True)) == (narrow, wide)
+    assert len({narrow, wide}) == 2
+
+
+def test_what_has_no_four_bits_is_the_same_either_way(weights: Path, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model.gguf", weights)
+    assert ensure_converted(model) == ensure_converted(model, wide=True)
+
+
 def _check_agreement(model: Path) -> None:
     ours, theirs = about(model, "openvino"), about(model, "llamacpp")
     assert len(ours) == len(PROMPT) - 1

@@ -10,10 +10,10 @@ from dragoman.engines.local.openvino.tensors import COARSE, FINE, as_int8, half_
 KINDS = [GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1]
 
 
-@pytest.mark.parametrize("group", [FINE, COARSE])
+@pytest.mark.parametrize("group", [FINE, *COARSE])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_value_moves_by_half_a_step_at_most(kind: GGMLQuantizationType, group: int) -> None:
-    data = quantize(np.random.default_rng(3).normal(size=(5, 192)).astype(np.float32), kind)
+    data = quantize(np.random.default_rng(3).normal(size=(5, 384)).astype(np.float32), kind)
     values = dequantize(data, kind).reshape(5, -1, group)
     numbers, scales = as_int8(values)
     found = numbers * scales.astype(np.float32)

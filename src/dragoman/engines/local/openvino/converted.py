@@ -2,7 +2,8 @@
 
     ~/.cache/dragoman/openvino/SmolLM2-135M-Instruct.Q4_1-b179c9523d0e6a0f-7/openvino_model.xml
 
-The name holds the checksum of the source and the number of the recipe. Hashing gigabytes at each start would
+The name holds the checksum of the source and the number of the recipe; where the source has four bits that
+could be kept, also whether they were, as in `-8-four` and `-8-wide`. Hashing gigabytes at each start would
 take longer than loading them, so a source that has not been touched since is known by its size and time.
 """
 
@@ -10,6 +11,7 @@ import hashlib
 import logging
 import os
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -33,17 +35,19 @@ class _Source(Struct, frozen=True):
     modified: int
 
 
-def ensure_converted(path: Path) -> Path:
-    """The graph of a GGUF file. Raises NotForOpenVino where it cannot be one."""
+def ensure_converted(path: Path, *, wide: bool = False) -> Path:
+    """The graph of a GGUF file; `wide` as in `Tensors`. Raises NotForOpenVino where it cannot be one."""
     folder, source = _place(path)
-    if found := _find_known(folder, path, source):
+    if found := _find_known(folder, path, source, wide):
         return found / FILE
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with work_folder(folder, "convert-") as work:
-            target = folder / f"{path.stem}-{_digest(path)[:16]}-{RECIPE}"
-            if not (target / FILE).exists():
-                _convert(path, work)
+            begin = f"{path.stem}-{_digest(path)[:16]}-{RECIPE}"
+            made = (folder / f"{begin}{end}" for end in _ends(wide))
+            target = next((target for target in made if (target / FILE).exists()), None)
+            if target is None:
+                target = folder / f"{begin}{_convert(path, work, wide)}"
                 _keep(work)
                 work.rename(target)
                 work.mkdir()
@@ -57,9 +61,14 @@ def ensure_converted(path: Path) -> Path:
     return target / FILE
 
 
-def is_converted(path: Path) -> bool:
+def is_converted(path: Path, *, wide: bool = False) -> bool:
     folder, source = _place(path)
-    return _find_known(folder, path, source) is not None
+    return _find_known(folder, path, source, wide) is not None
+
+
+def _ends(wide: bool) -> tuple[str, str]:
+    """How names may end: without an end it is the same either way."""
+    return "", "-wide" if wide else "-four"
 
 
 def _place(path: Path) -> tuple[Path, _Source]:
@@ -68,8 +77,9 @@ def _place(path: Path) -> tuple[Path, _Source]:
     return cache_folder() / "openvino", _Source(str(path.resolve()), stat.st_size, stat.st_mtime_ns)
 
 
-def _find_known(folder: Path, path: Path, source: _Source) -> Path | None:
-    for entry in folder.glob(f"{_literal(path.stem)}-*-{RECIPE}"):
+def _find_known(folder: Path, path: Path, source: _Source, wide: bool) -> Path | None:
+    begin = f"{_literal(path.stem)}-*-{RECIPE}"
+    for entry in chain.from_iterable(folder.glob(begin + end) for end in _ends(wide)):
         try:
             told = msgspec.json.decode((entry / _SOURCE).read_bytes(), type=_Source)
         except (OSError, msgspec.DecodeError):
@@ -79,14 +89,17 @@ def _find_known(folder: Path, path: Path, source: _Source) -> Path | None:
     return None
 
 
-def _convert(path: Path, folder: Path) -> None:
+def _convert(path: Path, folder: Path, wide: bool) -> str:
+    """How the name ends of what is in the folder now."""
+    told = partial(show_progress, doing="converting weights", did="converted weights")
     try:
-        tensors = Tensors(path, partial(show_progress, doing="converting weights", did="converted weights"))
+        tensors = Tensors(path, told, wide=wide)
         model = build(tensors, shape_of(tensors.metadata))
     except (LookupError, ValueError, ArithmeticError, RuntimeError) as error:
         _log.warning("OpenVINO's form of %s cannot be made", path.name, exc_info=error)
         raise NotForOpenVino("its tensors are not those of its architecture") from error
     ov.save_model(model, folder / FILE, compress_to_fp16=False)
+    return _ends(wide)[tensors.has_four_bits]
 
 
 def _keep(folder: Path) -> None:

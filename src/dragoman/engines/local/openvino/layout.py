@@ -60,7 +60,7 @@ class Layout:
     def _pieces(
         self, rows: Rows, tokens: NDArray[Any], positions: NDArray[Any], places: NDArray[np.intp]
     ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.intp], list[Sequence[int]]]:
-        """Tokens and positions, how many each piece has, and its pages. `places` are moved by what is added."""
+        """Tokens and positions, the sizes of pieces, and their pages. `places` move by what is added."""
         slots, said = np.array(rows.slots), np.array(rows.said)
         first = np.concatenate(([True], (slots[1:] != slots[:-1]) | said[1:]))
         begins = np.flatnonzero(first)
