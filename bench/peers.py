@@ -22,6 +22,8 @@ class Setup(Struct, frozen=True):
     slots: int = 32
     context: int = 768
     threads: int = 2
+    readers: int | None = None
+    """Those that dragoman is told to expect; as many as there are slots, if nobody tells."""
 
 
 def commands(setup: Setup, only: Collection[str] = ()) -> dict[str, list[str]]:
@@ -29,6 +31,8 @@ def commands(setup: Setup, only: Collection[str] = ()) -> dict[str, list[str]]:
     slots = ["--slots", str(setup.slots)]
     size = ["--context", str(setup.context), "--threads", str(setup.threads)]
     ours = ["dragoman", "serve", str(setup.model), *slots, *size, "--log-level", "warning"]
+    if setup.readers is not None:
+        ours += ["--readers", str(setup.readers)]
     found = {
         OURS: ours,
         OURS_LLAMA_CPP: [*ours, "--runner", "llamacpp"],

@@ -155,10 +155,11 @@ def cli() -> None:
     parser.add_argument("--tokens", type=int, help="tokens of an answer [default: 128]")
     parser.add_argument("--prompt", type=int, help="words of a prompt [default: 24]")
     parser.add_argument("--context", type=int, default=768, help="tokens of a sequence [default: 768]")
+    parser.add_argument("--readers", type=int, help="those that dragoman decides for [default: 32]")
     parser.add_argument("--temperature", type=float, help="of the sampling [default: 0, greedy]")
     parser.add_argument("--plots", metavar="DIR", help="folder for the plots [default: bench/out]")
     args, options = flags.read(parser, Options(), QUICK)
-    setup = Setup(args.model, context=args.context, threads=args.threads)
+    setup = Setup(args.model, context=args.context, threads=args.threads, readers=args.readers)
     main(setup, options, args.plots, args.only)
 
 
