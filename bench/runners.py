@@ -77,11 +77,18 @@ class Asked(Struct, frozen=True):
     prompts: int
     windows: int
     threads: int
+    readers: int = 1
+    """For several, weights of four bits become int8."""
 
 
 def measure(runner: RunnerName, kv_cache: KvCache, asked: Asked) -> Measured:
     options = LocalOptions(
-        runner=runner, kv_cache=kv_cache, threads=asked.threads, slots=_TOGETHER, context=2 * WINDOW
+        runner=runner,
+        kv_cache=kv_cache,
+        threads=asked.threads,
+        readers=asked.readers,
+        slots=_TOGETHER,
+        context=2 * WINDOW,
     )
     engine = LocalEngine.open(asked.model, options)
     try:
@@ -167,12 +174,13 @@ def cli() -> None:
     parser.add_argument("--prompts", type=int, default=200, help="how many [default: 200]")
     parser.add_argument("--windows", type=int, default=16, help=f"of {WINDOW} tokens [default: 16]")
     parser.add_argument("--threads", type=int, default=2, help="compute threads [default: 2]")
+    parser.add_argument("--readers", type=int, default=1, help="for whom OpenVINO has weights [default: 1]")
     parser.add_argument("--quick", action="store_true", help="the usual keys and values only")
     parser.add_argument(
         "--four-bits", action="store_true", help="OpenVINO keeps four bits however small the file is"
     )
     args = parser.parse_args()
-    asked = Asked(args.model or default_model(), args.prompts, args.windows, args.threads)
+    asked = Asked(args.model or default_model(), args.prompts, args.windows, args.threads, args.readers)
     cases = [case for case in CASES if case[1] == "auto" or not args.quick]
     if not args.four_bits:
         return main(asked, cases)
