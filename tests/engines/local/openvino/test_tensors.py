@@ -10,7 +10,7 @@ from dragoman.engines.local.openvino.tensors import COARSE, FINE, as_int8, half_
 KINDS = [GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1]
 
 
-@pytest.mark.parametrize("group", [FINE, *COARSE])
+@pytest.mark.parametrize("group", [FINE, COARSE])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_value_moves_by_half_a_step_at_most(kind: GGMLQuantizationType, group: int) -> None:
     data = quantize(np.random.default_rng(3).normal(size=(5, 384)).astype(np.float32), kind)
