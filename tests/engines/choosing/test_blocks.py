@@ -3,19 +3,13 @@
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.engines.choosing import Logits
-from dragoman.engines.choosing.sampler import draw
-from dragoman.engines.choosing.together import (
-    BLOCK,
-    Choosers,
-    Continuation,
-    TokenChoice,
-    draw_few,
-    largest_ids,
-)
+from dragoman.engines.choosing import Logits, sampler
+from dragoman.engines.choosing.sampler import BLOCK, RowBlocks, draw, draw_few, largest_ids
+from dragoman.engines.choosing.together import Choosers, Continuation, TokenChoice
 from dragoman.types import Job, Sampling
 
 SIZE = 200 * BLOCK
@@ -39,6 +33,14 @@ def maxima_of(rows: Logits) -> Logits:
     return found
 
 
+def blocks_of(rows: Logits) -> RowBlocks:
+    def totals(peaks: Logits, heat: Logits) -> Logits:
+        summed: Logits = np.exp((rows - peaks[:, None]) * heat[:, None]).sum(axis=1)
+        return summed
+
+    return RowBlocks(maxima_of(rows), totals)
+
+
 kinds = st.builds(
     Sampling,
     max_tokens=st.just(9),
@@ -47,16 +49,33 @@ kinds = st.builds(
     top_k=st.sampled_from([0, 1, 2, 40, 5000]),
     top_p=st.sampled_from([0.0, 0.5, 0.95, 0.9999999, 1.0]),
 )
+alone = st.builds(
+    Sampling,
+    max_tokens=st.just(9),
+    temperature=st.sampled_from([1e-300, 0.2, 0.8, 1.0, 2.0]),
+    top_p=st.sampled_from([0.0, 0.3, 0.9, 0.95, 0.999, 0.9999999]),
+)
+"""Top-p, and nothing else."""
 uniforms = st.floats(0, 1, exclude_max=True)
 
 
 @settings(max_examples=300, deadline=None)
 @given(several(), st.data())
 def test_each_row_gives_what_it_gives_alone(rows: Logits, data: st.DataObject) -> None:
-    asked = [data.draw(kinds) for _ in rows]
+    asked = [data.draw(kinds | alone) for _ in rows]
     numbers = [data.draw(uniforms) for _ in rows]
-    alone = [draw(*each) for each in zip(rows, asked, numbers, strict=True)]
-    assert draw_few(rows, maxima_of(rows), range(len(rows)), asked, numbers) == alone
+    expected = [draw(*each) for each in zip(rows, asked, numbers, strict=True)]
+    assert draw_few(rows, blocks_of(rows), range(len(rows)), asked, numbers) == expected
+
+
+def test_of_rows_as_models_make_them_nearly_none_is_left_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(3)
+    rows = random.normal(size=(200, SIZE), scale=4).astype(np.float32)
+    left: list[Sampling] = []
+    monkeypatch.setattr(sampler, "draw", lambda _row, asked, _uniform: left.append(asked))
+    for asked in (Sampling(max_tokens=1, top_p=0.9), Sampling(max_tokens=1, min_p=0.05, top_p=0.9)):
+        draw_few(rows, blocks_of(rows), range(200), [asked] * 200, random.random(200).tolist())
+    assert len(left) < 8
 
 
 @given(several())
@@ -68,15 +87,16 @@ def test_of_the_rows_some_can_be_asked_for() -> None:
     rows = np.random.default_rng(1).normal(size=(5, SIZE), scale=4).astype(np.float32)
     asked = Sampling(max_tokens=1, min_p=0.1)
     expected = [draw(rows[3], asked, 0.3), draw(rows[1], asked, 0.6)]
-    assert draw_few(rows, maxima_of(rows), [3, 1], [asked] * 2, [0.3, 0.6]) == expected
+    assert draw_few(rows, blocks_of(rows), [3, 1], [asked] * 2, [0.3, 0.6]) == expected
     assert largest_ids(rows, maxima_of(rows), [4, 0]) == rows[[4, 0]].argmax(axis=1).tolist()
 
 
 def test_where_a_row_leaves_nothing_there_is_no_id() -> None:
     rows = np.zeros((2, SIZE), np.float32)
     rows[0] = -np.inf
-    asked = [Sampling(max_tokens=1, min_p=0.1)] * 2
-    assert draw_few(rows, maxima_of(rows), [0, 1], asked, [0.5, 0.5]) == [None, draw(rows[1], asked[1], 0.5)]
+    for asked in (Sampling(max_tokens=1, min_p=0.1), Sampling(max_tokens=1, top_p=0.9)):
+        expected = [None, draw(rows[1], asked, 0.5)]
+        assert draw_few(rows, blocks_of(rows), [0, 1], [asked] * 2, [0.5, 0.5]) == expected
 
 
 def answers(count: int) -> list[TokenChoice]:
@@ -99,7 +119,7 @@ def answers(count: int) -> list[TokenChoice]:
     return made
 
 
-def test_a_step_is_the_same_with_maxima_and_without() -> None:
+def test_a_step_is_the_same_with_blocks_and_without() -> None:
     random = np.random.default_rng(2)
     choosers, ours, theirs = Choosers(1), answers(60), answers(60)
     likely = random.normal(size=(60, SIZE), scale=3)
@@ -108,7 +128,7 @@ def test_a_step_is_the_same_with_maxima_and_without() -> None:
         rows = (likely + random.normal(size=likely.shape, scale=0.1)).astype(np.float32)
         rows[[0, 1]] = -np.inf
         before = rows.copy()
-        steps = choosers.advance(ours, rows, maxima_of(rows))
+        steps = choosers.advance(ours, rows, blocks_of(rows))
         assert np.array_equal(rows, before)
         expected = choosers.advance(theirs, rows)
         assert [(each.ids, each.logprobs, each.finish) for each in steps] == [

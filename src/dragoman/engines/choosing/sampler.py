@@ -13,6 +13,8 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
 
 from dragoman.engines.choosing import Change, Edit, Ids, Logits, Places, Weights, scratch
 from dragoman.engines.choosing.edits import apply, edits
@@ -197,3 +199,160 @@ def _generator(seed: int | None, index: int) -> np.random.Generator:
     if seed is None:
         return np.random.Generator(np.random.PCG64())
     return np.random.Generator(np.random.PCG64([seed_of(seed, index) & (2**64 - 1), 0]))
+
+
+# Choices from the rows of many answers at once, where the runner gives the largest of each block as well.
+#
+# One choice takes some thirty calls of numpy, and passes over a row that is in no cache. Here all rows
+# share the calls, and only blocks are read that hold what can be chosen: the largest, what passes min-p, or
+# what is likely enough for top-p of a total that the runner sums up.
+#
+# What comes out is what `draw` gives, so no row depends on the others. That rounds in other places, so a row
+# is left to it where rounding could decide, where ids are equally likely at the edge of top-k, and where too
+# many pass or too few.
+
+
+BLOCK = 16
+"""Ids in a block: a line of the processor's cache."""
+_LEAST_MIN_P = 1e-2
+# What weighs less, against 1 for the likeliest, is seldom in a nucleus: times the part that this leaves out.
+_SELDOM = 1e-2
+_MOST_BLOCKS = 512
+_ROUNDING = 1e-5
+_UNKNOWN = 1e300
+_LOWEST = np.finfo(np.float32).min
+
+
+class RowBlocks(Struct, frozen=True):
+    """What a runner tells of the rows of its last step, beside the logits."""
+
+    maxima: Logits
+    """The largest of each block."""
+    totals: Callable[[Logits, Logits], Weights]
+    """What all rows weigh, as they are now: the sum of exp((logit - peak) * heat), given both for each."""
+
+
+def leaves_few(sampling: Sampling) -> bool:
+    """Whether min-p says that few ids can be drawn, or top-p does, by itself."""
+    nucleus = sampling.top_p < 1 and not sampling.min_p and not sampling.top_k
+    return sampling.temperature > 0 and (nucleus or sampling.min_p >= _LEAST_MIN_P)
+
+
+def largest_ids(logits: Logits, maxima: Logits, rows: Sequence[int]) -> list[int | None]:
+    """The id of the largest value in each of these rows; None where nothing is left."""
+    of = np.array(rows)
+    block = maxima[of].argmax(axis=1)
+    values = logits.reshape(-1, BLOCK)[of * maxima.shape[1] + block]
+    ids = (block * BLOCK + values.argmax(axis=1)).tolist()
+    possible = (maxima[of, block] > -np.inf).tolist()
+    return [id_ if yes else None for id_, yes in zip(ids, possible, strict=True)]
+
+
+def draw_few(
+    logits: Logits,
+    blocks: RowBlocks,
+    rows: Sequence[int],
+    asked: Sequence[Sampling],
+    uniforms: Sequence[float],
+) -> list[int | None]:
+    """What `draw` gives for each of these rows, all of which `leaves_few`; None where nothing is left."""
+    places, heat = np.array(rows), _heat(asked)
+    # A copy of all of them takes longer than to look whether it is needed.
+    maxima = blocks.maxima if [*rows] == [*range(len(logits))] else blocks.maxima[places]
+    peaks = maxima.max(axis=1)
+    of, ids, weights = _passing(logits, maxima, places, asked, peaks, heat)
+    if not of.size:
+        return [_alone(logits[row], one, by) for row, one, by in zip(rows, asked, uniforms, strict=True)]
+    counts = np.bincount(of, minlength=len(rows))
+    ends = counts.cumsum()
+    starts = ends - counts
+    totals = _totals(blocks, places, asked, peaks, heat)
+    kept, sure = _keep_top(of, weights, starts, ends, asked, totals)
+    before, sums = _sums(np.where(kept, weights, 0), starts)
+    whole = sums[ends - 1] - before
+    target = before + np.array(uniforms) * whole
+    place = np.minimum(sums.searchsorted(target, side="right"), of.size - 1)
+    over, margin = sums[place], _ROUNDING * whole
+    sure &= (over - weights[place] + margin <= target) & (target < over - margin)
+    found: list[int | None] = ids[place].tolist()
+    for number in np.flatnonzero(~sure).tolist():
+        found[number] = _alone(logits[rows[number]], asked[number], uniforms[number])
+    return found
+
+
+def _alone(row: Logits, asked: Sampling, uniform: float) -> int | None:
+    try:
+        return draw(row, asked, uniform)
+    except NoTokenLeft:
+        return None
+
+
+def _totals(
+    blocks: RowBlocks, rows: Places, asked: Sequence[Sampling], peaks: Logits, heat: Logits
+) -> NDArray[np.float64]:
+    """What each row weighs; 0 where that is what passes min-p, and `_UNKNOWN` where few of a step's rows are
+    asked for, because the runner sums up all of them."""
+    count = len(blocks.maxima)
+    nucleus = np.array([not one.min_p for one in asked])
+    if 2 * np.count_nonzero(nucleus) < count:
+        return np.where(nucleus, _UNKNOWN, 0)
+    all_peaks, all_heat = np.zeros(count, np.float32), np.zeros(count, np.float32)
+    all_peaks[rows], all_heat[rows] = np.maximum(peaks, _LOWEST), heat
+    return np.where(nucleus, blocks.totals(all_peaks, all_heat)[rows], 0)
+
+
+def _passing(
+    logits: Logits, maxima: Logits, rows: Places, asked: Sequence[Sampling], peaks: Logits, heat: Logits
+) -> tuple[Places, Places, Weights]:
+    """What passes min-p, or could be in a nucleus, row by row and in order: of which row, which id, and how
+    likely against the likeliest. Nothing of a row that has too many."""
+    least = [one.min_p or _SELDOM * max(1 - one.top_p, _SELDOM) for one in asked]
+    below = np.log(least) * [one.temperature for one in asked]
+    floors = np.where(peaks > -np.inf, peaks + below, np.inf).astype(np.float32)
+    of, block = np.divmod(np.flatnonzero(maxima >= floors[:, None]), maxima.shape[1])
+    few = np.bincount(of, minlength=rows.size) <= _MOST_BLOCKS
+    of, block = of[few[of]], block[few[of]]
+    values = logits.reshape(-1, BLOCK).take(rows[of] * maxima.shape[1] + block, axis=0)
+    line, place = np.divmod(np.flatnonzero(values >= floors[of, None]), BLOCK)
+    of = of[line]
+    weights = np.exp((values[line, place] - peaks[of]) * heat[of])
+    return of, block[line] * BLOCK + place, weights
+
+
+def _heat(asked: Sequence[Sampling]) -> Logits:
+    return np.array([1 / max(one.temperature, COLDEST) for one in asked], np.float32)
+
+
+def _keep_top(
+    of: Places,
+    weights: Weights,
+    starts: Places,
+    ends: Places,
+    asked: Sequence[Sampling],
+    totals: NDArray[np.float64],
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which of all weights top-k and top-p keep; and of which rows that is certain."""
+    counts = ends - starts
+    # Each row by itself, the largest first: of numbers that are all below one half, nothing is rounded.
+    descending = 2 * (of - np.sort(of - weights / 2.0))
+    top_k = np.array([one.top_k for one in asked])
+    count = np.where((top_k > 0) & (top_k < counts), top_k, counts)
+    last = starts + count - 1
+    sure = (counts > 0) & (
+        (count == counts) | (descending[np.minimum(last + 1, of.size - 1)] < descending[last])
+    )
+    before, reached = _sums(np.where(np.arange(of.size) <= last[of], descending, 0), starts)
+    top_p = np.array([one.top_p for one in asked])
+    enough = top_p * np.where(totals > 0, totals, reached[ends - 1] - before)
+    nearly, surely = (reached.searchsorted(before + enough * part) for part in (1 - _ROUNDING, 1 + _ROUNDING))
+    edge = descending[np.clip(nearly, starts, last)]
+    sure &= (top_p >= 1) | ((surely <= last) & (descending[np.clip(surely, starts, last)] == edge))
+    edge = np.where(top_p < 1, edge, descending[last])
+    return weights >= edge[of], sure
+
+
+def _sums(values: NDArray[np.floating], starts: Places) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """What has been reached before each row, and at each place. All rows are one sum: what that rounds is
+    nothing against `_ROUNDING`."""
+    sums = values.cumsum(dtype=np.float64)
+    return np.where(starts > 0, sums[starts - 1], 0), sums

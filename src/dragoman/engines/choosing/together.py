@@ -1,6 +1,5 @@
 """Which id comes next: for one continuation, for the rows of many at once, and for all of a step."""
 
-import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -8,11 +7,18 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 from msgspec import Struct, field
-from numpy.typing import NDArray
 
-from dragoman.engines.choosing import BitMasking, Change, Ids, Logits, Places, RowRules, Weights
+from dragoman.engines.choosing import BitMasking, Change, Ids, Logits, Places, RowRules
 from dragoman.engines.choosing.edits import change_values, forbid_until
-from dragoman.engines.choosing.sampler import COLDEST, NoTokenLeft, Sampler, draw
+from dragoman.engines.choosing.sampler import (
+    BLOCK,
+    NoTokenLeft,
+    RowBlocks,
+    Sampler,
+    draw_few,
+    largest_ids,
+    leaves_few,
+)
 from dragoman.engines.steps import join_steps
 from dragoman.errors import BadRequest, ConstraintFailed
 from dragoman.types import FinishReason, Foreseeing, Job, Preparing, Sampling, Step, TokenLogprob
@@ -155,120 +161,12 @@ class Continuation:
         return BadRequest(message, code="no_token_left")
 
 
-# Choices from the rows of many answers at once, where the runner gives the largest of each block as well.
-#
-# One choice takes some thirty calls of numpy, and passes over a row that is in no cache. Here all rows
-# share the calls, and only blocks are read that hold what can be chosen: the largest, or what passes min-p.
-# No row depends on the others: sums are taken value by value, and what a shorter row is filled up with adds
-# nothing.
-#
-# What comes out is what `sampler.draw` gives. That rounds in other places, so a row is left to it where
-# rounding could decide, where ids are equally likely at the edge of top-k, and where too many pass.
-
-
-BLOCK = 16
-"""Ids in a block: a line of the processor's cache."""
-_LEAST_MIN_P = 1e-2
-_MOST_BLOCKS = 128
-_ROUNDING = 1e-5
-
-
-def leaves_few(sampling: Sampling) -> bool:
-    """Whether min-p says that few ids can be drawn."""
-    return sampling.temperature > 0 and sampling.min_p >= _LEAST_MIN_P
-
-
-def largest_ids(logits: Logits, maxima: Logits, rows: Sequence[int]) -> list[int | None]:
-    """The id of the largest value in each of these rows; None where nothing is left."""
-    of = np.array(rows)
-    block = maxima[of].argmax(axis=1)
-    values = logits.reshape(-1, BLOCK)[of * maxima.shape[1] + block]
-    ids = (block * BLOCK + values.argmax(axis=1)).tolist()
-    possible = (maxima[of, block] > -np.inf).tolist()
-    return [id_ if yes else None for id_, yes in zip(ids, possible, strict=True)]
-
-
-def draw_few(
-    logits: Logits,
-    maxima: Logits,
-    rows: Sequence[int],
-    asked: Sequence[Sampling],
-    uniforms: Sequence[float],
-) -> list[int | None]:
-    """What `draw` gives for each of these rows, all with a min-p; None where nothing is left."""
-    ids, weights = _passing(logits, maxima, np.array(rows), asked)
-    kept, sure = _keep_top(weights, asked)
-    sums = kept.cumsum(axis=1, dtype=np.float64)
-    target = np.array(uniforms) * sums[:, -1]
-    each, place = np.arange(len(rows)), _first(sums > target[:, None])
-    over, margin = sums[each, place], _ROUNDING * sums[:, -1]
-    sure &= (over - kept[each, place] + margin <= target) & (target < over - margin)
-    found: list[int | None] = ids[each, place].tolist()
-    for number in np.flatnonzero(~sure).tolist():
-        found[number] = _alone(logits[rows[number]], asked[number], uniforms[number])
-    return found
-
-
-def _alone(row: Logits, asked: Sampling, uniform: float) -> int | None:
-    try:
-        return draw(row, asked, uniform)
-    except NoTokenLeft:
-        return None
-
-
-def _passing(
-    logits: Logits, maxima: Logits, rows: Places, asked: Sequence[Sampling]
-) -> tuple[Places, Weights]:
-    """The ids that pass min-p, in order, and how likely each is against the likeliest; then zeros."""
-    maxima = maxima[rows]
-    peaks = maxima.max(axis=1)
-    below = [math.log(one.min_p) * one.temperature for one in asked]
-    floors = np.where(peaks > -np.inf, peaks + below, np.inf).astype(np.float32)
-    of, block = np.divmod(np.flatnonzero(maxima >= floors[:, None]), maxima.shape[1])
-    few = np.bincount(of, minlength=rows.size) <= _MOST_BLOCKS
-    of, block = of[few[of]], block[few[of]]
-    values = logits.reshape(-1, BLOCK)[rows[of] * maxima.shape[1] + block]
-    line, place = np.nonzero(values >= floors[of, None])
-    of = of[line]
-    heat = np.array([1 / max(one.temperature, COLDEST) for one in asked], np.float32)
-    counts = np.bincount(of, minlength=rows.size)
-    column = np.arange(of.size) - (counts.cumsum() - counts)[of]
-    shape = (rows.size, max(1, int(counts.max())))
-    ids, weights = np.zeros(shape, np.intp), np.zeros(shape, np.float32)
-    ids[of, column] = block[line] * BLOCK + place
-    weights[of, column] = np.exp((values[line, place] - peaks[of]) * heat[of])
-    return ids, weights
-
-
-def _keep_top(weights: Weights, asked: Sequence[Sampling]) -> tuple[Weights, NDArray[np.bool_]]:
-    """What top-k and top-p leave, the rest as zeros; and of which rows that is certain."""
-    each, width = np.arange(len(asked)), weights.shape[1]
-    descending = np.sort(weights, axis=1)[:, ::-1]
-    count = np.array([one.top_k if 0 < one.top_k < width else width for one in asked])
-    edge, following = descending[each, count - 1], descending[each, count % width]
-    sure = (count == width) | (edge == 0) | (following < edge)
-    reached = np.where(np.arange(width) < count[:, None], descending, 0).cumsum(axis=1, dtype=np.float64)
-    top_p = np.array([one.top_p for one in asked])
-    enough = top_p * reached[:, -1]
-    last = descending[each, _first(reached >= (enough * (1 - _ROUNDING))[:, None])]
-    surely = reached >= (enough * (1 + _ROUNDING))[:, None]
-    sure &= (top_p >= 1) | (surely[:, -1] & (descending[each, _first(surely)] == last))
-    edge = np.where(top_p < 1, np.maximum(edge, last), edge)
-    return np.where(weights >= edge[:, None], weights, np.float32(0)), sure
-
-
-def _first(true: NDArray[np.bool_]) -> Places:
-    """The first place in each row that is true; 0 where none is."""
-    found: Places = true.argmax(axis=1)
-    return found
-
-
 # The choices of one step, and the masks of the next.
 #
 # What a constraint lets come next is known as soon as an id is chosen, long before there are logits for it.
 # It is worked out outside of Python, so several threads do that while the model computes. All else about a
-# choice is many short calls, in which threads would only wait for each other; so rows that no rule touches
-# share them, where the runner gives what that takes (see above).
+# choice is many short calls, in which threads would only wait for each other; so rows share them, where the
+# runner gives what that takes (`draw_few`).
 
 
 # One by one, fewer rows take no longer.
@@ -314,11 +212,11 @@ class Choosers:
         self._begun: list[Future[None]] = []
 
     def advance(
-        self, choices: Sequence[TokenChoice], logits: Logits, maxima: Logits | None = None
+        self, choices: Sequence[TokenChoice], logits: Logits, blocks: RowBlocks | None = None
     ) -> list[Step]:
-        """The next step of each continuation, in order; `maxima` are the largest of each block of a row."""
+        """The next step of each continuation, in order."""
         self._wait()
-        chosen = {} if maxima is None else _chosen(choices, logits, maxima)
+        chosen = {} if blocks is None else _chosen(choices, logits, blocks)
         return self._told(choices, [choice.advance(logits, chosen.get(choice.row)) for choice in choices])
 
     def begin(self, choices: Sequence[TokenChoice], logits: Logits, drawer: "Drawer") -> "Begun":
@@ -430,19 +328,19 @@ class Begun(Struct):
     """Those that are known, by the number of their choice."""
 
 
-def _chosen(choices: Sequence[TokenChoice], logits: Logits, maxima: Logits) -> dict[int, int | None]:
+def _chosen(choices: Sequence[TokenChoice], logits: Logits, blocks: RowBlocks) -> dict[int, int | None]:
     """What can be chosen together, by row."""
     chosen: dict[int, int | None] = {}
     simple = {choice.row: choice.answer for choice in choices if choice.answer.simple}
     greedy = [row for row, answer in simple.items() if answer.sampling.temperature <= 0]
     few = {row: answer for row, answer in simple.items() if leaves_few(answer.sampling)}
     groups = [group for group in (greedy, [*few]) if len(group) >= _SEVERAL]
-    with _changed(logits, maxima, [(row, simple[row].changes()) for group in groups for row in group]):
+    with _changed(logits, blocks.maxima, [(row, simple[row].changes()) for group in groups for row in group]):
         if len(greedy) >= _SEVERAL:
-            chosen.update(zip(greedy, largest_ids(logits, maxima, greedy), strict=True))
+            chosen.update(zip(greedy, largest_ids(logits, blocks.maxima, greedy), strict=True))
         if len(few) >= _SEVERAL:
             asked, uniforms = [one.sampling for one in few.values()], [one.uniform() for one in few.values()]
-            chosen.update(zip(few, draw_few(logits, maxima, [*few], asked, uniforms), strict=True))
+            chosen.update(zip(few, draw_few(logits, blocks, [*few], asked, uniforms), strict=True))
     return chosen
 
 

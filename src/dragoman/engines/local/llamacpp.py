@@ -90,7 +90,7 @@ class _ShownBatch:
 
 
 class LlamaRunner:
-    maxima = None
+    blocks = None
 
     def __init__(
         self,

@@ -11,6 +11,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from dragoman.engines.choosing import Ids, Logits
+from dragoman.engines.choosing.sampler import RowBlocks
 from dragoman.engines.local.binding import Library
 from dragoman.types import Adapters, TokenLogprob
 
@@ -99,9 +100,8 @@ class Runner(Protocol):
     """Whether rows of one step may have different ones."""
 
     @property
-    def maxima(self) -> Logits | None:
-        """Of each row of the last step's logits the largest of each block (see `choosing/together.py`), where
-        they were found on the way."""
+    def blocks(self) -> RowBlocks | None:
+        """What is known of the last step's logits beside them, where it was found on the way."""
 
     def warm_up(self) -> None:
         """Read the weights and set up threads, on the thread that will compute, before the first request."""

@@ -403,7 +403,7 @@ class Scheduler:
                     TokenChoice(piece.sequence.answer, end - 1 - len(piece.guesses), piece.guesses)
                 )
             row = end
-        steps = self._choosers.advance(choices, logits, self._runner.maxima)
+        steps = self._choosers.advance(choices, logits, self._runner.blocks)
         for piece, step in zip(answering, steps, strict=True):
             self._tell(piece, step)
 

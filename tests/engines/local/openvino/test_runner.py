@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dragoman.engines.choosing import Logits
-from dragoman.engines.choosing.together import BLOCK
+from dragoman.engines.choosing.sampler import BLOCK
 from dragoman.engines.local import machine
 from dragoman.engines.local.openvino.compiled import compile_graph
 from dragoman.engines.local.openvino.converted import ensure_converted
@@ -52,8 +52,22 @@ def test_where_the_pages_are_changes_nothing(runner: OpenVinoRunner) -> None:
 
 def test_the_largest_of_each_block_comes_with_the_logits(runner: OpenVinoRunner) -> None:
     logits = read(runner, [0, 1], 0, PROMPT)
-    assert runner.maxima is not None
-    assert np.array_equal(runner.maxima[0], logits.reshape(-1, BLOCK).max(axis=1))
+    assert runner.blocks is not None
+    assert np.array_equal(runner.blocks.maxima[0], logits.reshape(-1, BLOCK).max(axis=1))
+
+
+def test_what_rows_weigh_is_summed_up_as_they_are_then(runner: OpenVinoRunner) -> None:
+    rows = Rows()
+    rows.extend(0, 0, PROMPT, [True] * len(PROMPT))
+    rows.tables[0] = [0, 1]
+    logits, blocks = runner.step(rows), runner.blocks
+    assert blocks is not None
+    logits[0, ::3] = -np.inf
+    logits[1] = -np.inf
+    peaks = np.maximum(logits.max(axis=1), np.finfo(np.float32).min)
+    heat = np.linspace(0.5, 3, len(logits), dtype=np.float32)
+    weights = np.exp((logits.astype(np.float64) - peaks[:, None]) * heat[:, None])
+    assert np.allclose(blocks.totals(peaks, heat), weights.sum(axis=1), rtol=1e-6)
 
 
 def test_a_copied_page_goes_on_like_its_source(runner: OpenVinoRunner) -> None:

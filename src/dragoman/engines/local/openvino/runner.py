@@ -17,6 +17,7 @@ import openvino as ov
 from numpy.typing import NDArray
 
 from dragoman.engines.choosing import Logits
+from dragoman.engines.choosing.sampler import RowBlocks
 from dragoman.engines.hf_tokenizer import HfTokenizer, card_of
 from dragoman.engines.local import machine
 from dragoman.engines.local.machine import numerics, pages_for
@@ -139,8 +140,8 @@ class OpenVinoRunner:
         self._weights = compiled.weights
 
     @property
-    def maxima(self) -> Logits | None:
-        return None if self._head is None else self._head.maxima
+    def blocks(self) -> RowBlocks | None:
+        return None if self._head is None else self._head.blocks
 
     @property
     def pulse(self) -> int:

@@ -41,7 +41,7 @@ class TorchRunner:
     equal_pieces = False
     mixes_adapters = True
     rereads = True
-    maxima: Logits | None = None
+    blocks = None
     page = PAGE
 
     def __init__(
