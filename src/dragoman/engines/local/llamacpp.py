@@ -102,6 +102,7 @@ class LlamaRunner:
         threads: int,
         flash_attention: bool,
         kv_cache: KvCache = "auto",
+        deterministic: bool = False,
         pictures: "Pictures | None" = None,
     ) -> None:
         self.model = model
@@ -115,7 +116,9 @@ class LlamaRunner:
         self.adapters = tuple(model.adapters)
         self._threads = threads
         self._flash = flash_attention
-        self._kv_type = _KV_TYPES[kv_cache]
+        # Where keys have 16 bits, attention has other ways for many rows, and for few of a long context.
+        self._key_type = _KV_TYPES["int8" if deterministic else kv_cache]
+        self._value_type = _KV_TYPES[kv_cache]
         self._library = library = model.library
         self.vocabulary: int = library.vocab_n_tokens(library.model_get_vocab(model.pointer))
         self._context: int | None = self._open(context * slots, slots, self.max_rows, self.max_outputs)
@@ -246,7 +249,7 @@ class LlamaRunner:
         params.n_batch = params.n_ubatch = batch
         params.n_outputs_max = outputs
         params.n_threads = params.n_threads_batch = self._threads
-        params.type_k = params.type_v = self._kv_type
+        params.type_k, params.type_v = self._key_type, self._value_type
         params.flash_attn_type = _FLASH_WHERE_POSSIBLE if self._flash else _FLASH_OFF
         if embeddings:
             params.embeddings = True

@@ -126,7 +126,7 @@ def _try_openvino(path: Path, options: LocalOptions) -> OpenedModel | str:
 
 
 def _open_llamacpp(path: Path, options: LocalOptions, why: str = "") -> OpenedModel:
-    options, price = _settle(options)
+    price = _price(options)
     model = Model(path, gpu_layers=options.gpu_layers)
     check_context(options.context, model.trained_context)
     model.load_adapters(options.adapters)
@@ -141,13 +141,19 @@ def _open_llamacpp(path: Path, options: LocalOptions, why: str = "") -> OpenedMo
         threads=size.threads,
         flash_attention=options.flash_attention,
         kv_cache=options.kv_cache,
+        deterministic=options.deterministic,
         pictures=pictures,
     )
     # At 16 bits a number, and 8.5 where they are int8.
-    kept = size.slots * size.context * model.token_bytes * (17 if options.kv_cache == "int8" else 32) // 32
+    keys, values = (
+        17 if int8 else 32
+        for int8 in (options.deterministic or options.kv_cache == "int8", options.kv_cache == "int8")
+    )
+    kept = size.slots * size.context * model.token_bytes * (keys + values) // 64
     details = {"runner": f"llama.cpp{price}", "why": why, "threads": str(size.threads), "kv_bytes": str(kept)}
     gpus = [gpu.description for gpu in _gpus_for(options)]
-    facts = (version("xllamacpp"), options.kv_cache, options.flash_attention, size.threads, *gpus)
+    kinds = (options.kv_cache, options.deterministic, options.flash_attention)
+    facts = (version("xllamacpp"), *kinds, size.threads, *gpus)
     files = [*model.parts, *options.adapter_files]
     if pictures is not None:
         projector = pictures.projector
@@ -170,21 +176,14 @@ def _open_pictures(model: Model, options: LocalOptions, threads: int) -> "Pictur
     return Pictures(projector, MediaDecoder(options.limits))
 
 
-def _settle(options: LocalOptions) -> tuple[LocalOptions, str]:
-    """How llama.cpp is deterministic, where that is wanted, and what there is to say of it.
-
-    With 16 bits its attention has other ways for many rows, and for few of a long context.
-    """
+def _price(options: LocalOptions) -> str:
+    """What there is to say of llama.cpp where it is to be deterministic."""
     if not options.deterministic:
-        return options, ""
+        return ""
     if options.kv_cache == "bf16":
-        message = (
-            "With `deterministic` llama.cpp keeps keys and values in int8; set `kv_cache` to int8 or auto."
-        )
+        message = "With `deterministic` llama.cpp keeps keys in int8; set `kv_cache` to int8 or auto."
         raise SettingsError(message, param="kv_cache")
-    return replace(
-        options, kv_cache="int8"
-    ), " with int8 keys and values, to be deterministic: prompts take a third longer"
+    return " with int8 keys, to be deterministic: long prompts take a fifth longer"
 
 
 def _open_openvino(

@@ -44,7 +44,7 @@ class LocalOptions(Struct, frozen=True, kw_only=True):
     weights: WeightKind = "auto"
     """Layers of the runner torch in `int8` or `fp8`, half the memory, or `bf16`; `auto` is that on a GPU."""
     deterministic: bool = False
-    """Whether an answer may not depend on others beside it: then llama.cpp keeps keys and values in int8."""
+    """Whether an answer may not depend on others beside it: then llama.cpp keeps keys in int8."""
     guesses: int = 7
     """Most tokens that are guessed ahead in one step, from what was said before; 0 for none."""
     draft: str | None = None
