@@ -12,6 +12,7 @@ from dragoman.api.chat.reply import ChatSpelling
 from dragoman.api.reply import ChunkOptions, Head, Speller, StreamWriter
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import CHATML, Script, ScriptedEngine, say
+from dragoman.http import run_turn
 from dragoman.http.run_turn import Pump, TurnStream
 from dragoman.turns.reading import Pieces
 from dragoman.turns.turn import Turn
@@ -135,3 +136,38 @@ def test_a_client_that_reads_slowly_gets_it_all_in_fewer_events(serve: Serve) ->
     assert events < tokens / 2
     contents = [part.split(b'"')[0] for part in received.split(b'"content":"')[1:]]
     assert sum(map(len, contents)) == tokens
+
+
+def test_streams_begin_when_nobody_else_comes() -> None:
+    async def main() -> None:
+        pump, begun = Pump(), []
+
+        async def come(number: int) -> None:
+            await pump.lull()
+            begun.append(number)
+
+        coming = []
+        for number in range(6):
+            coming.append(asyncio.create_task(come(number)))
+            await asyncio.sleep(0)
+            assert not begun
+        coming[2].cancel()
+        await asyncio.wait(coming)
+        assert begun == [0, 1, 3, 4, 5]
+
+    asyncio.run(main())
+
+
+def test_streams_begin_though_others_come_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_turn, "OPENING_S", 0.0)
+
+    async def main() -> None:
+        pump = Pump()
+        first = asyncio.create_task(pump.lull())
+        others = []
+        while not first.done():
+            others.append(asyncio.create_task(pump.lull()))
+            await asyncio.sleep(0)
+        await asyncio.wait(others)
+
+    asyncio.run(main())

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from dragoman.api.chat import request as chat_request
 from dragoman.api.chat.known_bodies import KnownBodies
 from dragoman.api.read import Ignored, check_shape
+from dragoman.api.shared_fields import KnownTerms
 from dragoman.errors import BadRequest
+from dragoman.http.routes.generate import read_terms
 from dragoman.limits import Limits
 from tests.support.laws import examples
 
@@ -98,6 +100,48 @@ def test_a_recognized_body_says_what_the_whole_one_says(seed: int) -> None:
     for sent in requests(Random(seed)):
         expected = outcome(lambda ignored, sent=sent: whole(sent, ignored))
         assert outcome(lambda ignored, sent=sent: recognized(known, sent, ignored)) == expected
+
+
+def termed(known: KnownTerms, sent: bytes, ignored: Ignored) -> Any:
+    check_shape(sent, LIMITS)
+    request = chat_request.READER.read(sent, ignored)
+    return request, read_terms(request, known, LIMITS, ignored)
+
+
+TERMS: tuple[dict[str, Any], ...] = (
+    {},
+    {"stop": "ünd \ud800"},
+    {"temperature": 0.5, "stream": True, "stream_options": {"include_usage": True}},
+    {"stream_options": {"include_usage": True}},
+    {"add_generation_prompt": True},
+    {"continue_final_message": True},
+    {"input_ids": [1], "response_prefix": "so"},
+    {"input_ids": [1]},
+    {"temperature": 7},
+    {"min_tokens": 3, "max_tokens": 2},
+    {"tools": [{"function": {"name": "f"}}], "tool_choice": "required"},
+    {"chat_template_kwargs": {"tone": "kind"}, "reasoning_effort": "none"},
+)
+
+
+@given(st.integers(0, 2**32))
+@examples(60)
+def test_known_terms_say_what_the_whole_request_says(seed: int) -> None:
+    random, known = Random(seed), KnownTerms(chat_request.ChatRequest, "messages")
+    for _ in range(24):
+        ends = random.choice(({}, {"prefix": True})) if random.random() < 0.5 else {}
+        messages = [message(random), {"role": "assistant", "content": "so", **ends}]
+        sent = body(random, messages[: random.choice((0, 1, 2, 2))], {}, random.choice(TERMS))
+        expected = outcome(lambda ignored, sent=sent: whole(sent, ignored))
+        assert outcome(lambda ignored, sent=sent: termed(known, sent, ignored)) == expected
+
+
+def test_terms_of_lately_are_not_looked_at_again() -> None:
+    known = KnownTerms(chat_request.ChatRequest, "messages")
+    _, first = termed(known, grown(1), Ignored())
+    _, second = termed(known, grown(2), Ignored())
+    assert second.sampling is first.sampling
+    assert len(second.prompts[0].messages) == 2
 
 
 def grown(count: int) -> bytes:

@@ -8,6 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from msgspec import Meta, Struct, convert
 from msgspec.json import encode
+from msgspec.msgpack import encode as pack
+from msgspec.structs import replace
 
 from dragoman.api.choosing_fields import (
     SamplerFields,
@@ -261,6 +263,35 @@ def turn_spec(
         token_ids=bool(fields.return_token_ids),
         hints=(fields.prompt_cache_key or "",),
     )
+
+
+MOST_TERMS = 64
+LONGEST_TERMS = 1024
+"""Bytes. Tools and schemas are longer, and are looked at each time."""
+
+
+class KnownTerms:
+    """What requests of lately asked for beside `said`: mostly it is what was asked for before."""
+
+    def __init__(self, kind: type[SharedFields], said: str) -> None:
+        self._values = attrgetter(*(name for name in kind.__struct_fields__ if name != said))
+        self._kept: dict[bytes, TurnSpec] = {}
+
+    def key(self, fields: SharedFields) -> bytes:
+        """Empty where it cannot be written: there is a half of a surrogate pair in it."""
+        try:
+            return pack(self._values(fields))
+        except ValueError:
+            return b""
+
+    def get(self, key: bytes) -> TurnSpec | None:
+        return self._kept.get(key)
+
+    def keep(self, key: bytes, spec: TurnSpec) -> None:
+        if 0 < len(key) <= LONGEST_TERMS:
+            if len(self._kept) >= MOST_TERMS:
+                self._kept.clear()
+            self._kept[key] = replace(spec, prompts=())
 
 
 def _or(value: float | None, default: float) -> float:

@@ -8,7 +8,9 @@ from typing import Any, TypeVar
 
 from dragoman.api.batches import Asked, OpenAILines
 from dragoman.api.chat.known_bodies import KnownBodies
+from dragoman.api.chat.request import ChatRequest
 from dragoman.api.messages.batches import MessageLines
+from dragoman.api.shared_fields import KnownTerms
 from dragoman.batches.desk import AnswerLine, BatchDesk
 from dragoman.engines.protocol import Engine
 from dragoman.errors import DragomanError, Forbidden
@@ -64,7 +66,7 @@ class Host:
         self.pool.attach(self.workers, self.admission, template)
         self.connections = ConnectionLimiter(room(self.limits.connections), keys)
         self.bodies = Budget(self.limits.bodies_bytes, keys, "The bodies of requests")
-        self.known_bodies = KnownBodies()
+        self.known_bodies, self.known_terms = KnownBodies(), KnownTerms(ChatRequest, "messages")
         self.replies = Replies(self.limits.replies_bytes, keys)
         self.turnstile = Turnstile()
         self.looking_at_template = asyncio.Semaphore(1)

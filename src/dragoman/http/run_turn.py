@@ -36,7 +36,8 @@ R = TypeVar("R")
 MUCH = 1024 * 1024
 """Bytes that are not written in one go."""
 OPENING_S = 0.1
-"""So long at most the head of a stream waits for its first words, with which it leaves in one go."""
+"""So long at most the head of a stream waits for its first words, with which it leaves in one go; and before
+it is made, for others who come."""
 
 
 class Pump:
@@ -45,6 +46,33 @@ class Pump:
     def __init__(self) -> None:
         self._marked: list[TurnStream] = []
         self._later: list[Callable[[], None]] = []
+        self._put_off: list[asyncio.Future[None]] = []
+        self._until = 0.0
+        self._comes = False
+
+    async def lull(self) -> None:
+        """Returns when nobody else has come for a turn of the event loop.
+
+        Who has come at the same time is given to the engine before anything is said of this one.
+        """
+        loop = asyncio.get_running_loop()
+        self._comes = True
+        if not self._put_off:
+            self._until = loop.time() + OPENING_S
+            loop.call_soon(self._look, loop)
+        lull = loop.create_future()
+        self._put_off.append(lull)
+        await lull
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._comes and loop.time() < self._until:
+            self._comes = False
+            loop.call_soon(self._look, loop)
+            return
+        put_off, self._put_off = self._put_off, []
+        for lull in put_off:
+            if not lull.done():
+                lull.set_result(None)
 
     def call_later(self, call: Callable[[], None]) -> None:
         """What has begun a stream need not be sent alone where the first words come soon."""
@@ -320,8 +348,7 @@ async def stream(
     async with watch_client(exchange, turn):
         # While it waits in the queue, what goes wrong can still be told by the status.
         await turn.begun(most=keep_alive)
-        # Who has come at the same time is given to the engine before anything is said of this one.
-        await asyncio.sleep(0)
+        await pump.lull()
         first = await exchange.made(opening_bytes, opening)
         await exchange.start_stream(first, media, pump.call_later)
         written = TurnStream(

@@ -144,13 +144,17 @@ class RenderBudget:
         if isinstance(value, dict):
             copied = {}
             for key, each in value.items():
-                if type(each) is str and type(key) is str:
+                weight += len(key) + 1 if type(key) is str else self._copy(key)[1]
+                if type(each) is str:
                     # As it mostly is.
                     copied[key] = each
-                    weight += len(each) + len(key) + 2
-                    continue
-                copied[key], inner = self._copy(each)
-                weight += inner + self._copy(key)[1]
+                    weight += len(each) + 1
+                elif each is None or each is True or each is False:
+                    copied[key] = each
+                    weight += 1
+                else:
+                    copied[key], inner = self._copy(each)
+                    weight += inner
         elif isinstance(value, (list, tuple)):
             copied = []
             for each in value:

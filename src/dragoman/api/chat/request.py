@@ -368,6 +368,11 @@ def check_conversation(request: ChatRequest, limits: Limits, known: int = 0) -> 
         raise BadRequest("Send tools or functions, not both.", param="functions", code="invalid_value")
     check_tools(request.declared, limits)
     check_template(request, limits)
+    check_said(request, limits, known)
+
+
+def check_said(request: ChatRequest, limits: Limits, known: int = 0) -> None:
+    """What is in the messages."""
     check_messages(request.messages or (), limits, known)
     if request.continues and request.add_generation_prompt:
         message = "continue_final_message and add_generation_prompt exclude each other."

@@ -22,9 +22,9 @@ from dragoman.api.chat.request import (
 )
 from dragoman.api.chat.stored import KeptStream
 from dragoman.api.completions import CompletionRequest, CompletionSpelling, Echo, Unanswered
-from dragoman.api.read import check_shape
+from dragoman.api.read import Ignored, check_shape
 from dragoman.api.reply import ChunkOptions, Head, Speller, StreamWriter, about_bytes, new_head, weight_field
-from dragoman.api.shared_fields import SharedFields
+from dragoman.api.shared_fields import KnownTerms, SharedFields
 from dragoman.engines.sound import check_sound, wrong_prompt_entries
 from dragoman.errors import Unavailable
 from dragoman.http import run_turn
@@ -32,12 +32,12 @@ from dragoman.http.exchange import Exchange, unless_gone
 from dragoman.http.host import Host, ModelHost
 from dragoman.http.routes import stored_chat
 from dragoman.http.run_turn import AnyTurn, Writer
-from dragoman.limits import check_count
+from dragoman.limits import Limits, check_count
 from dragoman.mcp import McpFailure, McpTool
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.tool_loop import HiddenCalls, ServerWish, Sight, Toolbox, ToolLoop
 from dragoman.turns.turn import Turn, note_terms
-from dragoman.types import Answer, Conversation, Message, TokenLogprob, Usage
+from dragoman.types import Answer, Conversation, TokenLogprob, Usage
 
 
 async def chat(shared: Host, exchange: Exchange) -> None:
@@ -46,38 +46,63 @@ async def chat(shared: Host, exchange: Exchange) -> None:
     if request.store:
         shared.desk.required("store")
     host = await shared.serving(request.model, exchange, streams=bool(request.stream))
+    head = _head(host, exchange, "chatcmpl-", request)
+    if spec is not None:
+        if request.store:
+            await stored_chat.recall(host, exchange, spec)
+        turn = await run_turn.plan(host, exchange, spec, size, head.id)
+        await _answer_chat(host, exchange, request, turn, head)
+        return
     async with AsyncExitStack() as stack:
-        head = _head(host, exchange, "chatcmpl-", request)
-        if spec is not None:
-            if request.store:
-                await stored_chat.recall(host, exchange, spec)
-            turn: AnyTurn = await run_turn.plan(host, exchange, spec, size, head.id)
-        else:
-            # Servers are asked what they have, which may take its time.
-            planning = plan_with_servers(host, exchange, request, size, head.id, stack)
-            turn = await unless_gone(exchange, planning)
-        spelling = ChatSpelling(
-            _speller(host, request),
-            logprobs=bool(request.logprobs),
-            legacy=request.legacy,
-            reasoning=request.shows_reasoning,
-            everywhere=bool(request.separate_reasoning),
-            named=request.names_a_tool,
-            custom=request.declared.custom,
-        )
-        made = _ChatAnswer(host, exchange, request, turn, head, spelling)
-        await (made.stream() if request.stream else made.whole())
+        # Servers are asked what they have, which may take its time.
+        planning = plan_with_servers(host, exchange, request, size, head.id, stack)
+        await _answer_chat(host, exchange, request, await unless_gone(exchange, planning), head)
+
+
+async def _answer_chat(
+    host: ModelHost, exchange: Exchange, request: ChatRequest, turn: AnyTurn, head: Head
+) -> None:
+    spelling = ChatSpelling(
+        _speller(host, request),
+        logprobs=bool(request.logprobs),
+        legacy=request.legacy,
+        reasoning=request.shows_reasoning,
+        everywhere=bool(request.separate_reasoning),
+        named=request.names_a_tool,
+        custom=request.declared.custom,
+    )
+    made = _ChatAnswer(host, exchange, request, turn, head, spelling)
+    await (made.stream() if request.stream else made.whole())
 
 
 def _read_chat(host: Host, exchange: Exchange, body: bytes) -> tuple[ChatRequest, TurnSpec | None]:
     """What is asked, in one go: of much, each time that a thread is asked for something costs."""
-    known: tuple[Message, ...] = ()
+    limits, ignored = host.limits, exchange.ignored
     if host.workers.needed(len(body)):
-        request, known = host.known_bodies.read(body, exchange.owner, host.limits, exchange.ignored)
-    else:
-        check_shape(body, host.limits)
-        request = chat_request.read(body, host.limits, exchange.ignored)
-    return request, None if has_servers(request) else chat_request.spec(request, known)
+        request, known = host.known_bodies.read(body, exchange.owner, limits, ignored)
+        return request, None if has_servers(request) else chat_request.spec(request, known)
+    check_shape(body, limits)
+    request = chat_request.READER.read(body, ignored)
+    if has_servers(request):
+        chat_request.check_request(request, limits, ignored)
+        return request, None
+    return request, read_terms(request, host.known_terms, limits, ignored)
+
+
+def read_terms(request: ChatRequest, terms: KnownTerms, limits: Limits, ignored: Ignored) -> TurnSpec:
+    """What a request that was decoded asks for, once it is found to be in order."""
+    key = terms.key(request) if request.messages else b""
+    known = terms.get(key)
+    if known is not None:
+        chat_request.check_said(request, limits)
+        return replace(known, prompts=(chat_request.prompt(request),))
+    before = ignored.told
+    chat_request.check_request(request, limits, ignored)
+    spec = chat_request.spec(request)
+    if ignored.told == before:
+        # What is ignored has to be told each time.
+        terms.keep(key, spec)
+    return spec
 
 
 async def completions(shared: Host, exchange: Exchange) -> None:
