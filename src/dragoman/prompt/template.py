@@ -204,7 +204,11 @@ def _tojson(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    """Unlike jinja2's own, and like Hugging Face's, this does not escape for HTML."""
+    """Unlike jinja2's own, and like Hugging Face's, this does not escape for HTML.
+
+    What `map` and `select` give is a list here, as it is in llama.cpp, whose own templates count on it.
+    """
+    value = _list_iterator(value)
     if width_of(indent) > _MAX_JSON_INDENT:
         raise Exhausted("the chat template indents too far")
     context.budget.spend(context.budget.weigh(value))
