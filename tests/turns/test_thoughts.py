@@ -17,9 +17,10 @@ from dragoman.errors import DragomanError
 from dragoman.limits import Limits
 from dragoman.prompt import Prompter
 from dragoman.prompt.encode import chain_messages
+from dragoman.turns import thoughts
 from dragoman.turns.plan import Planner
 from dragoman.turns.spec import Reading, TurnSpec
-from dragoman.turns.thoughts import OVERHEAD, Thoughts
+from dragoman.turns.thoughts import OVERHEAD, Thoughts, _said
 from dragoman.types import Conversation, Event, Message, Restoring, Sampling, Saying, ToolCall
 from tests.prompt.support import SHARED, TEMPLATES, ByteTokenizer, clock
 from tests.support.parrot import TEMPLATE
@@ -417,6 +418,31 @@ def test_off_is_neither_given_nor_remembered() -> None:
     assert (plan.restored_tokens, plan.asked) == (0, ())
 
 
+def long_talk(rounds: int) -> list[Message]:
+    calls = several(*map(str, range(rounds)))
+    return [USER, *(each for a in calls for each in (answer(f"Thought {a.id}.", "", a), result(a)))]
+
+
+def test_what_nothing_was_thought_for_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans, talk, looked = planner(), long_talk(12), list[Message]()
+    remember(plans, talk[:3])
+    monkeypatch.setattr(thoughts, "_said", lambda message: (looked.append(message), _said(message))[1])
+    for end in (21, 23, 25):
+        looked.clear()
+        found = given_to(plans, *map(dropped, talk[:end]))
+        assert found == [talk[1].reasoning, *[None] * (end // 2 - 1)]
+    assert len(looked) == 1
+
+
+def test_a_thought_that_comes_late_is_given_all_the_same() -> None:
+    plans, talk = planner(), long_talk(12)
+    remember(plans, talk[:3])
+    given_to(plans, *map(dropped, talk))
+    remember(plans, talk[:9])
+    found = given_to(plans, *map(dropped, talk))
+    assert found == [talk[number].reasoning if number < 9 else None for number in range(1, 24, 2)]
+
+
 words = st.sampled_from(["Yes.", "No.", "Look.", ""])
 turns = st.lists(
     st.tuples(st.sampled_from("ucp"), words, st.sampled_from(["here", "there"]), st.booleans()), max_size=6
@@ -425,12 +451,12 @@ turns = st.lists(
 
 def talk_of(drawn: list[tuple[str, str, str, bool]]) -> list[Message]:
     """A conversation of few words, so that much of it is said twice, with ids of both kinds."""
-    talk, thoughts = [USER], count()
+    talk, numbers = [USER], count()
     for kind, text, place, ours in drawn:
         made = [
             call(place, None if ours else f"functions.look:{number}") for number in range("ucp".index(kind))
         ]
-        talk += [answer(f"Thought {next(thoughts)}.", text, *made), *map(result, made)]
+        talk += [answer(f"Thought {next(numbers)}.", text, *made), *map(result, made)]
         talk += [] if made else [USER]
     return talk
 

@@ -81,7 +81,7 @@ Given: TypeAlias = list[tuple[str, int]]
 
 
 class Restored(Struct, frozen=True, kw_only=True):
-    """A conversation that was given all its thoughts. One that goes on from it asks for what is new."""
+    """A conversation that was given its thoughts. One that goes on from it asks for what is new."""
 
     told: tuple[Message, ...] = ()
     made: tuple[Message, ...] = ()
@@ -91,6 +91,8 @@ class Restored(Struct, frozen=True, kw_only=True):
     """Of the calls."""
     terms: tuple[Restoring | None, str, int]
     """How it was asked for, and how many thoughts had been dropped by then."""
+    missing: tuple[bytes, ...] = ()
+    """Keys of thoughts that there were none of."""
     chars: int = 0
 
 
@@ -127,21 +129,24 @@ class Thoughts:
         copied = _copied_ids(messages)
         # Mostly the ids of calls are enough, and no message before them has to be looked at.
         chained = cache(partial(before.chain.upto, told.messages[: wanted[-1]]))
-        missing = False
+        missing = [*before.missing]
         for number in wanted:
             if number < count:
                 continue
             said = _said(messages[number])
             found = self._find_call(messages[number], said, spec.salt, copied)
-            found = found or self._found.get(_answer_key(spec.salt, chained().links[number], said))
-            missing = missing or found is None
-            if found is not None:
+            if found is None:
+                key_of_answer = _answer_key(spec.salt, chained().links[number], said)
+                found = self._found.get(key_of_answer)
+            if found is None:
+                missing += key_of_answer, *_call_keys(spec.salt, messages[number])
+            else:
                 self._use(found)
                 thought = spec.between_thoughts.join(found.runs)
                 messages[number] = replace(messages[number], reasoning=thought)
                 given.append((thought, found.tokens))
         made = tuple(messages)
-        if not (missing or copied) and len(made) >= LEAST_KEPT:
+        if not copied and len(made) >= LEAST_KEPT:
             chain, new = chained() if chained.cache_info().currsize else before.chain, made[count:]
             now = Restored(
                 told=told.messages,
@@ -150,6 +155,7 @@ class Thoughts:
                 chain=chain,
                 ids=before.ids.union(call.id for message in new for call in message.tool_calls),
                 terms=terms,
+                missing=tuple(missing),
                 chars=before.chars + sum(len(str(message.content)) for message in new),
             )
             self._restored_lately.put(_owner(spec), next(self._keys), now, now.chars, key)
@@ -162,7 +168,9 @@ class Thoughts:
         found = [
             (key, each)
             for key, each in self._restored_lately.all(_owner(spec))
-            if each.terms == terms and each.told == told.messages[: len(each.told)]
+            if each.terms == terms
+            and each.told == told.messages[: len(each.told)]
+            and self._found.keys().isdisjoint(each.missing)
         ]
         nothing = Restored(given=[], chain=MessageChain(), terms=terms)
         key, before = max(found, key=lambda each: len(each[1].told), default=(None, nothing))
@@ -362,6 +370,10 @@ def _squeeze(text: str) -> str:
 
 def _id_key(scope: str, id_: str) -> bytes:
     return _hashed(scope, "call", id_)
+
+
+def _call_keys(scope: str, message: Message) -> list[bytes]:
+    return [_id_key(scope, call.id) for call in message.tool_calls[:1] if call.id]
 
 
 def _answer_key(scope: str, before: bytes, said: SaidAloud) -> bytes:
