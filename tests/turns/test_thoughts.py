@@ -20,7 +20,7 @@ from dragoman.prompt.encode import chain_messages
 from dragoman.turns import thoughts
 from dragoman.turns.plan import Planner
 from dragoman.turns.spec import Reading, TurnSpec
-from dragoman.turns.thoughts import OVERHEAD, Thoughts, _said
+from dragoman.turns.thoughts import OVERHEAD, SaidAloud, Thoughts, _said
 from dragoman.types import Conversation, Event, Message, Restoring, Sampling, Saying, ToolCall
 from tests.prompt.support import SHARED, TEMPLATES, ByteTokenizer, clock
 from tests.support.parrot import TEMPLATE
@@ -425,8 +425,13 @@ def long_talk(rounds: int) -> list[Message]:
 
 def test_what_nothing_was_thought_for_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     plans, talk, looked = planner(), long_talk(12), list[Message]()
+
+    def look(message: Message) -> SaidAloud:
+        looked.append(message)
+        return _said(message)
+
     remember(plans, talk[:3])
-    monkeypatch.setattr(thoughts, "_said", lambda message: (looked.append(message), _said(message))[1])
+    monkeypatch.setattr(thoughts, "_said", look)
     for end in (21, 23, 25):
         looked.clear()
         found = given_to(plans, *map(dropped, talk[:end]))
