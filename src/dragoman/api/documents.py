@@ -13,6 +13,7 @@ said of the place where it is. Parts that bring a picture along already are not 
 """
 
 import binascii
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -22,7 +23,7 @@ from msgspec import Raw, Struct
 from dragoman.errors import BadRequest
 from dragoman.media import MediaKind
 
-MARKS = (b'"file_', b'"base64"', b'"http')
+_MARKS = re.compile(rb'"(?:file_|base64"|http)')
 """One of them is in whatever names a file or brings one; what is written otherwise is no such part."""
 PURPOSES = frozenset({"user_data", "assistants", "vision"})
 """Of files that may be shown to a model."""
@@ -75,7 +76,7 @@ class _Entries:
         self.parts: dict[int, FilePart] = {}
         self.within: list[tuple[int, str, _Entries]] = []
         for number, entry in enumerate(self.raw):
-            if not _has_mark(bytes(entry)):
+            if not may_name_files(bytes(entry)):
                 continue
             here = f"{place}[{number}]"
             members = _members(entry)
@@ -85,7 +86,7 @@ class _Entries:
                 continue
             for field in ("content", "output"):
                 inner = members.get(field)
-                if depth and inner is not None and _is_list(inner) and _has_mark(bytes(inner)):
+                if depth and inner is not None and _is_list(inner) and may_name_files(bytes(inner)):
                     within = _Entries(inner, f"{here}.{field}", found, depth - 1)
                     self.within.append((number, field, within))
 
@@ -125,8 +126,9 @@ class FoundFiles:
         return _encode({**self._top, **lists})
 
 
-def _has_mark(text: bytes) -> bool:
-    return any(mark in text for mark in MARKS)
+def may_name_files(text: bytes) -> bool:
+    """Whether there may be such a part: found in one go, for all who say nothing of files wait for it."""
+    return _MARKS.search(text) is not None
 
 
 def _is_list(raw: Raw) -> bool:
