@@ -2,42 +2,35 @@
 
 Everything but the model: reading the request, rendering, marking, encoding, and the answer's way back. The
 engine says what the loop has it say. In process and over HTTP it is the processor time of the server; the
-first token is on the client's clock. The peer reads, renders and encodes by vLLM's and transformers' code.
+first token is on the client's clock. The peers read, render and encode: by vLLM's and transformers' code
+(agent_peer.py), and in llama.cpp's own server (agent_llamacpp.py).
 """
 
 import argparse
 import asyncio
-import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
-from bench import machine, vllm_peers
+from bench import agent_llamacpp, machine
 from bench.agent_loop import TOKENIZER, Loop, make_loop, make_tokenizer, templates
+from bench.agent_peer import Peer
 from bench.client import Flight
 from bench.errors import BenchError, told
-from bench.process import ROOT, Server
+from bench.process import Server
 from bench.servers.agent import AgentEngine
 from bench.tables import Table, keep, ratio
 from dragoman.http.app import App
 from dragoman.settings import Settings
 
 PATH = "/v1/chat/completions"
-NAMES = [
-    "Qwen-Qwen3",
-    "openai-gpt-oss",
-    "meta-llama-Llama-3.1",
-    "deepseek-ai-DeepSeek-V3.1",
-    "GLM",
-    "Mistral",
-]
 EARLY = 10
 """The turn that the last one is held against."""
 AROUND = 3
@@ -49,9 +42,12 @@ class Options(Struct, frozen=True):
     turns: int = 128
     words: int = 130
     rounds: int = 2
+    peers: bool = True
 
 
 QUICK = Options(turns=32, rounds=1)
+MOST_MS, MOST_GROWTH = 10.0, 1.5
+"""What a turn should stay within."""
 
 
 class Case(Struct):
@@ -62,7 +58,9 @@ class Case(Struct):
     inside: list[float] = []
     http: list[float] = []
     first: list[float] = []
-    peer: list[float] = []
+    vllm: list[float] = []
+    llamacpp: list[float] = []
+    """Of the peers, the turns that count."""
 
 
 async def ask(app: App, body: bytes) -> bytes:
@@ -119,15 +117,18 @@ def _first(times: Sequence[float], data: Sequence[bytes]) -> float:
     return next(found, times[-1])
 
 
-def peer(folder: Path, options: Options) -> list[float]:
-    command = [vllm_peers.python(), "-m", "bench.agent_peer", str(folder)]
-    command += [str(options.turns), str(options.words)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
-    if done.returncode:
-        print(f"agent: no peer: {done.stderr.decode(errors='replace').splitlines()[-1:]}", flush=True)
+def turns_that_count(options: Options) -> list[int]:
+    """Who keeps nothing between turns need not be asked all of them."""
+    return [*range(EARLY, EARLY + AROUND), *range(options.turns - AROUND + 1, options.turns + 1)]
+
+
+def of_llamacpp(source: str, folder: Path, loop: Loop, options: Options) -> list[float]:
+    try:
+        return agent_llamacpp.measure(source, folder, loop, turns_that_count(options))
+    except BenchError as error:
+        # It has a Jinja of its own, which does not take all templates.
+        print(f"agent: without llama.cpp: {error}", flush=True)
         return []
-    costs: list[float] = json.loads(done.stdout.splitlines()[-1])["costs"]
-    return costs
 
 
 def least(rounds: Sequence[Sequence[float]]) -> list[float]:
@@ -135,16 +136,18 @@ def least(rounds: Sequence[Sequence[float]]) -> list[float]:
     return [min(turn) for turn in zip(*rounds, strict=True)]
 
 
-def measure(name: str, source: str, tokenizer: Path, options: Options) -> Case:
+def measure(name: str, source: str, tokenizer: Path, options: Options, vllm: Peer | None) -> Case:
     loop, case = make_loop(options.turns, options.words), Case(name)
     with tempfile.TemporaryDirectory() as made:
         folder = make_tokenizer(tokenizer, source, Path(made))
-        print(f"agent: {name}", flush=True)
         runs = [asyncio.run(inside(folder, loop, options)) for _ in range(options.rounds)]
         case.inside, case.tokens = least([costs for costs, _ in runs]), runs[0][1]
         served = [over_http(folder, loop, options) for _ in range(options.rounds)]
         case.http, case.first = least([costs for costs, _ in served]), least([first for _, first in served])
-        case.peer = peer(folder, options)
+        if vllm is not None:
+            case.vllm = vllm.measure(folder)
+        if options.peers:
+            case.llamacpp = of_llamacpp(source, folder, loop, options)
     return case
 
 
@@ -154,19 +157,9 @@ def both(costs: Sequence[float]) -> tuple[float, float]:
     return (statistics.median(early), statistics.median(costs[-AROUND:])) if early else (0.0, 0.0)
 
 
-def table(cases: Sequence[Case], options: Options, where: str) -> Table:
-    turns = (f"turn {EARLY}", f"turn {options.turns}", "grows")
-    head = ("template", "tokens", *turns, "HTTP", "grows", "first token", "grows", "vLLM's way", "of it")
-    return Table(
-        "The price of an agent's turn, in ms of processor time",
-        head,
-        [_row(case) for case in cases],
-        [
-            f"The least of {options.rounds} rounds, medians of {AROUND} turns. {where}.",
-            f"`grows` is the last turns over those from {EARLY} on; what follows is of the last ones:"
-            " vLLM's way is reading, rendering and encoding; ours is all but the model.",
-        ],
-    )
+def head(options: Options) -> list[str]:
+    ours = [f"turn {EARLY}", f"turn {options.turns}", "grows", "HTTP", "grows", "first token", "grows"]
+    return ["template", "tokens", *ours, "vLLM's way", "llama.cpp", "the faster takes"]
 
 
 def _row(case: Case) -> list[str]:
@@ -174,9 +167,43 @@ def _row(case: Case) -> list[str]:
     figures = [f"{early:.1f}"]
     for first, now in ((early, last), both(case.http), both(case.first)):
         figures += [f"{now:.1f}", ratio(now, first)]
-    theirs = both(case.peer)[1]
-    figures += [f"{theirs:.0f}", ratio(last, theirs)] if case.peer else ["-", "-"]
-    return [case.template, f"{case.tokens:,}", *figures]
+    theirs = [statistics.median(peer[-AROUND:]) if peer else None for peer in (case.vllm, case.llamacpp)]
+    known = [cost for cost in theirs if cost is not None]
+    figures += ["-" if cost is None else f"{cost:.0f}" for cost in theirs]
+    return [case.template, f"{case.tokens:,}", *figures, f"{min(known) / last:.1f}x" if known else "-"]
+
+
+def table(cases: Sequence[Case], options: Options, where: str) -> Table:
+    return Table(
+        "The price of an agent's turn, in ms of processor time",
+        head(options),
+        [_row(case) for case in cases],
+        [
+            f"The least of {options.rounds} rounds, medians of {AROUND} turns. {where}.",
+            f"`grows` is the last turns over those from {EARLY} on; what follows is of the last ones:"
+            " reading, rendering and encoding by vLLM's and transformers' code, and in llama.cpp's server"
+            " (with the grammar of the tools); ours is all but the model.",
+        ],
+    )
+
+
+def summary(cases: Sequence[Case]) -> Table:
+    """The middle and the most of all templates, and who is above what a turn should stay within."""
+    ways = {"in process": "inside", "over HTTP": "http", "first token": "first"}
+    rows = []
+    for way, name in ways.items():
+        found = {case.template: both(getattr(case, name)) for case in cases}
+        costs = {template: last for template, (_, last) in found.items()}
+        growths = {template: last / early for template, (early, last) in found.items() if early}
+        rows += [_extremes(f"{way}, ms", costs, MOST_MS), _extremes(f"{way}, grows", growths, MOST_GROWTH)]
+    return Table("All templates", ("last turns", "median", "most", "of", "above"), rows)
+
+
+def _extremes(what: str, found: dict[str, float], most: float) -> list[str]:
+    worst = max(found, key=lambda name: found[name], default="")
+    above = [name for name, value in found.items() if value > most]
+    middle = statistics.median(found.values()) if found else 0.0
+    return [what, f"{middle:.2f}", f"{found.get(worst, 0):.2f}", worst, ", ".join(above) or "none"]
 
 
 def main(options: Options, folder: Path | None, tokenizer: Path, names: list[str]) -> None:
@@ -184,27 +211,34 @@ def main(options: Options, folder: Path | None, tokenizer: Path, names: list[str
         raise BenchError(f"There is no tokenizer in {tokenizer}; name a folder of one with --tokenizer.")
     where = machine.describe()
     cases = []
-    for name, source in templates(folder, names).items():
-        try:
-            cases.append(measure(name, source, tokenizer, options))
-        except BenchError as error:
-            # Some templates take no calls, or no tools.
-            print(f"agent: {name} is left out: {error}", flush=True)
-    keep("agent", cases, [table(cases, options, where)])
+    with ExitStack() as stack:
+        peer = Peer(options.turns, options.words, turns_that_count(options)) if options.peers else None
+        vllm = stack.enter_context(peer) if peer else None
+        print("agent:", *head(options), sep=" | ", flush=True)
+        for name, source in templates(folder, names).items():
+            try:
+                cases.append(measure(name, source, tokenizer, options, vllm))
+                print("agent:", *_row(cases[-1]), sep=" | ", flush=True)
+            except BenchError as error:
+                print(f"agent: {name} is left out: {error}", flush=True)
+    keep("agent", cases, [table(cases, options, where), summary(cases)])
 
 
 def cli() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.agent", description=__doc__)
     parser.add_argument("--templates", metavar="DIR", type=Path, help="a folder of *.jinja [default: ChatML]")
-    parser.add_argument("--only", action="append", metavar="NAME", help="templates whose names begin so")
+    parser.add_argument(
+        "--only", action="append", metavar="NAME", help="templates whose names begin so [default: all]"
+    )
     parser.add_argument("--tokenizer", metavar="DIR", type=Path, default=TOKENIZER, help="of Hugging Face")
     parser.add_argument("--turns", type=int, help="turns of the loop [default: 128]")
     parser.add_argument("--rounds", type=int, help="how often each is measured [default: 2]")
     parser.add_argument("--quick", action="store_true", help="a short run, for a first look")
+    parser.add_argument("--alone", action="store_true", help="without the peers")
     args = parser.parse_args()
     base = QUICK if args.quick else Options()
-    options = Options(args.turns or base.turns, base.words, args.rounds or base.rounds)
-    main(options, args.templates, args.tokenizer, args.only or NAMES)
+    options = Options(args.turns or base.turns, base.words, args.rounds or base.rounds, not args.alone)
+    main(options, args.templates, args.tokenizer, args.only or [""])
 
 
 if __name__ == "__main__":

@@ -121,12 +121,17 @@ def templates(folder: Path | None, names: list[str]) -> Mapping[str, str]:
     return chosen
 
 
+def control_tokens(template: str) -> set[str]:
+    """Those that it writes."""
+    return set(_CONTROL.findall(template))
+
+
 def make_tokenizer(source: Path, template: str, folder: Path) -> Path:
     """A copy of a tokenizer with this template, and with the control tokens that the template writes."""
     definition = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))
     known = {token["content"] for token in definition["added_tokens"]}
     size = 1 + max([*definition["model"]["vocab"].values(), *(t["id"] for t in definition["added_tokens"])])
-    new = sorted(set(_CONTROL.findall(template)) - known - definition["model"]["vocab"].keys())
+    new = sorted(control_tokens(template) - known - definition["model"]["vocab"].keys())
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     definition["added_tokens"] += [
         {"id": size + number, "content": text, **flags} for number, text in enumerate(new)

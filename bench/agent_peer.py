@@ -1,53 +1,102 @@
 """What vLLM does with a turn before its engine sees it, in an interpreter that has vLLM.
 
 Its own reading of the body, then what its renderer calls: `apply_chat_template` and the tokenizer of
-`transformers`, which SGLang calls as well. Prints the milliseconds of processor time of each turn.
+`transformers`, which SGLang calls as well. It starts once, because that takes longer than all that is
+measured; it is told a folder in a line, and says the milliseconds of processor time of each turn in one.
 """
 
 import json
 import os
+import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from types import TracebackType
+from typing import Any
 
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-
-from transformers import AutoTokenizer
-from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-
-from bench.agent_loop import make_loop
+from bench import vllm_peers
+from bench.agent_loop import Loop, make_loop
+from bench.errors import BenchError
+from bench.process import LOGS, ROOT
 
 
-def measure(folder: Path, turns: int, words: int) -> tuple[list[float], int]:
+class Peer:
+    """`with Peer(128, 130, [10, 128]) as peer: peer.measure(folder)` gives what both turns cost."""
+
+    def __init__(self, turns: int, words: int, asked: Sequence[int]) -> None:
+        self._command = [vllm_peers.python(), "-m", "bench.agent_peer", *map(str, (turns, words, *asked))]
+
+    def __enter__(self) -> "Peer":
+        LOGS.mkdir(parents=True, exist_ok=True)
+        quiet = os.environ | {"VLLM_LOGGING_LEVEL": "ERROR", "TRANSFORMERS_VERBOSITY": "error"}
+        self._log = (LOGS / "agent-vllm.log").open("wb")
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(
+            self._command, cwd=ROOT, env=quiet, stdin=pipe, stdout=pipe, stderr=self._log, text=True
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.communicate()
+        self._log.close()
+
+    def measure(self, folder: Path) -> list[float]:
+        """Empty where the template cannot be rendered there."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        print(folder, file=self._process.stdin, flush=True)
+        # Others may write into the same place.
+        while line := self._process.stdout.readline():
+            if line.startswith("["):
+                costs: list[float] = json.loads(line)
+                return costs
+        raise BenchError(f"vLLM's interpreter has ended; its words are in {self._log.name}.")
+
+
+def answer(loop: Loop, asked: Sequence[int]) -> None:
+    for line in sys.stdin:
+        try:
+            costs = _measure(Path(line.strip()), loop, asked)
+        except Exception as error:
+            print(f"{line.strip()}: {error!r}", file=sys.stderr, flush=True)
+            costs = []
+        print(json.dumps(costs), flush=True)
+
+
+def _measure(folder: Path, loop: Loop, asked: Sequence[int]) -> list[float]:
+    from transformers import AutoTokenizer
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    loop = make_loop(turns, words)
     costs: list[float] = []
-    ids: list[int] = []
-    for turn in range(1, turns + 1):
+    # The first is asked twice: what is made once is made for it.
+    for turn in (asked[0], *asked):
         body = loop.body(turn, "agent")
         began = time.process_time()
-        asked = ChatCompletionRequest.model_validate_json(body)
-        messages = [_as_given(message) for message in asked.messages]
-        tools = [tool.model_dump() for tool in asked.tools or ()]
+        request = ChatCompletionRequest.model_validate_json(body)
+        messages = [_as_given(message) for message in request.messages]
+        tools = [tool.model_dump() for tool in request.tools or ()]
         text = tokenizer.apply_chat_template(
             messages, tools=tools, add_generation_prompt=True, tokenize=False
         )
-        ids = tokenizer.encode(text, add_special_tokens=False)
+        tokenizer.encode(text, add_special_tokens=False)
         costs.append((time.process_time() - began) * 1000)
-    return costs, len(ids)
+    return costs[1:]
 
 
-def _as_given(message: dict[str, object]) -> dict[str, object]:
+def _as_given(message: dict[str, Any]) -> dict[str, Any]:
     """Arguments as objects, as vLLM's own parsing of messages makes them."""
     given = dict(message)
     if calls := given.get("tool_calls"):
-        given["tool_calls"] = [dict(call) for call in calls]  # type: ignore[attr-defined]
-        for call in given["tool_calls"]:  # type: ignore[attr-defined]
+        given["tool_calls"] = [dict(call) for call in calls]
+        for call in given["tool_calls"]:
             function = dict(call["function"])
             call["function"] = function | {"arguments": json.loads(function["arguments"])}
     return given
 
 
 if __name__ == "__main__":
-    found, tokens = measure(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
-    print(json.dumps({"costs": found, "tokens": tokens}))
+    turns, words, *asked = map(int, sys.argv[1:])
+    answer(make_loop(turns, words), asked)

@@ -30,6 +30,8 @@ from dragoman.engines.weights import default_model
 
 Bytes: TypeAlias = NDArray[np.uint8]
 Tensor: TypeAlias = tuple[str, tuple[int, ...], GGMLQuantizationType]
+Field: TypeAlias = tuple[str, Any, list[GGUFValueType]]
+"""Of the header of a file."""
 _USED = 8
 """Experts for each one that is used."""
 _SPREAD = 0.02
@@ -85,13 +87,13 @@ def make(folder: Path, name: str, kind: str, seed: int = 1) -> Path:
         return file
     folder.mkdir(parents=True, exist_ok=True)
     part = file.with_suffix(".part")
-    _write(part, SHAPES[name], kind, np.random.default_rng(seed))
+    write(part, SHAPES[name], kind, read_vocabulary(default_model()), seed)
     part.rename(file)
     return file
 
 
-def _write(file: Path, shape: Shape, kind: str, random: np.random.Generator) -> None:
-    vocabulary = _vocabulary(default_model())
+def write(file: Path, shape: Shape, kind: str, vocabulary: Sequence[Field], seed: int = 1) -> None:
+    random = np.random.default_rng(seed)
     writer = GGUFWriter(file, shape.architecture)
     for name, value, kinds in vocabulary:
         writer.add_key_value(name, value, kinds[0], kinds[1] if len(kinds) > 1 else None)
@@ -207,7 +209,8 @@ def _scale(blocks: Bytes, place: int, value: float) -> None:
     blocks[:, place : place + 2] = np.frombuffer(np.float16(value).tobytes(), np.uint8)
 
 
-def _vocabulary(source: Path) -> list[tuple[str, Any, list[GGUFValueType]]]:
+def read_vocabulary(source: Path) -> list[Field]:
+    """A tokenizer and a chat template, as the header of a file has them."""
     return [
         (field.name, field.contents(), field.types)
         for field in GGUFReader(source).fields.values()
