@@ -2,6 +2,7 @@
 
 import json
 import random
+from hashlib import blake2b
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from dragoman.dialects.registry import get_dialect
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import END_ID, ByteTokenizer
 from dragoman.prompt import Prompter
+from dragoman.prompt.known import HashedText
 from dragoman.turns.plan import Planner, Trails
 from dragoman.turns.spec import Reading, TurnSpec
 from dragoman.types import Conversation, Message, Sampling, ToolCall, Traced
@@ -151,6 +153,18 @@ def test_a_prompt_that_was_cut_is_not_gone_on_from() -> None:
     conversation = Conversation(messages=(USER,))
     spec = TurnSpec(model=None, prompts=(conversation,), sampling=Sampling(max_tokens=8), truncate_prompt=4)
     assert planner().plan(spec).keys == [b""]
+
+
+@given(
+    texts=st.lists(st.tuples(st.integers(0, 400), st.text("ab\ud800é", max_size=400)), min_size=1, max_size=5)
+)
+def test_a_text_that_goes_on_has_the_digest_that_it_has_alone(texts: list[tuple[int, str]]) -> None:
+    hashed: HashedText | None = None
+    text = ""
+    for cut, more in texts:
+        text = text[: max(0, len(text) - cut)] + more
+        hashed = HashedText.of(text, blake2b(b"salt"), hashed)
+        assert hashed.digest() == blake2b(b"salt" + text.encode("utf-8", "surrogatepass")).digest()
 
 
 def test_memory_is_bounded() -> None:

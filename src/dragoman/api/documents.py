@@ -23,8 +23,11 @@ from msgspec import Raw, Struct
 from dragoman.errors import BadRequest
 from dragoman.media import MediaKind
 
-_MARKS = re.compile(rb'"(?:file_|base64"|http)')
-"""One of them is in whatever names a file or brings one; what is written otherwise is no such part."""
+MARKS = re.compile(rb'"(?:file_|base64"|http)')
+"""One of them is in whatever names a file or brings one; what is written otherwise is no such part.
+
+They are looked for in one go: every body is looked at, and all who say nothing of files wait for it.
+"""
 PURPOSES = frozenset({"user_data", "assistants", "vision"})
 """Of files that may be shown to a model."""
 LISTS = ("messages", "input", "items")
@@ -76,7 +79,7 @@ class _Entries:
         self.parts: dict[int, FilePart] = {}
         self.within: list[tuple[int, str, _Entries]] = []
         for number, entry in enumerate(self.raw):
-            if not may_name_files(bytes(entry)):
+            if not MARKS.search(bytes(entry)):
                 continue
             here = f"{place}[{number}]"
             members = _members(entry)
@@ -86,7 +89,7 @@ class _Entries:
                 continue
             for field in ("content", "output"):
                 inner = members.get(field)
-                if depth and inner is not None and _is_list(inner) and may_name_files(bytes(inner)):
+                if depth and inner is not None and _is_list(inner) and MARKS.search(bytes(inner)):
                     within = _Entries(inner, f"{here}.{field}", found, depth - 1)
                     self.within.append((number, field, within))
 
@@ -124,11 +127,6 @@ class FoundFiles:
         by_part = {id(part): each for part, each in zip(self.parts, pieces, strict=True)}
         lists = {field: entries.filled(by_part) for field, entries in self._lists.items()}
         return _encode({**self._top, **lists})
-
-
-def may_name_files(text: bytes) -> bool:
-    """Whether there may be such a part: found in one go, for all who say nothing of files wait for it."""
-    return _MARKS.search(text) is not None
 
 
 def _is_list(raw: Raw) -> bool:

@@ -20,7 +20,7 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
-from dragoman.api.documents import may_name_files
+from dragoman.api.documents import MARKS
 from dragoman.api.multipart import FORM_BYTES, MEDIA
 from dragoman.api.read import Ignored, Unknown, check_shape
 from dragoman.api.reply import ErrorSpelling, encode_json, page
@@ -140,7 +140,7 @@ class Exchange:
         `checked`: whether that is found out here, or by `read` itself.
         """
         body = await self._received()
-        if self.fill is not None and may_name_files(body):
+        if self.fill is not None and MARKS.search(body):
             # Files may have to be fetched: nobody waits for them once the client has left.
             body = await unless_gone(self, self.fill(self.owner, body, self.made))
             if self._held is not None:

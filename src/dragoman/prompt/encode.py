@@ -413,6 +413,10 @@ class MessageChain(Struct):
             links.append(link.digest())
         return MessageChain(links, calls)
 
+    def answered(self, conversation: Conversation) -> bytes:
+        """Of the messages that are answered: where the answer goes on with the last one, those before it."""
+        return self.links[-2 if conversation.continue_final_message else -1]
+
 
 def chain_messages(messages: Sequence[Message]) -> list[bytes]:
     """A digest for each beginning of a conversation, from none of its messages to all of them."""

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import msgspec
@@ -42,8 +43,11 @@ LEAST_CHARS = 48 * 1024
 """A shorter prompt is rendered as a whole, unless its template was tried: that would cost more."""
 NEW = 12
 """Messages that may come with a turn."""
+UNSETTLED = 256
+"""Characters at the end of a prompt, which ask for an answer: mostly others stand there next time."""
 
 _encode = msgspec.msgpack.Encoder().encode
+to_bytes = partial(str.encode, encoding="utf-8", errors="surrogatepass")
 
 
 class KeptTurns(Protocol):
@@ -96,6 +100,29 @@ class StitchedIds(Struct, frozen=True):
         return replace(self, cuts=tuple(cut for cut in self.cuts if cut.chars + cut.margin <= chars))
 
 
+class HashedText(Struct, frozen=True):
+    """A text, and the state of its hash up to a place near its end: what goes on from it is added there."""
+
+    text: str
+    settled: int
+    state: blake2b
+
+    @classmethod
+    def of(cls, text: str, state: blake2b, before: "HashedText | None") -> "HashedText":
+        """`state` is that of no text."""
+        done = 0
+        if before is not None and text.startswith(before.text[: before.settled]):
+            state, done = before.state.copy(), before.settled
+        settled = max(done, len(text) - UNSETTLED)
+        state.update(to_bytes(text[done:settled]))
+        return cls(text, settled, state)
+
+    def digest(self) -> bytes:
+        state = self.state.copy()
+        state.update(to_bytes(self.text[self.settled :]))
+        return state.digest()
+
+
 class KnownPrompt(Struct):
     conversation: Conversation
     rendering: Rendering
@@ -105,6 +132,7 @@ class KnownPrompt(Struct):
     short: Short | None = None
     encoded: Encoded | None = None
     stitched: StitchedIds | None = None
+    hashed: HashedText | None = None
     fenced: "dict[bool, KnownPrompt]" = field(default_factory=dict)
     """The same with fences, by how careful these were set, or those that it goes on from."""
 
@@ -113,8 +141,14 @@ class KnownPrompt(Struct):
         # With as many ids as there may be: they are made later.
         return self.rendering.chars + 4 * len(self.rendering.text)
 
+    def hash(self, text: str, state: blake2b) -> bytes:
+        """The digest of what the engine is given as text; `state` is that of no text."""
+        self.hashed = HashedText.of(text, state, self.hashed)
+        return self.hashed.digest()
+
     def keep(self, before: "KnownPrompt", chars: int) -> None:
         """The ids of another one that has so many characters in common."""
+        self.hashed = before.hashed
         self.encoded = before.encoded and before.encoded.upto(chars)
         self.stitched = before.stitched and before.stitched.upto(chars)
 

@@ -24,7 +24,7 @@ from dragoman.limits import Limits
 from dragoman.media import MediaSpan, check_modalities
 from dragoman.prompt import Prompter
 from dragoman.prompt.encode import SharedIds, chain_messages, check_encoded, digest_frame, meaning_of
-from dragoman.prompt.known import KnownPrompts, Split
+from dragoman.prompt.known import LEAST_KEPT, KnownPrompt, KnownPrompts, Split, to_bytes
 from dragoman.prompt.seams import GoneOn, Seams
 from dragoman.prompt.sight import cut_spans, strip_spans
 from dragoman.turns.adapters import AdapterShelf
@@ -84,21 +84,25 @@ class Trails:
         """How many are kept of each owner."""
         self._lock = threading.Lock()
 
-    def key(self, prompt: str, salt: str = "", chain: bytes = b"", frame: bytes = b"") -> bytes:
-        """What a turn is remembered by. It is the same in every process.
-
-        `prompt` is the text of its prompt, `chain` stands for the messages, `frame` for all else.
-        """
+    def key(self, prompt: str, salt: str = "", known: KnownPrompt | None = None) -> bytes:
+        """What a turn is remembered by, in every process. `prompt` is a text, `known` what it was made of."""
+        chain = known.chain.answered(known.conversation) if known else b""
+        frame = digest_frame(known.conversation) if known else b""
+        large = known if len(prompt) >= LEAST_KEPT else None
+        text = large.hash(prompt, self._hash(salt)) if large else self._digest(to_bytes(prompt), salt)
         length = len(prompt).to_bytes(_LENGTH, "big")
-        return self._digest(chain, salt) + self._digest(_bytes(prompt), salt) + self._digest(frame) + length
+        return self._digest(chain, salt) + text + self._digest(frame) + length
 
     @staticmethod
     def outline(key: bytes) -> bytes:
         """The key of a turn of which nothing is known but its answer: no prompt goes on from it."""
         return key[:_DIGEST] + bytes(2 * _DIGEST + _LENGTH)
 
+    def _hash(self, salt: str) -> blake2b:
+        return blake2b(to_bytes(salt) + b"\0", digest_size=_DIGEST, key=self._model)
+
     def _digest(self, data: bytes, salt: str = "") -> bytes:
-        made = blake2b(_bytes(salt) + b"\0", digest_size=_DIGEST, key=self._model)
+        made = self._hash(salt)
         made.update(data)
         return made.digest()
 
@@ -107,7 +111,7 @@ class Trails:
         length = int.from_bytes(turn.key[-_LENGTH:], "big")
         if length > len(text):
             return None
-        same = self._digest(_bytes(text[:length]), salt) == turn.key[_DIGEST : 2 * _DIGEST]
+        same = self._digest(to_bytes(text[:length]), salt) == turn.key[_DIGEST : 2 * _DIGEST]
         return length if same else None
 
     def same_frame(self, turn: Traced, frame: bytes) -> bool:
@@ -171,15 +175,12 @@ class Trails:
         return len(self._kept)
 
 
-def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
-
-
 # Plans.
 
 
-Rendered: TypeAlias = tuple[str, tuple[int, ...], GoneOn | None, Split, bytes, tuple[MediaSpan, ...]]
-"""A prompt as text and as ids, what it goes on from, and why from no more; its chain, and what it shows."""
+Ids: TypeAlias = tuple[int, ...]
+Rendered: TypeAlias = tuple[str, Ids, GoneOn | None, Split, KnownPrompt | None, tuple[MediaSpan, ...]]
+"""A prompt as text and as ids, what it goes on from, and why from no more; whose it is, and what it shows."""
 # Collecting garbage looks at every id of the tuples that are new, once, while all threads wait: these many
 # take some milliseconds. Those of hundreds of prompts at once would take 50.
 _YOUNG_IDS = 2**19
@@ -331,7 +332,7 @@ class Planner:
         check_told_prompts(spec, [len(ids) for _, ids, *_ in prompts], self._limits)
         both = [*zip(spec.prompts, prompts, strict=True)]
         begun = [self._in_reasoning(spec, dialect, prompt, rendered) for prompt, rendered in both]
-        keys = [self._key(spec, prompt, text, salt, chain) for prompt, (text, *_, chain, _) in both]
+        keys = [self._key(spec, text, salt, known) for text, *_, known, _ in prompts]
         jobs = [
             Job(
                 id=urandom(16).hex(),
@@ -357,7 +358,8 @@ class Planner:
         unenforced = asked.param if asked and free else ""
         after, splits = [one[2] for one in prompts], [one[3] for one in prompts]
         remembers = spec.remembers or spec.history == "sampled"
-        told = [(prompt, rendered[4]) for prompt, rendered in both] if remembers else ()
+        links = [known.chain.answered(known.conversation) if known else b"" for *_, known, _ in prompts]
+        told = tuple(zip(spec.prompts, links, strict=True)) if remembers else ()
         more = keys, after, unenforced, splits, spec.history or "template", told, restored
         return TurnPlan(jobs, begun, dialect, spec.stop, *more)
 
@@ -393,34 +395,32 @@ class Planner:
         make = self._constrainer.constraint
         return make(spec, dialect, in_reasoning=in_reasoning) if spec.bounded else None
 
-    def _key(self, spec: TurnSpec, prompt: Prompt, text: str, salt: str, chain: bytes) -> bytes:
+    def _key(self, spec: TurnSpec, text: str, salt: str, known: KnownPrompt | None) -> bytes:
         """What the answer to a prompt is remembered by."""
-        if not isinstance(prompt, Conversation):
+        if known is None:
             return b""
         # Nothing goes on from ids that no model has sampled, or from a prompt that was cut.
-        goes_on = self.card.samples_ids and spec.truncate_prompt is None
+        prompt, goes_on = known.conversation, self.card.samples_ids and spec.truncate_prompt is None
         if not goes_on or not (prompt.add_generation_prompt or prompt.continue_final_message):
             return b""
-        return self.trails.key(text, salt, chain, digest_frame(prompt))
+        return self.trails.key(text, salt, known)
 
     def _rendered(
         self, prompt: Prompt, most: int | None, spec: TurnSpec, dialect: Dialect, salt: str
     ) -> Rendered:
         """A conversation with an answer that we know goes on from the ids of that answer."""
         if not isinstance(prompt, Conversation):
-            return *self.prompter.render(prompt, most), None, "", b"", ()
+            return *self.prompter.render(prompt, most), None, "", None, ()
         filling = self.prompter.filling(prompt) if prompt.media else None
         known = self.prompter.recognize(prompt, self.known, f"{spec.owner}\0{salt}")
         answered = any(message.role == "assistant" for message in prompt.messages)
-        # Where the answer goes on with the last message, it answers those before it.
-        chain = known.chain.links[-2 if prompt.continue_final_message else -1]
         if answered and len(self.trails):
             seams = Seams(self.prompter, known, dialect, self._ends, self.trails, salt, filling)
             if seams.known:
                 stitched = (seams.go_on() if spec.history == "sampled" else None) or seams.stitch()
-                made = stitched.text, stitched.ids, stitched.after, stitched.split, chain
+                made = stitched.text, stitched.ids, stitched.after, stitched.split, known
                 return *made, filling.settle(prompt.media) if filling else ()
-        made = *self.prompter.render(prompt, most, known, filling), None, "unknown" if answered else "", chain
+        made = *self.prompter.render(prompt, most, known, filling), None, "unknown" if answered else "", known
         return *made, filling.settle(prompt.media) if filling else ()
 
     def _in_reasoning(self, spec: TurnSpec, dialect: Dialect, prompt: Prompt, rendered: Rendered) -> bool:
@@ -443,7 +443,7 @@ class Planner:
         """The prompt as text and as ids, which are cut as asked; more than the model takes is refused."""
         most, keep = self.prompter.most_tokens, spec.truncate_prompt
         bound = most if keep is None else None
-        text, ids, after, split, chain, media = self._rendered(prompt, bound, spec, dialect, salt)
+        text, ids, after, split, known, media = self._rendered(prompt, bound, spec, dialect, salt)
         if keep is not None:
             whole, ids = len(ids), ids[-(most if keep < 0 else keep) :]
             after = after if len(ids) == whole else None
@@ -453,7 +453,7 @@ class Planner:
             raise BadRequest("The prompt is empty.", param=prompt.param, code="empty_prompt")
         if len(ids) > most:
             raise ContextOverflow.of(len(ids), most, prompt.param)
-        return text, ids, after, split, chain, media
+        return text, ids, after, split, known, media
 
     def _with_room(self, spec: TurnSpec, sampling: Sampling, prompt_tokens: int) -> Sampling:
         """The answer ends where the context does: more was asked for than fits is no reason to refuse."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.types import Receive, Send
 
-from dragoman.api.documents import may_name_files
+from dragoman.api.documents import MARKS
 from dragoman.api.read import Ignored, check_shape
 from dragoman.api.responses import request as requests
 from dragoman.api.responses.output import DATA, END, Written, one_by_one, unwrap_event
@@ -176,7 +176,7 @@ class Socket:
 
     async def _filled(self, body: bytes, held: Holding) -> bytes:
         """With what is in the files that it names."""
-        if may_name_files(body):
+        if MARKS.search(body):
             body = await self._host.documents.fill(self._owner, body, self._aside)
             held.be(len(body))
         return body
