@@ -7,7 +7,7 @@
 | `python -m bench.constrain` | what a schema costs: a real model with and without one |
 | `python -m bench.serve` | a real model behind dragoman and behind llama.cpp's own server |
 | `python -m bench.flat` | whether they stay as fast with long contexts and a long line of requests |
-| `python -m bench.agent` | a turn of an agent's loop as it grows, beside vLLM's way and llama.cpp's server: all but the model |
+| `python -m bench.agent` | a turn of an agent's loop as it grows, beside vLLM's way and llama.cpp's server |
 | `python -m bench.step` | what of a step is the embedded engine's own work |
 | `python -m bench.shapes` | nothing: it writes models of random weights, up to 3B, for `--model` |
 | `python -m bench.gpu` | what HTTP costs 256 streams on a GPU; not a part of `python -m bench` |
