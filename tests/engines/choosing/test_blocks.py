@@ -78,6 +78,24 @@ def test_of_rows_as_models_make_them_nearly_none_is_left_to_itself(monkeypatch: 
     assert len(left) < 8
 
 
+def test_what_is_left_open_at_the_edge_seldom_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounding says whether the last of four ids is kept: that matters to few draws."""
+    rows = np.full((50, SIZE), -30, np.float32)
+    rows[:, [3, 700]], rows[:, 900] = 0, -1
+    rows[:, 2000] = np.log(np.float32(1e-2))
+    total = float(np.exp(rows[0], dtype=np.float64).sum())
+    asked = Sampling(max_tokens=1, top_p=(2 + np.exp(-1)) / total)
+    numbers = np.random.default_rng(4).random(50).tolist()
+    expected = [draw(*each) for each in zip(rows, [asked] * 50, numbers, strict=True)]
+    left: list[Sampling] = []
+    monkeypatch.setattr(sampler, "draw", lambda _row, asked, _uniform: left.append(asked))
+    found = draw_few(rows, blocks_of(rows), range(50), [asked] * 50, numbers)
+    assert len(left) < 5
+    assert [id_ for id_ in found if id_ is not None] == [
+        id_ for id_, mine in zip(expected, found, strict=True) if mine is not None
+    ]
+
+
 @given(several())
 def test_the_largest_is_the_first_of_equals(rows: Logits) -> None:
     assert largest_ids(rows, maxima_of(rows), range(len(rows))) == rows.argmax(axis=1).tolist()

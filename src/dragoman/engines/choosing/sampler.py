@@ -10,6 +10,7 @@ whole row computed. Either way the id is the one that the whole row gives.
 """
 
 import math
+import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -217,7 +218,8 @@ BLOCK = 16
 _LEAST_MIN_P = 1e-2
 # What weighs less, against 1 for the likeliest, is seldom in a nucleus: times the part that this leaves out.
 _SELDOM = 1e-2
-_MOST_BLOCKS = 512
+_MOST_BLOCKS = 1536
+_ALL = np.iinfo(np.intp).max
 _ROUNDING = 1e-5
 _UNKNOWN = 1e300
 _LOWEST = np.finfo(np.float32).min
@@ -238,14 +240,62 @@ def leaves_few(sampling: Sampling) -> bool:
     return sampling.temperature > 0 and (nucleus or sampling.min_p >= _LEAST_MIN_P)
 
 
+class _Columns(Struct):
+    """What all rows are asked, each thing in an array."""
+
+    asked: list[Sampling]
+    nucleus: NDArray[np.bool_]
+    """Whether top-p says it by itself."""
+    heat: Logits
+    below: NDArray[np.float64]
+    """How far below the peak of its row a logit is looked at."""
+    top_k: Places
+    top_p: NDArray[np.float64]
+
+    @staticmethod
+    def of(asked: Sequence[Sampling]) -> "_Columns":
+        least = [one.min_p or _SELDOM * max(1 - one.top_p, _SELDOM) for one in asked]
+        top_p = np.array([one.top_p for one in asked])
+        return _Columns(
+            asked=[*asked],
+            nucleus=np.array([not one.min_p for one in asked]),
+            heat=np.array([1 / max(one.temperature, COLDEST) for one in asked], np.float32),
+            below=np.log(least) * [one.temperature for one in asked],
+            top_k=np.array([one.top_k if one.top_k > 0 else _ALL for one in asked]),
+            top_p=np.where(top_p < 1, top_p, 2.0),
+        )
+
+
+class _Last(threading.local):
+    """The columns of the last step: mostly those of the next one as well."""
+
+    columns = _Columns.of([])
+
+
+_last = _Last()
+
+
+def _columns(asked: Sequence[Sampling]) -> _Columns:
+    if _last.columns.asked != asked:
+        _last.columns = _Columns.of(asked)
+    return _last.columns
+
+
 def largest_ids(logits: Logits, maxima: Logits, rows: Sequence[int]) -> list[int | None]:
     """The id of the largest value in each of these rows; None where nothing is left."""
     of = np.array(rows)
-    block = maxima[of].argmax(axis=1)
+    chosen = _of_rows(maxima, rows, of)
+    block = chosen.argmax(axis=1)
     values = logits.reshape(-1, BLOCK)[of * maxima.shape[1] + block]
-    ids = (block * BLOCK + values.argmax(axis=1)).tolist()
-    possible = (maxima[of, block] > -np.inf).tolist()
-    return [id_ if yes else None for id_, yes in zip(ids, possible, strict=True)]
+    ids: list[int | None] = (block * BLOCK + values.argmax(axis=1)).tolist()
+    for number in np.flatnonzero(values.max(axis=1) == _NEVER).tolist():
+        ids[number] = None
+    return ids
+
+
+def _of_rows(maxima: Logits, rows: Sequence[int], places: Places) -> Logits:
+    """A copy of all of them takes longer than to look whether it is needed."""
+    return maxima if [*rows] == [*range(len(maxima))] else maxima[places]
 
 
 def draw_few(
@@ -256,24 +306,23 @@ def draw_few(
     uniforms: Sequence[float],
 ) -> list[int | None]:
     """What `draw` gives for each of these rows, all of which `leaves_few`; None where nothing is left."""
-    places, heat = np.array(rows), _heat(asked)
-    # A copy of all of them takes longer than to look whether it is needed.
-    maxima = blocks.maxima if [*rows] == [*range(len(logits))] else blocks.maxima[places]
+    places, columns, by = np.array(rows), _columns(asked), np.array(uniforms)
+    maxima = _of_rows(blocks.maxima, rows, places)
     peaks = maxima.max(axis=1)
-    of, ids, weights = _passing(logits, maxima, places, asked, peaks, heat)
+    of, ids, weights = _passing(logits, maxima, places, peaks, columns)
     if not of.size:
-        return [_alone(logits[row], one, by) for row, one, by in zip(rows, asked, uniforms, strict=True)]
+        return [_alone(logits[row], one, u) for row, one, u in zip(rows, asked, uniforms, strict=True)]
     counts = np.bincount(of, minlength=len(rows))
     ends = counts.cumsum()
     starts = ends - counts
-    totals = _totals(blocks, places, asked, peaks, heat)
-    kept, sure = _keep_top(of, weights, starts, ends, asked, totals)
-    before, sums = _sums(np.where(kept, weights, 0), starts)
+    edges, more, sure = _edges(of, weights, starts, ends, columns, _totals(blocks, places, peaks, columns))
+    before, sums = _sums(weights * (weights >= edges[of]), starts)
     whole = sums[ends - 1] - before
-    target = before + np.array(uniforms) * whole
-    place = np.minimum(sums.searchsorted(target, side="right"), of.size - 1)
-    over, margin = sums[place], _ROUNDING * whole
-    sure &= (over - weights[place] + margin <= target) & (target < over - margin)
+    target = by * whole
+    place = np.minimum(sums.searchsorted(before + target, side="right"), of.size - 1)
+    # Where more is kept, what is drawn stays the same if its part, on both sides, is larger than that.
+    over, margin = sums[place] - before, _ROUNDING * whole
+    sure &= (over - weights[place] + more + margin <= target) & (target + by * more < over - margin)
     found: list[int | None] = ids[place].tolist()
     for number in np.flatnonzero(~sure).tolist():
         found[number] = _alone(logits[rows[number]], asked[number], uniforms[number])
@@ -287,68 +336,64 @@ def _alone(row: Logits, asked: Sampling, uniform: float) -> int | None:
         return None
 
 
-def _totals(
-    blocks: RowBlocks, rows: Places, asked: Sequence[Sampling], peaks: Logits, heat: Logits
-) -> NDArray[np.float64]:
+def _totals(blocks: RowBlocks, rows: Places, peaks: Logits, columns: _Columns) -> NDArray[np.float64]:
     """What each row weighs; 0 where that is what passes min-p, and `_UNKNOWN` where few of a step's rows are
     asked for, because the runner sums up all of them."""
-    count = len(blocks.maxima)
-    nucleus = np.array([not one.min_p for one in asked])
+    count, nucleus = len(blocks.maxima), columns.nucleus
     if 2 * np.count_nonzero(nucleus) < count:
         return np.where(nucleus, _UNKNOWN, 0)
     all_peaks, all_heat = np.zeros(count, np.float32), np.zeros(count, np.float32)
-    all_peaks[rows], all_heat[rows] = np.maximum(peaks, _LOWEST), heat
+    all_peaks[rows], all_heat[rows] = np.maximum(peaks, _LOWEST), columns.heat
     return np.where(nucleus, blocks.totals(all_peaks, all_heat)[rows], 0)
 
 
 def _passing(
-    logits: Logits, maxima: Logits, rows: Places, asked: Sequence[Sampling], peaks: Logits, heat: Logits
+    logits: Logits, maxima: Logits, rows: Places, peaks: Logits, columns: _Columns
 ) -> tuple[Places, Places, Weights]:
     """What passes min-p, or could be in a nucleus, row by row and in order: of which row, which id, and how
     likely against the likeliest. Nothing of a row that has too many."""
-    least = [one.min_p or _SELDOM * max(1 - one.top_p, _SELDOM) for one in asked]
-    below = np.log(least) * [one.temperature for one in asked]
-    floors = np.where(peaks > -np.inf, peaks + below, np.inf).astype(np.float32)
+    floors = np.where(peaks > _NEVER, peaks + columns.below, np.inf).astype(np.float32)
     of, block = np.divmod(np.flatnonzero(maxima >= floors[:, None]), maxima.shape[1])
     few = np.bincount(of, minlength=rows.size) <= _MOST_BLOCKS
-    of, block = of[few[of]], block[few[of]]
+    if not few.all():
+        of, block = of[few[of]], block[few[of]]
     values = logits.reshape(-1, BLOCK).take(rows[of] * maxima.shape[1] + block, axis=0)
-    line, place = np.divmod(np.flatnonzero(values >= floors[of, None]), BLOCK)
+    found = np.flatnonzero(values >= floors[of, None])
+    line = found // BLOCK
     of = of[line]
-    weights = np.exp((values[line, place] - peaks[of]) * heat[of])
-    return of, block[line] * BLOCK + place, weights
+    weights = np.exp((values.reshape(-1)[found] - peaks[of]) * columns.heat[of])
+    return of, found + (block[line] - line) * BLOCK, weights
 
 
-def _heat(asked: Sequence[Sampling]) -> Logits:
-    return np.array([1 / max(one.temperature, COLDEST) for one in asked], np.float32)
-
-
-def _keep_top(
+def _edges(
     of: Places,
     weights: Weights,
     starts: Places,
     ends: Places,
-    asked: Sequence[Sampling],
+    columns: _Columns,
     totals: NDArray[np.float64],
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which of all weights top-k and top-p keep; and of which rows that is certain."""
-    counts = ends - starts
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
+    """Of each row the least weight that top-k and top-p keep in any case; what the others weigh at most that
+    they might keep too; and whether that is certain."""
+    counts, numbers = ends - starts, np.arange(starts.size)
     # Each row by itself, the largest first: of numbers that are all below one half, nothing is rounded.
-    descending = 2 * (of - np.sort(of - weights / 2.0))
-    top_k = np.array([one.top_k for one in asked])
-    count = np.where((top_k > 0) & (top_k < counts), top_k, counts)
+    order = np.sort(of - weights / 2.0)
+    descending = 2 * (of - order)
+    count = np.minimum(columns.top_k, counts)
     last = starts + count - 1
     sure = (counts > 0) & (
         (count == counts) | (descending[np.minimum(last + 1, of.size - 1)] < descending[last])
     )
     before, reached = _sums(np.where(np.arange(of.size) <= last[of], descending, 0), starts)
-    top_p = np.array([one.top_p for one in asked])
-    enough = top_p * np.where(totals > 0, totals, reached[ends - 1] - before)
-    nearly, surely = (reached.searchsorted(before + enough * part) for part in (1 - _ROUNDING, 1 + _ROUNDING))
-    edge = descending[np.clip(nearly, starts, last)]
-    sure &= (top_p >= 1) | ((surely <= last) & (descending[np.clip(surely, starts, last)] == edge))
-    edge = np.where(top_p < 1, edge, descending[last])
-    return weights >= edge[of], sure
+    total = np.where(totals > 0, totals, reached[ends - 1] - before)
+    enough = columns.top_p * total
+    nearly = np.clip(reached.searchsorted(before + enough * (1 - _ROUNDING)), starts, last)
+    surely = reached.searchsorted(before + enough * (1 + _ROUNDING))
+    edges, lowest = descending[nearly], descending[np.clip(surely, starts, last)]
+    # Equals are kept together.
+    kept, might = (order.searchsorted(numbers - each / 2, side="right") - 1 for each in (edges, lowest))
+    unseen = np.where(surely > last, totals * (1 + _ROUNDING) - (reached[last] - before), 0)
+    return edges, reached[might] - reached[kept] + np.maximum(unseen, 0), sure
 
 
 def _sums(values: NDArray[np.floating], starts: Places) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

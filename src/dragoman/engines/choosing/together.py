@@ -29,7 +29,19 @@ from dragoman.types import FinishReason, Foreseeing, Job, Preparing, Sampling, S
 class Continuation:
     """`room` is how many ids the context has left after the prompt; `ends` are the model's own end ids."""
 
-    __slots__ = ("_ends", "_matcher", "_most", "_sampler", "foreseen", "index", "output", "plain", "sampling")
+    __slots__ = (
+        "_ends",
+        "_matcher",
+        "_most",
+        "_sampler",
+        "few",
+        "foreseen",
+        "index",
+        "largest",
+        "output",
+        "plain",
+        "sampling",
+    )
 
     def __init__(
         self, job: Job, index: int, prompt: Ids, *, vocabulary: int, ends: frozenset[int], room: int
@@ -50,6 +62,13 @@ class Continuation:
             self._sampler.hold_to(matcher.mask)
         self.plain = self._sampler.drawable and not self._sampler.edited and self._most > 0
         """Whether row and `sampling` decide alone: then whoever has the row may choose, with `uniform`."""
+        # The same, once `changes` have been made to the row: and those are made to single ids.
+        simple = matcher is None and sampling.allowed_token_ids is None
+        simple = simple and self._sampler.drawable and self._most > 0
+        self.largest = simple and sampling.temperature <= 0
+        """Whether it is the largest that is chosen then."""
+        self.few = simple and leaves_few(sampling)
+        """Whether it is drawn then, from few."""
 
     def advance(self, row: Logits, token: int | None = None) -> Step:
         """Choose the next id, unless it has been chosen. A step with a finish is the last one."""
@@ -82,12 +101,6 @@ class Continuation:
     def takes_largest(self) -> bool:
         """Whether the largest logit decides, and nothing else is asked of the row: then `take` is enough."""
         return self._sampler.takes_largest and self.sampling.logprobs is None and self._most > 0
-
-    @property
-    def simple(self) -> bool:
-        """`plain`, once `changes` have been made to the row: and those are made to single ids."""
-        free = self._matcher is None and self.sampling.allowed_token_ids is None
-        return free and self._sampler.drawable and self._most > 0
 
     def changes(self) -> list[Change]:
         """What rules change in the next row; to be asked once for each id, and not before `advance`."""
@@ -183,7 +196,10 @@ class TokenChoice(Struct):
 
     def advance(self, logits: Logits, token: int | None = None) -> Step:
         """The next id, if it is not chosen yet; and as long as that was guessed, the one after it."""
-        step = self.answer.advance(logits[self.row], token)
+        if token is not None and self.answer.sampling.logprobs is None:
+            step = self.answer.take(token)
+        else:
+            step = self.answer.advance(logits[self.row], token)
         for row, guess in enumerate(self.guesses, self.row + 1):
             if step.finish is not None or step.ids[-1] != guess:
                 break
@@ -331,13 +347,13 @@ class Begun(Struct):
 def _chosen(choices: Sequence[TokenChoice], logits: Logits, blocks: RowBlocks) -> dict[int, int | None]:
     """What can be chosen together, by row."""
     chosen: dict[int, int | None] = {}
-    simple = {choice.row: choice.answer for choice in choices if choice.answer.simple}
-    greedy = [row for row, answer in simple.items() if answer.sampling.temperature <= 0]
-    few = {row: answer for row, answer in simple.items() if leaves_few(answer.sampling)}
-    groups = [group for group in (greedy, [*few]) if len(group) >= _SEVERAL]
-    with _changed(logits, blocks.maxima, [(row, simple[row].changes()) for group in groups for row in group]):
+    greedy = {choice.row: choice.answer for choice in choices if choice.answer.largest}
+    few = {choice.row: choice.answer for choice in choices if choice.answer.few}
+    several = [each for group in (greedy, few) if len(group) >= _SEVERAL for each in group.items()]
+    changes = [(row, answer.changes()) for row, answer in several if not answer.plain]
+    with _changed(logits, blocks.maxima, changes):
         if len(greedy) >= _SEVERAL:
-            chosen.update(zip(greedy, largest_ids(logits, blocks.maxima, greedy), strict=True))
+            chosen.update(zip(greedy, largest_ids(logits, blocks.maxima, [*greedy]), strict=True))
         if len(few) >= _SEVERAL:
             asked, uniforms = [one.sampling for one in few.values()], [one.uniform() for one in few.values()]
             chosen.update(zip(few, draw_few(logits, blocks, [*few], asked, uniforms), strict=True))
