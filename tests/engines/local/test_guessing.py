@@ -32,6 +32,9 @@ def said(count: int) -> list[int]:
         ([8, 9, 7, 8], []),
         ([7, 8], []),
         ([7], []),
+        # In bytes, the two newest begin within another id, too.
+        ([5, 1, 0, 256, 0], []),
+        ([256, 0, 9, 5, 1, 0, 256, 0], [9, 5, 1, 0, 256, 0]),
     ],
 )
 def test_a_guess_is_what_followed_the_two_newest_tokens(known: list[int], guess: list[int]) -> None:

@@ -19,8 +19,6 @@ While nothing is guessed, it is still looked at whether a guess would have been 
 from collections import OrderedDict
 from collections.abc import Sequence as Ordered
 
-import numpy as np
-
 from dragoman.engines.choosing import Ids
 from dragoman.engines.choosing.together import Drawer
 from dragoman.engines.local.drafting import Drafter
@@ -223,8 +221,7 @@ class Guesser:
             self._usual = max(least, self._usual + _HABIT * (sequence.trust - self._usual))
         # Who shares no prefix with others does not share this either.
         if sequence.group.job.reuse_prefix and self._in_pages:
-            before = slot.ids[max(0, piece.start - 1) : piece.start].tolist()
-            self._phrases.note(slot.chain[0], [*before, piece.newest, *said])
+            self._phrases.note(slot.chain[0], [slot.ids.item(piece.start - 1), piece.newest, *said])
 
     def _would_guess(self, slot: Slot) -> int | None:
         """The token that would have been guessed at, had anything been."""
@@ -326,9 +323,13 @@ def find_repeated(known: Ids, most: int) -> list[int]:
     """What followed the last two ids when they last stood together: after `7 8 9 5 7 8`, `9 5 7 8`."""
     if known.size < 3:
         return []
-    places = np.flatnonzero((known[1:-1] == known[-1]) & (known[:-2] == known[-2]))
-    if not places.size:
+    # In bytes they are found in a fraction of the time that numpy takes; not from the midst of an id on.
+    text, pair, size = known[:-1].tobytes(), known[-2:].tobytes(), known.itemsize
+    place = text.rfind(pair)
+    while place > 0 and place % size:
+        place = text.rfind(pair, 0, place + len(pair) - 1)
+    if place < 0:
         return []
-    start = int(places[-1]) + 2
+    start = place // size + 2
     found: list[int] = known[start : start + most].tolist()
     return found

@@ -33,6 +33,10 @@ class Memory(ABC):
     def place(self, sequence: Sequence) -> bool:
         """Give a waiting sequence a slot, or make it wait: for room, or a prefix that is being computed."""
 
+    def has(self, slot: Slot | None, length: int) -> bool:
+        """Whether a slot has room for `length` tokens already."""
+        return True
+
     def extend(self, slot: Slot, length: int) -> bool:
         """Make room for `length` tokens in a slot; whether there was any."""
         return True

@@ -205,6 +205,9 @@ class Paging(Memory):
         self.occupy(slot, sequence, length)
         return True
 
+    def has(self, slot: Slot | None, length: int) -> bool:
+        return slot is not None and len(slot.pages) * self._runner.page >= length
+
     def extend(self, slot: Slot, length: int) -> bool:
         assert slot.sequence is not None
         return self._lengthen(slot, length, slot.sequence.owner)

@@ -58,7 +58,11 @@ class Rows:
 
     def add(self, slot: int, position: int, token: int) -> None:
         """One token of an answer, whose logits are wanted."""
-        self.extend(slot, position, [token], [True], said=True)
+        self.tokens.append(token)
+        self.positions.append(position)
+        self.slots.append(slot)
+        self.outputs.append(True)
+        self.said.append(True)
 
     def extend(
         self, slot: int, position: int, tokens: Sequence[int], outputs: Sequence[bool], *, said: bool = False

@@ -357,6 +357,12 @@ class Scheduler:
             adapters = self._turns.next(mine)
             mine = [s for s in mine if s.group.job.adapters == adapters]
         reading = sorted(self.account.may_be_read(mine, self.owners | beside), key=_order)
+        sizes = self._sizes(mine, reading, encoding) if reading else {}
+        due = [sequence for sequence in mine if sequence.decoding or sequence in sizes]
+        return [following.get(one) or StepPiece(one, sizes.get(one, 1)) for one in due]
+
+    def _sizes(self, mine: list[Sequence], reading: list[Sequence], encoding: bool) -> dict[Sequence, int]:
+        """How much of each prompt is read now, beside the answers among `mine`."""
         alone = len(reading) == len(mine) and not self.account.crowded
         rows = self._batch if alone else self._chunk
         if any(one.decoding for one in self._running):
@@ -364,10 +370,7 @@ class Scheduler:
             answers, most = sum(one.decoding for one in mine), self._longest
             rows = int(min(self._chunk, self._pace.rows(answers, encoding, self._pause, most)))
         sizes = share_out(reading, rows, self._runner.max_outputs - self._runner.slots)
-        if self._runner.equal_pieces:
-            sizes = level_apart(sizes)
-        due = [sequence for sequence in mine if sequence.decoding or sequence in sizes]
-        return [following.get(one) or StepPiece(one, sizes.get(one, 1)) for one in due]
+        return level_apart(sizes) if self._runner.equal_pieces else sizes
 
     @property
     def _longest(self) -> float:
@@ -376,7 +379,8 @@ class Scheduler:
 
     def _with_room(self, pieces: list[StepPiece]) -> list[StepPiece]:
         """The pieces for which there is memory. Who came last steps back for those before."""
-        for piece in sorted(pieces, key=lambda piece: piece.sequence.order):
+        growing = [piece for piece in pieces if not self._memory.has(piece.sequence.slot, piece.end)]
+        for piece in sorted(growing, key=lambda piece: piece.sequence.order):
             while (slot := piece.sequence.slot) is not None and not self._memory.extend(slot, piece.end):
                 self._step_back(last_of_most(self._running))
         return [piece for piece in pieces if piece.sequence.slot is not None]
@@ -396,7 +400,8 @@ class Scheduler:
         choices: list[TokenChoice] = []
         for piece in plan.pieces:
             end = row + piece.outputs
-            self._report_prompt(piece, logits, row)
+            if piece.newest is None:
+                self._report_prompt(piece, logits, row)
             if piece.sequence.decoding:
                 answering.append(piece)
                 choices.append(

@@ -136,6 +136,7 @@ class Sequence:
         "held_until",
         "index",
         "order",
+        "owner",
         "prompt",
         "prompt_length",
         "prompt_logprobs",
@@ -149,6 +150,8 @@ class Sequence:
         self.index = index
         self.order = order
         """Priority, arrival, index: who goes first."""
+        job = group.job
+        self.owner = job.owner if job.priority < BEHIND else behind_owner(job.owner)
         self.answer = answer
         self.slot: Slot | None = None
         self.prompt: Ids = group.prompt
@@ -177,11 +180,6 @@ class Sequence:
         self.prompt_length = len(self.prompt)
         if self.prompt_logprobs is not None:
             self.prompt_logprobs = None if self.group.reported else [None]
-
-    @property
-    def owner(self) -> str:
-        job = self.group.job
-        return job.owner if job.priority < BEHIND else behind_owner(job.owner)
 
     @property
     def said(self) -> int:
@@ -287,18 +285,21 @@ class StepPiece:
         return piece
 
     def add_to(self, rows: Rows) -> None:
-        sequence = self.sequence
-        assert sequence.slot is not None
-        rows.tables[sequence.slot.index] = sequence.slot.pages
-        rows.adapters[sequence.slot.index] = sequence.group.job.adapters
+        sequence, slot, shown = self.sequence, self.sequence.slot, self.sequence.group.shown
+        assert slot is not None
+        index, position = slot.index, shown.position(self.start)
+        rows.tables[index] = slot.pages
+        rows.adapters[index] = sequence.group.job.adapters
+        if self.newest is not None and not self.guesses:
+            rows.add(index, position, self.newest)
+            return
         if self.newest is None:
             tokens = sequence.prompt[self.start : self.end].tolist()
         else:
             tokens = [self.newest, *self.guesses]
         outputs = [self.outputs == self.size] * self.size
         outputs[-1] = bool(self.outputs)
-        shown, index = sequence.group.shown, sequence.slot.index
-        rows.extend(index, shown.position(self.start), tokens, outputs, said=self.start >= sequence.asked)
+        rows.extend(index, position, tokens, outputs, said=self.start >= sequence.asked)
         if self.newest is None and (seen := shown.rows(self.start, self.end)) is not None:
             rows.shown[index] = seen
 

@@ -269,6 +269,8 @@ class Worker:
 
     def _next_embedding(self) -> Embedding | None:
         """The first whose time it is."""
+        if not self._embeddings:
+            return None
         answering, may = self._scheduler.owners, self._scheduler.account.may_embed
         present = answering | {one.owner for one in self._embeddings}
         return next((one for one in self._embeddings if may(one.owner, answering, present)), None)
