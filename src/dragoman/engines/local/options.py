@@ -22,7 +22,7 @@ class LocalOptions(Struct, frozen=True, kw_only=True):
     runner: RunnerName = "auto"
     """What computes. `auto` is the one that was faster when both were tried with this file on this CPU."""
     readers: int | None = None
-    """Answers that are expected at a time, for which runner and weights are chosen; by default `slots`, or one."""
+    """Answers expected at a time, for which runner and weights are chosen; by default `slots`, or one."""
     name: str | None = None
     """The model's public name; by default the name of the file."""
     context: int | None = None
