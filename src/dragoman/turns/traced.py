@@ -51,7 +51,7 @@ def follow_turn(
     said = _Overheard(turn) if trace.tracing.content else None
     if said is not None:
         span.set_attributes(_told(spec))
-    turn.on_close.append(lambda: _end(trace, span, turn, said))
+    turn.on_close.append(lambda: _end(trace, span, turn, said, planned[1]))
 
 
 def _asked(turn: "Turn", spec: TurnSpec, operation: str, asked: str, answers: str) -> dict[str, Any]:
@@ -76,9 +76,9 @@ def _asked(turn: "Turn", spec: TurnSpec, operation: str, asked: str, answers: st
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _end(trace: RequestTrace, span: "Span", turn: "Turn", said: "_Overheard | None") -> None:
+def _end(trace: RequestTrace, span: "Span", turn: "Turn", said: "_Overheard | None", planned: int) -> None:
     now, usage = time.time_ns(), turn.usage
-    _add_parts(trace, span, turn, now)
+    _add_parts(trace, span, turn, planned, now)
     span.set_attribute("gen_ai.usage.input_tokens", usage.prompt_tokens)
     span.set_attribute("gen_ai.usage.output_tokens", usage.completion_tokens)
     span.set_attribute("gen_ai.usage.cache_read.input_tokens", usage.cached_tokens)
@@ -102,15 +102,16 @@ def _reason(event: Event) -> str:
     return event.finish or "stop"
 
 
-def _add_parts(trace: RequestTrace, span: "Span", turn: "Turn", now: int) -> None:
-    """Times are the loop's, which stands still at no time; the wall's is told."""
+def _add_parts(trace: RequestTrace, span: "Span", turn: "Turn", planned: int, now: int) -> None:
+    """Times are the loop's, which nobody sets; the wall's is told. What is done in one go has one time there,
+    that of its begin: so nothing is told to have been before it was planned."""
     if not turn.started_at:
         return
     present = asyncio.get_running_loop().time()
     begun, first = turn.begun_at, turn.first_token_at
 
     def wall(at: float) -> int:
-        return now - int((present - at) * 1e9)
+        return max(planned, now - int((present - at) * 1e9))
 
     trace.add("queue", wall(turn.started_at), now if begun is None else wall(begun), span)
     if begun is not None:
