@@ -95,8 +95,9 @@ def _ranges(lines: list[str], file: str) -> Iterator[tuple[int, int]]:
 # Rows of logits beyond one per sequence, for prompts whose log probabilities are wanted.
 _EXTRA_OUTPUTS = 64
 _EMBED_ROWS = 128
-# On CPUs weights are read more slowly than rows are computed. Of experts, each row reads its own.
-_PASS, _SPARSE_PASS = 16, 2
+# On CPUs weights are read more slowly than rows are computed: as many rows as it takes, before that was seen.
+# With 16, guesses for eight answers took more than they gave. Of experts, each row reads its own.
+_PASS, _SPARSE_PASS = 10, 2
 _BEAT_NS = 20_000_000
 # Numbers of rows that are tried, whether they give a row the bits that it has among the last of them.
 _TRIED = (1, 2, 3, 4, 6, 8, 12, 16, 32)
