@@ -112,7 +112,7 @@ build/ray/bin/dragoman:
 
 build/newest: $(VENV)/.test
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ \
-	  'openai>=3' 'openai-agents>=0.24' || echo "the newest openai could not be fetched: its tests will be skipped"
+	  'openai==3.51.0' 'openai-agents==0.24.0' || echo "the newest openai could not be fetched: its tests will be skipped"
 
 build/node: tests/conformance/node/package.json
 	@mkdir -p $@ && cp $< $@ && npm install --prefix $@ --silent && touch $@ \

@@ -148,7 +148,7 @@ class CompactionConfig(Struct, forbid_unknown_fields=True):
 
 HARMLESS = (
     "metadata cache_control diagnostics inference_geo speed fallbacks fallback_credit_token user_profile_id"
-    " workspace_id betas"
+    " workspace_id betas billing_policy"
 )
 """Fields of this API that have no effect: there is one model, which keeps what it has computed anyway."""
 
@@ -179,6 +179,7 @@ class MessagesRequest(TemplateFields, kw_only=True, forbid_unknown_fields=True):
     user_profile_id: Any = None
     workspace_id: Any = None
     betas: Any = None
+    billing_policy: Any = None
 
     def formats(self) -> Iterator[Wanted]:
         beside = self.output_config.format if self.output_config else None
