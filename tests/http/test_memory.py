@@ -141,12 +141,13 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-async def leave_garbage(path: str, body: dict[str, Any]) -> list[object]:
-    """Objects of ours that only a look for garbage could free after the request."""
+async def leave_garbage(path: str, body: dict[str, Any], *before: dict[str, Any]) -> list[object]:
+    """Objects of ours that only a look for garbage could free after the request, which comes after others."""
     app = App(tool_model(lambda _: say("hi")), Settings(store="memory", dialect="hermes"))
     await app.host.start()
     try:
-        await ask(app, path, body)
+        for each in (*before, body):
+            await ask(app, path, each)
         await asyncio.sleep(0.05)
         gc.collect()
         gc.disable()
@@ -166,3 +167,10 @@ async def leave_garbage(path: str, body: dict[str, Any]) -> list[object]:
 def test_a_request_leaves_no_garbage(name: str) -> None:
     """What is over is gone: prompts and bodies do not wait for a look at everything."""
     assert asyncio.run(leave_garbage(*REQUESTS[name])) == []
+
+
+def test_a_conversation_that_goes_on_leaves_no_garbage() -> None:
+    first = {"messages": [{"role": "user", "content": "hi"}]}
+    answered = [*first["messages"], {"role": "assistant", "content": "hi"}]
+    second = {"messages": [*answered, {"role": "user", "content": "and?"}]}
+    assert asyncio.run(leave_garbage("/v1/chat/completions", second, first)) == []

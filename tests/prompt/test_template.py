@@ -1,6 +1,7 @@
 """Templates render as transformers renders them, and as the vectors say."""
 
 import copy
+import gc
 import json
 from itertools import product
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 
 import jinja2
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dragoman.errors import TemplateError
 from dragoman.prompt import ChatTemplate
@@ -171,6 +174,49 @@ def test_what_a_filter_goes_through_is_written_as_a_list() -> None:
     source = "{{ messages | map(attribute='role') | tojson }}{{ messages | selectattr('a') | tojson }}"
     messages = [{"role": "user"}, {"role": "tool", "a": 1}]
     assert ChatTemplate(source).render({"messages": messages}) == '["user", "tool"][{"role": "tool", "a": 1}]'
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(max_size=4), inner, max_size=4)
+        | st.dictionaries(st.integers() | st.booleans() | st.none(), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+INDENTS = st.integers(-1, 5) | st.text(max_size=2)
+SEPARATORS = st.sampled_from([None, (",", ":"), (" ,", " = ")])
+
+
+@given(JSON_VALUES, INDENTS, st.booleans(), SEPARATORS)
+def test_json_with_an_indent_is_what_python_writes(value: Any, indent: Any, ascii: bool, apart: Any) -> None:
+    form = {"indent": indent, "ensure_ascii": ascii, "separators": apart}
+    source = "{{ value | tojson(indent=indent, ensure_ascii=ensure_ascii, separators=separators) }}"
+    # A template is given lists in the place of tuples, and so are its separators.
+    assert ChatTemplate(source).render({"value": value, **form}) == json.dumps(value, **form)
+
+
+def test_json_with_an_indent_may_be_sorted() -> None:
+    value = {"b": {"d": [], "c": {}}, "a": [1]}
+    written = ChatTemplate("{{ value | tojson(indent=2, sort_keys=true) }}").render({"value": value})
+    assert written == json.dumps(value, indent=2, sort_keys=True)
+
+
+@pytest.mark.parametrize("path", [*OWN, *OTHERS], ids=lambda path: path.name)
+def test_a_rendering_leaves_no_garbage(path: Path) -> None:
+    """It would hold a copy of the conversation until Python looks at all objects, which stops everybody."""
+    template = ChatTemplate(path.read_text(), special=SPECIAL, clock=clock)
+    messages, tools = CONVERSATIONS["call 0"]
+    variables = {"messages": [SYSTEM, *messages], "tools": tools, "add_generation_prompt": True}
+    ours(template, variables)
+    gc.collect()
+    gc.disable()
+    try:
+        ours(template, variables)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 def test_a_template_s_own_words() -> None:

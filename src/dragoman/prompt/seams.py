@@ -37,7 +37,7 @@ from bisect import bisect_left
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -96,13 +96,21 @@ class Marked:
         return at + self._sizes[bisect_left(self._before, at)]
 
 
+class Tongue(NamedTuple):
+    """How ids are read. It is apart from `Seams`, which holds answers: one that held it would be garbage."""
+
+    prompter: "Prompter"
+    dialect: Dialect
+    ends: dict[int, str]
+    tools: tuple[dict[str, Any], ...]
+
+
 class Wrote:
     """The ids of a turn, read."""
 
-    def __init__(self, turn: Traced, of: "Seams") -> None:
-        self.turn = turn
-        self._of = of
-        self.text = of.decode(turn.ids)
+    def __init__(self, turn: Traced, of: Tongue) -> None:
+        self.turn, self._of = turn, of
+        self.text = of.prompter.decode(turn.ids)
         ended = bool(turn.ids) and turn.ids[-1] in of.ends
         self.end = of.ends[turn.ids[-1]] if ended else ""
         self.body = self.text[: len(self.text) - len(self.end)]
@@ -111,19 +119,17 @@ class Wrote:
     @cached_property
     def begun(self) -> bool:
         """Whether the prompt had opened reasoning."""
-        if not self.turn.prompt:
+        last = self.turn.prompt[-_OPENING_IDS:]
+        if not last:
             return begins_inside(self._of.dialect, self.body)
-        return starts_in_reasoning(self._of.dialect, self._of.decode(self.turn.prompt[-_OPENING_IDS:]))
+        return starts_in_reasoning(self._of.dialect, self._of.prompter.decode(last))
 
     @cached_property
     def answer(self) -> Answer:
-        of = self._of
-        parser = Parser(of.dialect, of.tools, self.begun, special_tokens=of.controls)
-        decoder = getincrementaldecoder("utf-8")("replace")
-        said = [
-            (id_, decoder.decode(piece))
-            for id_, piece in zip(self.body_ids, of.pieces(self.body_ids), strict=True)
-        ]
+        of, decoder = self._of, getincrementaldecoder("utf-8")("replace")
+        parser = Parser(of.dialect, of.tools, self.begun, special_tokens=of.prompter.controls)
+        pieces = map(decoder.decode, of.prompter.pieces(self.body_ids))
+        said = list(zip(self.body_ids, pieces, strict=True))
         return fold([*parser.feed(said), *parser.finish()])
 
     def says(self, message: Message) -> bool:
@@ -159,10 +165,7 @@ class Seams:
         """`known` is what the conversation was recognized as; `filling` is told where it shows something."""
         conversation, rendering = known.conversation, known.rendering
         self.now = Marked(rendering.text, rendering.mark)
-        self.dialect, self.ends, self.tools = dialect, ends, conversation.tools
-        self.decode: Callable[[Sequence[int]], str] = prompter.decode
-        self.controls = prompter.controls
-        self.pieces = prompter.pieces
+        self._tongue = Tongue(prompter, dialect, ends, conversation.tools)
         self._prompter, self._known, self._conversation = prompter, known, conversation
         self._memory, self._salt, self._filling = memory, salt, filling
         self._frame = digest_frame(conversation)
@@ -181,9 +184,8 @@ class Seams:
         if number not in self._wrote:
             turns = self._memory.answers(self.links[number], self._salt)
             shown = {media.digest for media in self._conversation.media.values()}
-            self._wrote[number] = [
-                Wrote(turn, self) for turn in turns if all(span.media.digest in shown for span in turn.media)
-            ]
+            seen = [turn for turn in turns if all(span.media.digest in shown for span in turn.media)]
+            self._wrote[number] = [Wrote(turn, self._tongue) for turn in seen]
         return self._wrote[number]
 
     @cached_property
@@ -313,7 +315,7 @@ class Seams:
     def _cut_seam(self, wrote: Wrote, at: int, number: int) -> tuple[tuple[int, int], GoneOn, int] | None:
         """The same for an answer of which the client was told less than was sampled, up to a stop string."""
         count, place, text = 0, 0, self.now.plain[at : at + len(wrote.body)].encode("utf-8", "surrogatepass")
-        for piece in self.pieces(wrote.body_ids):
+        for piece in self._prompter.pieces(wrote.body_ids):
             if not text.startswith(piece, place):
                 break
             count, place = count + 1, place + len(piece)
@@ -334,7 +336,7 @@ class Seams:
         if len(written) == end - start:
             return True
         found = [id_ for id_, _ in self._prompter.split_special(written) if id_ is not None]
-        return found == [id_ for id_ in ids if id_ in self.controls]
+        return found == [id_ for id_ in ids if id_ in self._prompter.controls]
 
     def _find_alike(self, wrote: Wrote, at: int, number: int) -> int | None:
         """Where what is written for the answer ends, if it reads as what the model wrote."""
@@ -342,13 +344,13 @@ class Seams:
         for end in self._ends_after(wrote, at, number):
             if end not in tried:
                 tried.add(end)
-                read = parse(self.now.plain[at:end], self.dialect, self.tools, wrote.begun)
+                read = parse(self.now.plain[at:end], self._tongue.dialect, self._tongue.tools, wrote.begun)
                 if read.reasoning.strip() == said.reasoning.strip() and meaning_of(read) == meaning_of(said):
                     return end
         return None
 
     def _ends_after(self, wrote: Wrote, at: int, number: int) -> Iterator[int]:
-        ends = [place for end in self.ends.values() if (place := self.now.plain.find(end, at)) >= 0]
+        ends = [place for end in self._tongue.ends.values() if (place := self.now.plain.find(end, at)) >= 0]
         if ends:
             yield min(ends)
         region = self._region(wrote, at, number)
@@ -387,7 +389,7 @@ class Seams:
         return found
 
     def _closing(self, id_: int | None, piece: str) -> bool:
-        return id_ is not None and (id_ in self.ends or _CLOSES.match(piece) is not None)
+        return id_ is not None and (id_ in self._tongue.ends or _CLOSES.match(piece) is not None)
 
     # As it was sampled
 
@@ -397,15 +399,14 @@ class Seams:
             for wrote in self._saying(number):
                 base = self._find_tail(wrote, number) if self._framed(wrote) else None
                 if base is not None:
-                    before = self.decode(wrote.turn.all[: base.after.kept])
+                    before = self._prompter.decode(wrote.turn.all[: base.after.kept])
                     made = self._stitch(base, [])
                     return msgspec.structs.replace(made, text=before + self.now.plain[base.rest :])
         return None
 
     def _saying(self, number: int) -> list[Wrote]:
         """The answers that say what the message says."""
-        message = self._conversation.messages[number]
-        return [wrote for wrote in self._answers(number) if wrote.says(message)]
+        return [wrote for wrote in self._answers(number) if wrote.says(self._conversation.messages[number])]
 
     def _framed(self, wrote: Wrote) -> bool:
         """Whether nothing but messages can have changed since the answer."""
@@ -435,7 +436,9 @@ class Seams:
         """By its last ids; else by the last token that ends a message there; else by those before its end."""
         place = region.start, region.end
         found = self._suffix_in(wrote.turn.ids, *place, last=region.alone)
-        if found is not None and (region.alone or self.decode(found[2]).removesuffix(wrote.end).strip()):
+        if found is not None and (
+            region.alone or self._prompter.decode(found[2]).removesuffix(wrote.end).strip()
+        ):
             return found[1]
         closing = self._find_closing(*place) if region.alone else None
         if closing is not None:
@@ -490,7 +493,7 @@ class Seams:
     def _suffix_in(
         self, ids: tuple[int, ...], start: int, end: int, *, last: bool
     ) -> tuple[int, int, tuple[int, ...]] | None:
-        if (found := find_suffix(self.pieces(ids), self.now.plain[start:end], last=last)) is None:
+        if (found := find_suffix(self._prompter.pieces(ids), self.now.plain[start:end], last=last)) is None:
             return None
         first, size, number = found
         place, kept = (start + first, start + first + size), ids[number:]

@@ -10,7 +10,7 @@ change lists and dicts: they are copies, and some templates keep a queue in one.
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from types import BuiltinMethodType, TracebackType
 from typing import Any, NoReturn, TypeAlias
@@ -85,13 +85,16 @@ class ChatTemplate:
             raise EndlessTemplate(f"Rendering was stopped: {exhausted}.") from None
         except Exception as error:
             raise TemplateError(self._describe(error)) from error
+        finally:
+            _let_go(context)
 
     def _more(self, variables: Mapping[str, Any]) -> dict[str, Any]:
         """What few templates ask for, by names that Hugging Face has not."""
         found: dict[str, Any] = {}
         if "functions" in self._asks:
             functions = [tool.get("function", tool) for tool in variables.get("tools") or ()]
-            text = json.dumps(functions, ensure_ascii=False, indent=4) if functions else ""
+            form = json.JSONEncoder(ensure_ascii=False, indent=4)
+            text = "".join(_indented(functions, form)) if functions else ""
             found["functions"] = text if self._functions_as_text else functions
         if "datetime" in self._asks:
             found["datetime"] = self._strftime_now("%Y-%m-%d %H:%M:%S")
@@ -112,6 +115,14 @@ class ChatTemplate:
                 line = self._template.get_corresponding_lineno(traceback.tb_lineno)
             traceback = traceback.tb_next
         return line
+
+
+def _let_go(context: runtime.Context) -> None:
+    """Macros hold the context that holds them, and with it a copy of the conversation: they part here."""
+    for value in context.vars.values():
+        if type(value) is runtime.Macro:
+            del value._func
+    context.vars.clear()
 
 
 def _compile(source: str) -> jinja2.Template:
@@ -184,6 +195,7 @@ _ATTRIBUTES: dict[type, frozenset[str]] = {
 
 
 _PLAIN = frozenset({str, list, dict})
+_ASCII, _UNICODE = json.JSONEncoder(), json.JSONEncoder(ensure_ascii=False)
 _HIDDEN = frozenset({"_block_vars", "_loop_vars"})
 
 
@@ -218,10 +230,29 @@ def _tojson(
     if indent is None:
         return encoder.encode(value)
     pieces = []
-    for piece in encoder.iterencode(value):
+    for piece in _indented(value, encoder):
         context.budget.spend(len(piece))
         pieces.append(piece)
     return "".join(pieces)
+
+
+def _indented(value: Any, encoder: json.JSONEncoder, newline: str = "\n") -> Iterator[str]:
+    """As `encoder.iterencode` writes it, which leaves functions behind that hold each other."""
+    plain = _ASCII if encoder.ensure_ascii else _UNICODE
+    if not value or not isinstance(value, (dict, list, tuple)):
+        yield plain.encode(value)
+        return
+    step = encoder.indent if isinstance(encoder.indent, str) else " " * (encoder.indent or 0)
+    items: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, dict) else enumerate(value)
+    is_dict, inner, before = isinstance(value, dict), newline + step, ""
+    yield "{" if is_dict else "["
+    for key, each in sorted(items) if is_dict and encoder.sort_keys else items:
+        # `{"key": 0}`: a key that is no text is written as one, or refused, as ever.
+        name = plain.encode({key: 0})[1:-4] + encoder.key_separator if is_dict else ""
+        yield before + inner + name
+        yield from _indented(each, encoder, inner)
+        before = encoder.item_separator
+    yield newline + ("}" if is_dict else "]")
 
 
 class _Namespace(Namespace):
