@@ -13,6 +13,7 @@ from dragoman.engines.choosing.together import Choosers, Continuation, TokenChoi
 from dragoman.types import Job, Sampling
 
 SIZE = 200 * BLOCK
+LOWEST = np.finfo(np.float32).min
 PROMPT = np.array([1], np.int32)
 
 
@@ -35,7 +36,8 @@ def maxima_of(rows: Logits) -> Logits:
 
 def blocks_of(rows: Logits) -> RowBlocks:
     def totals(peaks: Logits, heat: Logits) -> Logits:
-        summed: Logits = np.exp((rows - peaks[:, None]) * heat[:, None]).sum(axis=1)
+        with np.errstate(invalid="ignore"):
+            summed: Logits = np.exp((rows - peaks[:, None]) * heat[:, None]).sum(axis=1)
         return summed
 
     return RowBlocks(maxima_of(rows), totals)
@@ -117,17 +119,21 @@ def test_where_a_row_leaves_nothing_there_is_no_id() -> None:
         assert draw_few(rows, blocks_of(rows), [0, 1], [asked] * 2, [0.5, 0.5]) == expected
 
 
-def answers(count: int) -> list[TokenChoice]:
-    """Of all kinds, side by side: greedy, with min-p, without, with rules of one kind and of several."""
-    kinds: list[dict[str, Any]] = [
-        {"temperature": 0.0},
-        {"min_p": 0.05, "top_k": 40, "logprobs": 1},
-        {"top_p": 0.9},
-        {"min_p": 0.05, "frequency_penalty": 0.5, "presence_penalty": 0.3},
-        {"temperature": 0.0, "repetition_penalty": 1.3, "logit_bias": {7: 2.5, 9: -1.0}},
-        {"min_p": 0.1, "repetition_penalty": 1.2, "frequency_penalty": -0.5, "min_tokens": 3, "logprobs": 2},
-        {"min_p": 0.1, "allowed_token_ids": frozenset({3, 17, 18, 900})},
-    ]
+ALL: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"min_p": 0.05, "top_k": 40, "logprobs": 1},
+    {"top_p": 0.9},
+    {"min_p": 0.05, "frequency_penalty": 0.5, "presence_penalty": 0.3},
+    {"temperature": 0.0, "repetition_penalty": 1.3, "logit_bias": {7: 2.5, 9: -1.0}},
+    {"min_p": 0.1, "repetition_penalty": 1.2, "frequency_penalty": -0.5, "min_tokens": 3, "logprobs": 2},
+    {"min_p": 0.1, "allowed_token_ids": frozenset({3, 17, 18, 900})},
+]
+"""Side by side: greedy, with min-p, without, with rules of one kind and of several."""
+NUCLEI: list[dict[str, Any]] = [{"top_p": 0.9}, {"temperature": 0.7, "top_p": 0.95}, {"temperature": 0.0}]
+CHANGED: list[dict[str, Any]] = [*NUCLEI, {"top_p": 0.9, "frequency_penalty": 0.5, "presence_penalty": -2.0}]
+
+
+def answers(count: int, kinds: list[dict[str, Any]]) -> list[TokenChoice]:
     made = []
     for number in range(count):
         asked = Sampling(max_tokens=99, seed=number, **kinds[number % len(kinds)])
@@ -137,18 +143,39 @@ def answers(count: int) -> list[TokenChoice]:
     return made
 
 
-def test_a_step_is_the_same_with_blocks_and_without() -> None:
+class Early:
+    """Sums up what will be asked for before anybody does, as a runner may."""
+
+    def __init__(self, rows: Logits, choices: list[TokenChoice]) -> None:
+        self.used = 0
+        self._heat = np.array([choice.answer.heat for choice in choices], np.float32)
+        self._later = blocks_of(rows)
+        self._begun = self._later.totals(np.maximum(rows.max(axis=1), LOWEST), self._heat)
+        self.blocks = RowBlocks(self._later.maxima, self._totals)
+
+    def _totals(self, peaks: Logits, heat: Logits) -> Logits:
+        if not np.array_equal(heat, self._heat):
+            return self._later.totals(peaks, heat)
+        self.used += 1
+        # Of rows without heat it may have seen anything.
+        return np.where(heat > 0, self._begun, np.nan)
+
+
+@pytest.mark.parametrize(("kinds", "used"), [(ALL, 0), (NUCLEI, 6), (CHANGED, 0)])
+def test_a_step_is_the_same_with_blocks_and_without(kinds: list[dict[str, Any]], used: int) -> None:
     random = np.random.default_rng(2)
-    choosers, ours, theirs = Choosers(1), answers(60), answers(60)
+    choosers, ours, theirs = Choosers(1), answers(60, kinds), answers(60, kinds)
     likely = random.normal(size=(60, SIZE), scale=3)
     for _ in range(6):
         # The same ids are likely each time, so that what was said before matters to the penalties.
         rows = (likely + random.normal(size=likely.shape, scale=0.1)).astype(np.float32)
         rows[[0, 1]] = -np.inf
-        before = rows.copy()
-        steps = choosers.advance(ours, rows, blocks_of(rows))
+        before, early = rows.copy(), Early(rows, ours)
+        steps = choosers.advance(ours, rows, early.blocks)
+        used -= early.used
         assert np.array_equal(rows, before)
         expected = choosers.advance(theirs, rows)
         assert [(each.ids, each.logprobs, each.finish) for each in steps] == [
             (each.ids, each.logprobs, each.finish) for each in expected
         ]
+    assert used == 0

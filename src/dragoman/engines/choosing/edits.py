@@ -153,15 +153,17 @@ def apply(row: Logits, changes: Sequence[Change]) -> None:
 
 def change_values(values: Logits, changes: Sequence[Change]) -> Logits:
     """What becomes of the values at the places of these changes, which may be of several rows."""
-    counts = [change.places.size for change in changes]
-    factors = np.array([change.factor for change in changes], np.float32).repeat(counts)
-    scaled: Logits = np.where(values > 0, values / factors, values * factors)
+    scaled = values
+    if any(change.factor != 1 for change in changes):
+        counts = [change.places.size for change in changes]
+        factors = np.array([change.factor for change in changes], np.float32).repeat(counts)
+        scaled = np.where(values > 0, values / factors, values * factors)
     amounts = [
         np.zeros(change.places.size, np.float32) if change.amounts is None else change.amounts
         for change in changes
     ]
-    scaled += np.concatenate(amounts)
-    return scaled
+    added: Logits = scaled + np.concatenate(amounts)
+    return added
 
 
 def _add(ids: Collection[int], amounts: Collection[float]) -> list[Change]:

@@ -215,6 +215,8 @@ def _generator(seed: int | None, index: int) -> np.random.Generator:
 
 BLOCK = 16
 """Ids in a block: a line of the processor's cache."""
+SEVERAL = 4
+"""One by one, fewer rows take no longer."""
 _LEAST_MIN_P = 1e-2
 # What weighs less, against 1 for the likeliest, is seldom in a nucleus: times the part that this leaves out.
 _SELDOM = 1e-2
@@ -231,13 +233,18 @@ class RowBlocks(Struct, frozen=True):
     maxima: Logits
     """The largest of each block."""
     totals: Callable[[Logits, Logits], Weights]
-    """What all rows weigh, as they are now: the sum of exp((logit - peak) * heat), given both for each."""
+    """What all rows weigh, as they are now: the sum of exp((logit - peak) * heat), given both for each. Where
+    the heat is 0 it means nothing."""
 
 
 def leaves_few(sampling: Sampling) -> bool:
     """Whether min-p says that few ids can be drawn, or top-p does, by itself."""
     nucleus = sampling.top_p < 1 and not sampling.min_p and not sampling.top_k
     return sampling.temperature > 0 and (nucleus or sampling.min_p >= _LEAST_MIN_P)
+
+
+def heat_of(sampling: Sampling) -> float:
+    return 1 / max(sampling.temperature, COLDEST)
 
 
 class _Columns(Struct):
@@ -259,11 +266,16 @@ class _Columns(Struct):
         return _Columns(
             asked=[*asked],
             nucleus=np.array([not one.min_p for one in asked]),
-            heat=np.array([1 / max(one.temperature, COLDEST) for one in asked], np.float32),
+            heat=np.array([heat_of(one) for one in asked], np.float32),
             below=np.log(least) * [one.temperature for one in asked],
             top_k=np.array([one.top_k if one.top_k > 0 else _ALL for one in asked]),
             top_p=np.where(top_p < 1, top_p, 2.0),
         )
+
+
+def worth_totals(nuclei: int, rows: int) -> bool:
+    """Whether so many of a step's rows are to be summed up: the runner does that to all of them."""
+    return nuclei >= SEVERAL and 2 * nuclei >= rows
 
 
 class _Last(threading.local):
@@ -337,13 +349,12 @@ def _alone(row: Logits, asked: Sampling, uniform: float) -> int | None:
 
 
 def _totals(blocks: RowBlocks, rows: Places, peaks: Logits, columns: _Columns) -> NDArray[np.float64]:
-    """What each row weighs; 0 where that is what passes min-p, and `_UNKNOWN` where few of a step's rows are
-    asked for, because the runner sums up all of them."""
+    """What each row weighs; 0 where that is what passes min-p, and `_UNKNOWN` where it is not worth a sum."""
     count, nucleus = len(blocks.maxima), columns.nucleus
-    if 2 * np.count_nonzero(nucleus) < count:
+    if not worth_totals(int(nucleus.sum()), count):
         return np.where(nucleus, _UNKNOWN, 0)
     all_peaks, all_heat = np.zeros(count, np.float32), np.zeros(count, np.float32)
-    all_peaks[rows], all_heat[rows] = np.maximum(peaks, _LOWEST), columns.heat
+    all_peaks[rows], all_heat[rows] = np.maximum(peaks, _LOWEST), columns.heat * nucleus
     return np.where(nucleus, blocks.totals(all_peaks, all_heat)[rows], 0)
 
 

@@ -12,10 +12,12 @@ from dragoman.engines.choosing import BitMasking, Change, Ids, Logits, Places, R
 from dragoman.engines.choosing.edits import change_values, forbid_until
 from dragoman.engines.choosing.sampler import (
     BLOCK,
+    SEVERAL,
     NoTokenLeft,
     RowBlocks,
     Sampler,
     draw_few,
+    heat_of,
     largest_ids,
     leaves_few,
 )
@@ -36,6 +38,7 @@ class Continuation:
         "_sampler",
         "few",
         "foreseen",
+        "heat",
         "index",
         "largest",
         "output",
@@ -69,6 +72,8 @@ class Continuation:
         """Whether it is the largest that is chosen then."""
         self.few = simple and leaves_few(sampling)
         """Whether it is drawn then, from few."""
+        self.heat = heat_of(sampling) if self.few and self.plain and not sampling.min_p else 0.0
+        """At what heat its row is summed up as it comes, where that is certain (`RowBlocks`); else 0."""
 
     def advance(self, row: Logits, token: int | None = None) -> Step:
         """Choose the next id, unless it has been chosen. A step with a finish is the last one."""
@@ -182,8 +187,6 @@ class Continuation:
 # runner gives what that takes (`draw_few`).
 
 
-# One by one, fewer rows take no longer.
-_SEVERAL = 4
 # With more answers a step is full of rows without guesses, so it is of no use to foresee ids.
 _FORESEEN = 64
 
@@ -349,12 +352,12 @@ def _chosen(choices: Sequence[TokenChoice], logits: Logits, blocks: RowBlocks) -
     chosen: dict[int, int | None] = {}
     greedy = {choice.row: choice.answer for choice in choices if choice.answer.largest}
     few = {choice.row: choice.answer for choice in choices if choice.answer.few}
-    several = [each for group in (greedy, few) if len(group) >= _SEVERAL for each in group.items()]
+    several = [each for group in (greedy, few) if len(group) >= SEVERAL for each in group.items()]
     changes = [(row, answer.changes()) for row, answer in several if not answer.plain]
     with _changed(logits, blocks.maxima, changes):
-        if len(greedy) >= _SEVERAL:
+        if len(greedy) >= SEVERAL:
             chosen.update(zip(greedy, largest_ids(logits, blocks.maxima, [*greedy]), strict=True))
-        if len(few) >= _SEVERAL:
+        if len(few) >= SEVERAL:
             asked, uniforms = [one.sampling for one in few.values()], [one.uniform() for one in few.values()]
             chosen.update(zip(few, draw_few(logits, blocks, [*few], asked, uniforms), strict=True))
     return chosen
@@ -374,11 +377,14 @@ def _changed(
     for turn in range(max((len(of_row) for _, of_row in rows), default=0)):
         now = [(start, of_row[turn]) for start, of_row in rows if turn < len(of_row)]
         places = np.concatenate([start + change.places for start, change in now])
-        before.append((places, values[places]))
-        values[places] = change_values(before[-1][1], [change for _, change in now])
-    for places, _ in before:
+        old = values[places]
+        before.append((places, old))
+        values[places] = new = change_values(old, [change for _, change in now])
         touched = places // BLOCK
-        maxima.reshape(-1)[touched] = blocks[touched].max(axis=1)
+        most = maxima.reshape(-1)[touched]
+        # To look through a block takes long, and most changes are to ids that are not the largest of theirs.
+        touched = touched[(old >= most) | (new > most)]
+        maxima.reshape(-1)[touched] = blocks.take(touched, axis=0).max(axis=1)
     try:
         yield
     finally:

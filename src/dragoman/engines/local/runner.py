@@ -37,7 +37,7 @@ class ShownRows(Struct, frozen=True):
 class Rows:
     """The tokens of one step, as columns. Rows of a slot are in the order of their positions."""
 
-    __slots__ = ("adapters", "outputs", "positions", "said", "shown", "slots", "tables", "tokens")
+    __slots__ = ("adapters", "heat", "outputs", "positions", "said", "shown", "slots", "tables", "tokens")
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -46,6 +46,9 @@ class Rows:
         self.outputs: list[bool] = []
         self.said: list[bool] = []
         """Whether a token is of an answer or of a prompt: kernels for the two may differ, and so the bits."""
+        self.heat: list[float] = []
+        """Of each token that was added by itself: at what heat it will be asked what all ids weigh, as they
+        come (`RowBlocks`), or 0. A runner may begin with that at once: nobody changes such a row."""
         self.tables: dict[int, Sequence[int]] = {}
         """For runners with pages: those of each slot, in order."""
         self.adapters: dict[int, Adapters] = {}
@@ -56,13 +59,14 @@ class Rows:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def add(self, slot: int, position: int, token: int) -> None:
+    def add(self, slot: int, position: int, token: int, heat: float = 0.0) -> None:
         """One token of an answer, whose logits are wanted."""
         self.tokens.append(token)
         self.positions.append(position)
         self.slots.append(slot)
         self.outputs.append(True)
         self.said.append(True)
+        self.heat.append(heat)
 
     def extend(
         self, slot: int, position: int, tokens: Sequence[int], outputs: Sequence[bool], *, said: bool = False
@@ -139,6 +143,8 @@ class SlotRunner(Runner, Protocol):
 
     rewinds: bool
     """Whether a slot can be cut back to a prefix. Recurrent models cannot."""
+    rereads: bool
+    """As `PagedRunner.rereads`; known once it is warm."""
 
     def keep(self, slot: int, length: int) -> None:
         """Forget all of a slot but what has positions below `length`."""

@@ -291,7 +291,7 @@ class StepPiece:
         rows.tables[index] = slot.pages
         rows.adapters[index] = sequence.group.job.adapters
         if self.newest is not None and not self.guesses:
-            rows.add(index, position, self.newest)
+            rows.add(index, position, self.newest, sequence.answer.heat)
             return
         if self.newest is None:
             tokens = sequence.prompt[self.start : self.end].tolist()

@@ -70,6 +70,38 @@ def test_what_rows_weigh_is_summed_up_as_they_are_then(runner: OpenVinoRunner) -
     assert np.allclose(blocks.totals(peaks, heat), weights.sum(axis=1), rtol=1e-6)
 
 
+def write_four(runner: OpenVinoRunner, heat: float) -> Logits:
+    """Four answers of one token each."""
+    rows = Rows()
+    for slot in range(4):
+        rows.add(slot, 0, PROMPT[slot], heat)
+        rows.tables[slot] = [slot]
+    return runner.step(rows)
+
+
+def test_what_is_summed_up_ahead_is_what_is_asked_for(runner: OpenVinoRunner) -> None:
+    for heat in (0.8, 1.25):
+        # Of the first nobody asks.
+        logits, blocks = write_four(runner, heat), runner.blocks
+    assert blocks is not None
+    peaks = logits.max(axis=1)
+    for asked in (1.25, 2.0, 1.25):
+        weights = np.exp((logits.astype(np.float64) - peaks[:, None]) * asked)
+        found = blocks.totals(peaks, np.full(4, asked, np.float32))
+        assert np.allclose(found, weights.sum(axis=1), rtol=1e-6)
+        logits -= 1
+        peaks -= 1
+
+
+def test_a_runner_may_be_closed_while_it_sums_up(graph: Path) -> None:
+    runner = OpenVinoRunner(
+        compile_graph(graph, threads=1, kv_cache="int8"), slots=4, context=64, pages=8, batch=8
+    )
+    for _ in range(3):
+        write_four(runner, heat=1.0)
+    runner.close()
+
+
 def test_a_copied_page_goes_on_like_its_source(runner: OpenVinoRunner) -> None:
     read(runner, [0, 1], 0, PROMPT)
     runner.copy_page(1, 5)

@@ -22,7 +22,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 from openvino._offline_transformations import paged_attention_transformation
 
-from dragoman.engines.choosing.sampler import BLOCK, RowBlocks
+from dragoman.engines.choosing.sampler import BLOCK, RowBlocks, worth_totals
 from dragoman.engines.local import machine
 from dragoman.engines.local.openvino.adapters import Adapter, add_adapters
 from dragoman.engines.local.openvino.family import NotForOpenVino
@@ -162,7 +162,9 @@ def compile_graph(file: Path, *, threads: int, kv_cache: str, adapters: Sequence
         with signal_stack_kept():
             made = core.compile_model(body, "CPU", common | kept)
             wanted = core.compile_model(head, "CPU", common | precise)
-            summing = core.compile_model(_summing(_vocabulary(wanted)), "CPU", common | precise | _AT_ONCE)
+            summing = core.compile_model(
+                _summing(_vocabulary(wanted)), "CPU", common | precise | _beside(threads) | _AT_ONCE
+            )
     except RuntimeError as error:
         _log.warning("OpenVINO refused the graph", exc_info=error)
         raise NotForOpenVino("it cannot be compiled for this machine") from error
@@ -179,6 +181,11 @@ def compile_graph(file: Path, *, threads: int, kv_cache: str, adapters: Sequence
         adapters=tuple(adapter.name for adapter in adapters),
         mixes=any(port.any_name == READ for port in made.inputs),
     )
+
+
+def _beside(threads: int) -> dict[str, Any]:
+    """For what is computed while Python works: on cores that this leaves, whichever those are."""
+    return {"INFERENCE_NUM_THREADS": max(1, threads // 2), "ENABLE_CPU_PINNING": False}
 
 
 class Body:
@@ -233,25 +240,47 @@ class OutputHead:
         self._request = compiled.head.create_infer_request()
         self._summing = compiled.totals.create_infer_request()
         self._has_maxima = len(compiled.head.outputs) > 1
+        self._heat: Array | None = None
+        """Of the rows whose totals were begun and not asked for; None: there are none."""
         self.blocks: RowBlocks | None = None
 
-    def run(self, states: Array) -> Array:
-        """Rows of logits: a view that the next run overwrites. So are the maxima in the blocks."""
+    def run(self, states: Array, heat: Sequence[float] = ()) -> Array:
+        """Rows of logits: a view that the next run overwrites. So are the maxima in the blocks.
+
+        Totals at that heat are begun, and are computed beside whatever is done until they are asked for.
+        """
+        self._wait()
         self._request.set_input_tensor(0, ov.Tensor(states[:, None]))
         self._request.infer()
         logits: Array = self._request.get_output_tensor(0).data
         if self._has_maxima:
-            self.blocks = RowBlocks(self._request.get_output_tensor(1).data, self._totals)
+            maxima = self._request.get_output_tensor(1).data
+            self.blocks = RowBlocks(maxima, self._totals)
+            if worth_totals(sum(map(bool, heat)), len(states)):
+                self._begin(maxima.max(axis=1), np.array(heat, np.float32))
         return logits.reshape(len(states), -1)
 
     def _totals(self, peaks: Array, heat: Array) -> Array:
-        self._summing.set_input_tensor(0, self._request.get_output_tensor(0))
-        self._summing.set_input_tensor(1, ov.Tensor(peaks.reshape(-1, 1, 1)))
-        self._summing.set_input_tensor(2, ov.Tensor(heat.reshape(-1, 1, 1)))
-        self._summing.infer()
+        # At the same heat they are asked for the same rows, and those are as they came.
+        if self._heat is None or not np.array_equal(self._heat, heat):
+            self._wait()
+            self._begin(peaks, heat)
+        self._wait()
         parts: Array = self._summing.get_output_tensor(0).data
         totals: Array = parts.reshape(len(peaks), -1).sum(axis=1)
         return totals
+
+    def _begin(self, peaks: Array, heat: Array) -> None:
+        self._summing.set_input_tensor(0, self._request.get_output_tensor(0))
+        self._summing.set_input_tensor(1, ov.Tensor(peaks.reshape(-1, 1, 1)))
+        self._summing.set_input_tensor(2, ov.Tensor(heat.reshape(-1, 1, 1)))
+        self._summing.start_async()
+        self._heat = heat
+
+    def _wait(self) -> None:
+        if self._heat is not None:
+            self._heat = None
+            self._summing.wait()
 
 
 def _groups(model: ov.Model, said: tuple[str, str]) -> dict[str, Any]:

@@ -175,7 +175,9 @@ class OpenVinoRunner:
         states = self._states(rows)
         wanted = np.flatnonzero(rows.outputs)
         assert self._head is not None
-        return self._head.run(states[wanted]) if len(wanted) else np.empty((0, self.vocabulary), np.float32)
+        if not len(wanted):
+            return np.empty((0, self.vocabulary), np.float32)
+        return self._head.run(states[wanted], rows.heat if len(rows.heat) == len(wanted) else ())
 
     def copy_page(self, source: int, target: int) -> None:
         assert self._body is not None
