@@ -136,8 +136,9 @@ def check_gguf(folder: Path) -> str:
     sampling = Sampling(max_tokens=1, temperature=0.0, prompt_logprobs=0)
     asked = Job(id="prompt", prompt=tuple(RANDOM.integers(0, 262, 60).tolist()), sampling=sampling)
     found = []
-    for runner in ("torch", "llamacpp"):
-        with closing(LocalEngine.open(path, LocalOptions(runner=runner, slots=1, context=128))) as engine:
+    usual = LocalOptions(runner="torch", slots=1, context=128)
+    for options in (usual, replace(usual, runner="llamacpp", kv_cache="f16")):
+        with closing(LocalEngine.open(path, options)) as engine:
             [[step]] = asyncio.run(answer(engine, [asked]))
         found.append([entry.logprob for entry in step.prompt_logprobs or () if entry is not None])
     apart = float(np.median(np.abs(np.array(found[0]) - found[1])))

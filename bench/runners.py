@@ -28,6 +28,7 @@ from dragoman.engines.weights import default_model
 from dragoman.types import Job, Sampling, Step, TokenLogprob
 
 CASES: tuple[tuple[RunnerName, KvCache], ...] = (
+    ("llamacpp", "f16"),
     ("llamacpp", "auto"),
     ("llamacpp", "int8"),
     ("openvino", "auto"),

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import count, product
+from pathlib import Path
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -142,13 +143,13 @@ def _in_common(first: Said, second: Said) -> Iterator[tuple[float, float]]:
         yield logprobs[0], logprobs[1]
 
 
-def measure(runner: RunnerName, common: LocalOptions, number: int, tokens: int) -> list[Equal]:
+def measure(model: Path, runner: RunnerName, common: LocalOptions, number: int, tokens: int) -> list[Equal]:
     asked: list[Question] = []
     alone: list[list[Said]] = []
     found = []
     for guesses in (0, GUESSES) if runner == "openvino" else (0,):
         options = replace(common, runner=runner, guesses=guesses)
-        with closing(LocalEngine.open(default_model(), options)) as engine, asyncio.Runner() as loop:
+        with closing(LocalEngine.open(model, options)) as engine, asyncio.Runner() as loop:
             asked = asked or loop.run(questions(engine, number, tokens))
             for company, known in product(COMPANY, (False, True)):
                 way = Way(runner, guesses, company, known)
@@ -162,7 +163,7 @@ def measure(runner: RunnerName, common: LocalOptions, number: int, tokens: int) 
     return found
 
 
-def table(found: Sequence[Equal], number: int, tokens: int) -> Table:
+def table(found: Sequence[Equal], model: Path, number: int, tokens: int) -> Table:
     rows = [
         [
             each.way.runner,
@@ -177,20 +178,23 @@ def table(found: Sequence[Equal], number: int, tokens: int) -> Table:
         for each in found
     ]
     head = ("runner", "guesses", "company", "prefix", "same", "same, seeded", "middle difference", "largest")
-    where = f"{default_model().name}, answers of {tokens} tokens. {machine.describe()}"
+    where = f"{model.name}, answers of {tokens} tokens. {machine.describe()}"
     note = f"Against each runner's first row; differences are of log probabilities. {where}."
     return Table("The same question, the same answer", head, rows, [note])
 
 
-def main(runners: Sequence[RunnerName], options: LocalOptions, number: int, tokens: int) -> None:
-    found = [each for runner in runners for each in measure(runner, options, number, tokens)]
-    keep("same", found, [table(found, number, tokens)])
+def main(model: Path, runners: Sequence[RunnerName], options: LocalOptions, number: int, tokens: int) -> None:
+    found = [each for runner in runners for each in measure(model, runner, options, number, tokens)]
+    keep("same", found, [table(found, model, number, tokens)])
     if any(each.greedy < number or each.seeded < number for each in found):
         raise BenchError("Some answers depend on more than their question.")
 
 
 def cli() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.same", description=__doc__)
+    parser.add_argument(
+        "--model", type=Path, metavar="FILE", help="a GGUF file [default: the default weights]"
+    )
     parser.add_argument("--runner", action="append", choices=RUNNERS, help="one of them [default: both]")
     parser.add_argument("--kv-cache", default="auto", help="how keys and values are kept [default: auto]")
     parser.add_argument("--deterministic", action="store_true", help="as `dragoman serve --deterministic`")
@@ -205,7 +209,7 @@ def cli() -> None:
         slots=32,
         context=_CONTEXT,
     )
-    main(args.runner or RUNNERS, options, args.prompts, args.tokens)
+    main(args.model or default_model(), args.runner or RUNNERS, options, args.prompts, args.tokens)
 
 
 if __name__ == "__main__":

@@ -214,8 +214,11 @@ class Settings(PoolSettings, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = None
     kv_cache: Annotated[
-        Literal["auto", "int8", "bf16"],
-        Meta(description="how the engine local keeps keys and values; int8 takes half the memory"),
+        Literal["auto", "int8", "bf16", "f16"],
+        Meta(
+            description="how the engine local keeps keys and values; int8 takes half the memory, f16 is what "
+            "llama.cpp itself does"
+        ),
     ] = "auto"
     weights: Annotated[
         Literal["auto", "int8", "fp8", "bf16"],

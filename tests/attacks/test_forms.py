@@ -125,6 +125,8 @@ def test_uploads_that_wait_keep_nobody_else_out(hasty: Attacked) -> None:
         two.send(begun(MB))
         # Those that only look, and those that ask, have other places.
         assert hasty.client.post("/tokenize", json={"prompt": "hi"}).status_code == 200
+        # When they are told, their places are free for whoever comes next.
+        assert [raw.replies()[0].status for raw in (one, two)] == [408, 408]
 
 
 def test_a_file_that_is_too_large_is_refused_before_it_is_sent(hasty: Attacked) -> None:

@@ -2,6 +2,7 @@
 
 import io
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,6 +13,7 @@ from dragoman.cli.engine import engine_of
 from dragoman.cli.facts import banner
 from dragoman.cli.parser import SETTING, CommandParser, add_settings
 from dragoman.engines.local import LocalEngine, opening
+from dragoman.engines.local.binding import GpuDevice
 from dragoman.engines.local.machine import check_context, pages_for
 from dragoman.engines.local.options import LocalOptions
 from dragoman.engines.protocol import ModelCard
@@ -86,10 +88,23 @@ def test_transformers_is_deterministic_with_one_answer_at_a_time() -> None:
         engine_of(Settings(engine="transformers", model="x", slots=2, deterministic=True))
 
 
-def test_llamacpp_is_not_deterministic_with_bf16(tmp_path: Path) -> None:
-    options = LocalOptions(runner="llamacpp", kv_cache="bf16", deterministic=True)
-    with pytest.raises(SettingsError, match="int8 or auto"):
-        opening.open_model(tmp_path / "nowhere.gguf", options)
+@pytest.mark.parametrize(
+    ("setting", "what"),
+    [
+        ({"kv_cache": "f16"}, "set `kv_cache` to int8 or bf16"),
+        ({"flash_attention": False}, "leave `flash_attention` on"),
+    ],
+)
+def test_where_llamacpp_is_not_deterministic(setting: dict[str, Any], what: str, weights: Path) -> None:
+    options = LocalOptions(runner="llamacpp", deterministic=True, **setting)
+    with pytest.raises(SettingsError, match=what):
+        opening.open_model(weights, options)
+
+
+def test_nor_is_it_on_a_gpu(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "_gpus_for", lambda options: [GpuDevice("CUDA0", "a GPU", 0)])
+    with pytest.raises(SettingsError, match="set `gpu_layers` to 0"):
+        opening.open_model(weights, LocalOptions(runner="llamacpp", deterministic=True))
 
 
 @pytest.mark.parametrize(

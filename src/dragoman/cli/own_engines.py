@@ -220,7 +220,7 @@ def _suits_torch(settings: Settings, path: Path) -> bool:
 def _is_left_over(settings: Settings, path: Path) -> bool:
     """Whether a file would be left to the processor though there is a GPU, for which nothing speaks."""
     wanted = (settings.draft, settings.lora, settings.lora_dir, _find_mmproj(settings, path))
-    if any(wanted) or settings.gpu_layers is not None or settings.kv_cache == "int8":
+    if any(wanted) or settings.gpu_layers is not None or settings.kv_cache in ("int8", "f16"):
         return False
     from dragoman.engines.local import binding, machine
 

@@ -21,9 +21,12 @@ NO_LOOP = cast(asyncio.AbstractEventLoop, None)
 class FakeRunner(ScriptedRunner):
     """Slots are lists of ids. It insists on right positions, as the real one does."""
 
-    def __init__(self, *, rewinds: bool = True, swaps: bool = False, **sizes: Any) -> None:
+    def __init__(
+        self, *, rewinds: bool = True, rereads: bool = False, swaps: bool = False, **sizes: Any
+    ) -> None:
         super().__init__(**sizes)
         self.rewinds = rewinds
+        self.rereads = rereads
         self.swaps = swaps
         self.held: list[list[int]] = [[] for _ in range(self.slots)]
         self.copies: list[tuple[int, int, int]] = []

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from dragoman.engines.choosing import Logits
-from dragoman.engines.local.llamacpp import LlamaRunner
+from dragoman.engines.local.llamacpp import KeptKind, KeptKinds, LlamaRunner, kept_kinds
 from dragoman.engines.local.model import Model
+from dragoman.engines.local.options import KvCache
 from dragoman.engines.local.runner import Rows
 
 ONE, OTHER = [5, 6, 7, 8, 9], [100, 200, 300]
@@ -61,3 +62,26 @@ def _fresh(runner: LlamaRunner, tokens: list[int]) -> Logits:
     runner.keep(3, 0)
     read(runner, 3, 0, tokens[:-1])
     return read(runner, 3, len(tokens) - 1, tokens[-1:])
+
+
+@pytest.mark.parametrize(
+    ("kv_cache", "head", "fused", "kept", "even"),
+    [
+        ("auto", 64, True, "int8 keys and f16 values", True),
+        ("auto", 80, True, "f16 keys and values", False),
+        ("auto", 64, False, "f16 keys and values", False),
+        ("f16", 64, True, "f16 keys and values", False),
+        ("bf16", 80, True, "bf16 keys and values", True),
+        ("int8", 64, True, "int8 keys and values", True),
+    ],
+)
+def test_what_keys_and_values_are_kept_in(
+    kv_cache: KvCache, head: int, fused: bool, kept: str, even: bool
+) -> None:
+    found = kept_kinds(kv_cache, head, fused=fused)
+    assert (str(found), found.even) == (kept, even)
+
+
+def test_int8_takes_half_and_its_scales() -> None:
+    kinds: list[KeptKind] = ["f16", "int8"]
+    assert [KeptKinds(keys, "f16").bytes_of(6400) for keys in kinds] == [6400, 4900]

@@ -150,6 +150,21 @@ def test_a_slot_next_to_a_running_one_is_preferred() -> None:
     assert desk.ids(running) == expected([2, 1, 2, 3], 9)
 
 
+def test_where_answers_are_computed_otherwise_they_are_read_again() -> None:
+    desk = Desk(rereads=True)
+    desk.ask(SYSTEM, 20)
+    for _ in range(6):
+        desk.step()
+    longer = SYSTEM + expected(SYSTEM, 20) + [1, 2, 3]
+    beside = desk.ask(longer, 2)
+    desk.run()
+    after = desk.ask(longer[:-1], 2)
+    desk.run()
+    assert [desk.cached(group) for group in (beside, after)] == [len(SYSTEM), len(longer) - 2]
+    assert desk.ids(beside) == expected(longer, 2)
+    assert desk.ids(after) == expected(longer[:-1], 2)
+
+
 def test_a_runner_that_cannot_rewind_computes_everything() -> None:
     desk = Desk(rewinds=False)
     desk.ask(SYSTEM, 2)

@@ -1,11 +1,12 @@
 """The runner over llama.cpp: one context whose memory is divided between the slots."""
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from dragoman.engines.choosing import Ids, Logits
@@ -23,16 +24,59 @@ _ABORTED = 2
 _TOKENS, _PIECES = -2, -1
 _POOLING_NONE = 0
 _FLASH_WHERE_POSSIBLE, _FLASH_OFF = -1, 0
-# F16, Q8_0 and BF16 in the library's count.
-_KV_TYPES = {"auto": 1, "int8": 8, "bf16": 30}
+KeptKind: TypeAlias = Literal["f16", "int8", "bf16"]
+# In the library's count.
+_KV_TYPES: Mapping[KeptKind, int] = {"f16": 1, "int8": 8, "bf16": 30}
+_INT8_BLOCK = 32
 # Rows of logits beyond one per slot, for prompts whose log probabilities are wanted.
 _EXTRA_OUTPUTS = 64
 # Answers wait for a piece of an embedding. Always as many, because how a text is cut changes last bits.
 _EMBED_ROWS = 32
 # Saving and reading back costs more per token than copying a slot's memory, which is always done whole.
 _WHOLE_IS_CHEAPER = 4
+# Where products have one way for few rows and another for many: so many are few, and multiples of that many.
+_FEW, _MANY = 3, 8
 # Bytes that may be moved to bring sequences together; more would stall the others for too long.
 _MOST_SWAPPED = 32 << 20
+
+
+class KeptKinds(Struct, frozen=True):
+    """What keys and values are kept in."""
+
+    keys: KeptKind
+    values: KeptKind
+
+    @property
+    def even(self) -> bool:
+        """Whether attention has one way for all rows.
+
+        Where both are float16 it has others for pieces of 64 rows and more, and for one row by itself from
+        512 tokens on; and a row has other bits there.
+        """
+        return not self.keys == self.values == "f16"
+
+    def __str__(self) -> str:
+        both = self.keys == self.values
+        return f"{self.keys} keys and values" if both else f"{self.keys} keys and {self.values} values"
+
+    def bytes_of(self, token_bytes: int) -> int:
+        """Of a token that takes so many with 16 bits a number; int8 have a scale for each 32."""
+        return token_bytes * sum(17 if kind == "int8" else 32 for kind in (self.keys, self.values)) // 64
+
+
+OWN_KINDS = KeptKinds("f16", "f16")
+"""What llama.cpp itself does."""
+
+
+def kept_kinds(kv_cache: KvCache, head: int, *, fused: bool) -> KeptKinds:
+    """`head` is the length of a key; `fused`: attention is, on a processor.
+
+    By default keys are int8, so that all rows go one way. That is slower for long prompts, and faster for
+    answers behind them. Elsewhere there may be no kernel for two kinds.
+    """
+    if kv_cache == "auto":
+        return KeptKinds("int8" if fused and head % _INT8_BLOCK == 0 else "f16", "f16")
+    return KeptKinds(kv_cache, kv_cache)
 
 
 class _BatchBuffer:
@@ -101,7 +145,7 @@ class LlamaRunner:
         batch: int,
         threads: int,
         flash_attention: bool,
-        kv_cache: KvCache = "auto",
+        kept: KeptKinds = OWN_KINDS,
         deterministic: bool = False,
         pictures: "Pictures | None" = None,
     ) -> None:
@@ -116,16 +160,20 @@ class LlamaRunner:
         self.adapters = tuple(model.adapters)
         self._threads = threads
         self._flash = flash_attention
-        # Where keys have 16 bits, attention has other ways for many rows, and for few of a long context.
-        self._key_type = _KV_TYPES["int8" if deterministic else kv_cache]
-        self._value_type = _KV_TYPES[kv_cache]
+        self._kept = kept
+        self._deterministic = deterministic
+        self.rereads = False
         self._library = library = model.library
         self.vocabulary: int = library.vocab_n_tokens(library.model_get_vocab(model.pointer))
-        self._context: int | None = self._open(context * slots, slots, self.max_rows, self.max_outputs)
+        # Behind a piece there may be rows that nobody reads.
+        unread = _MANY if deterministic else 0
+        self._context: int | None = self._open(
+            (context + unread) * slots, slots, self.max_rows + unread, self.max_outputs + unread
+        )
         # The library rounds up.
         self.context = min(context, int(library.n_ctx_seq(self._context)))
         self._memory = library.get_memory(self._context)
-        self._buffer = _BatchBuffer(self.max_rows)
+        self._buffer = _BatchBuffer(self.max_rows + unread)
         self._adapters: Adapters = ()
         self._beat = Beat(library, self._context)
         self._embedder: _Embedder | None = None
@@ -137,12 +185,26 @@ class LlamaRunner:
         rows.add(0, 0, 0)
         self.step(rows)
         self.keep(0, 0)
+        if self._deterministic:
+            self.rereads = not np.array_equal(self._try(1), self._try(2 * _MANY))
+
+    def _try(self, together: int) -> Logits:
+        """What comes after each of some tokens, so many of which are computed at once."""
+        found = []
+        for start in range(0, 2 * _MANY, together):
+            rows = Rows()
+            rows.extend(0, start, range(start, start + together), [True] * together)
+            found.append(self.step(rows).copy())
+        self.keep(0, 0)
+        return np.concatenate(found)
 
     def step(self, rows: Rows) -> Logits:
         self._use(next(iter(rows.adapters.values()), ()))
         self._beat.reset()
         if rows.shown:
             return self._step_apart(rows)
+        if self.rereads:
+            return self._step_evenly(rows)
         self._decode(self._buffer.fill(rows), rows)
         return _floats(self._library.get_logits(self._context), sum(rows.outputs), self.vocabulary)
 
@@ -164,6 +226,27 @@ class LlamaRunner:
                 self._decode(self._buffer.fill(rows.take(chosen)), rows)
             else:
                 self._decode_shown(_ShownBatch(rows, chosen), rows.shown[slot].whole, rows)
+            places = np.flatnonzero(np.isin(wanted, chosen))
+            if places.size:
+                found = self._library.get_logits(self._context)
+                logits[places] = _floats(found, places.size, self.vocabulary)
+        return logits
+
+    def _step_evenly(self, rows: Rows) -> Logits:
+        """Products round otherwise for few rows than for many, so answers are computed few at a time, and of
+        prompts as many as it takes, with rows behind them that nobody reads."""
+        wanted = np.flatnonzero(rows.outputs)
+        logits: Logits = np.empty((wanted.size, self.vocabulary), np.float32)
+        for chosen in _divide(rows, few_only=not self.rewinds):
+            taken, said = rows.take(chosen), rows.said[chosen[0]] or not self.rewinds
+            slot, end = taken.slots[-1], taken.positions[-1] + 1
+            unread = 0 if said else -len(chosen) % _MANY
+            # Logits are a product as well: of one row of a prompt, or of all.
+            all_wanted = len(chosen) > 1 and all(taken.outputs)
+            taken.extend(slot, end, [taken.tokens[-1]] * unread, [all_wanted] * unread)
+            self._decode(self._buffer.fill(taken), rows)
+            if unread:
+                self.keep(slot, end)
             places = np.flatnonzero(np.isin(wanted, chosen))
             if places.size:
                 found = self._library.get_logits(self._context)
@@ -249,7 +332,7 @@ class LlamaRunner:
         params.n_batch = params.n_ubatch = batch
         params.n_outputs_max = outputs
         params.n_threads = params.n_threads_batch = self._threads
-        params.type_k, params.type_v = self._key_type, self._value_type
+        params.type_k, params.type_v = _KV_TYPES[self._kept.keys], _KV_TYPES[self._kept.values]
         params.flash_attn_type = _FLASH_WHERE_POSSIBLE if self._flash else _FLASH_OFF
         if embeddings:
             params.embeddings = True
@@ -343,6 +426,17 @@ def _split(rows: Rows) -> Iterator[list[int]]:
         shown = rows.shown.get(slot)
         found.setdefault(_TOKENS if shown is None else slot if shown.whole else _PIECES, []).append(row)
     yield from found.values()
+
+
+def _divide(rows: Rows, *, few_only: bool) -> Iterator[list[int]]:
+    """The rows of each batch: few of answers, and of each prompt its own."""
+    said = [row for row, is_said in enumerate(rows.said) if is_said or few_only]
+    yield from (said[start : start + _FEW] for start in range(0, len(said), _FEW))
+    read: dict[int, list[int]] = {}
+    for row, slot in enumerate(rows.slots):
+        if not (rows.said[row] or few_only):
+            read.setdefault(slot, []).append(row)
+    yield from read.values()
 
 
 def _floats(address: int, rows: int, columns: int) -> Logits:

@@ -171,6 +171,9 @@ class Slots(Memory):
         """The sequence has ended; its tokens stay."""
         self._clock += 1
         slot.used = self._clock
+        if (length := self._count_shared(slot)) < slot.length and slot.sequence is not None:
+            self._runner.keep(slot.index, slot.sequence.group.shown.position(length))
+            slot.length = length
         super().release(slot)
 
     def forget(self, slot: Slot) -> None:
@@ -185,10 +188,16 @@ class Slots(Memory):
         for slot in self.slots:
             if slot.length <= 0 or slot.namespace != group.namespace:
                 continue
-            length = group.shown.begin(common(prompt, slot.ids[: slot.length]))
+            length = group.shown.begin(common(prompt, slot.ids[: self._count_shared(slot)]))
             if length > best_length or (length == best_length > 0 and slot.sequence is None):
                 best, best_length = slot, length
         return best, best_length
+
+    def _count_shared(self, slot: Slot) -> int:
+        """How many tokens of a slot others can build on."""
+        if not self._runner.rereads or slot.sequence is None:
+            return slot.length
+        return min(slot.length, slot.sequence.asked)
 
     def _target(self, source: Slot | None, length: int) -> Slot:
         idle = [slot for slot in self.slots if slot.sequence is None]

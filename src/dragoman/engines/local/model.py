@@ -245,13 +245,21 @@ class Model:
     @property
     def token_bytes(self) -> int:
         """Bytes of key-value memory per token, at two bytes a number."""
-        heads = max(1, self.library.model_n_head(self.pointer))
         kv_heads = max(1, self.library.model_n_head_kv(self.pointer))
-        default = self.library.model_n_embd(self.pointer) // heads
-        key = self._measure("attention.key_length", default)
-        value = self._measure("attention.value_length", default)
+        value = self._measure("attention.value_length", self._usual_head)
         layers: int = self.library.model_n_layer(self.pointer)
-        return layers * int(kv_heads) * (key + value) * 2
+        return layers * int(kv_heads) * (self.key_length + value) * 2
+
+    @property
+    def key_length(self) -> int:
+        """Numbers in a key of one head."""
+        return self._measure("attention.key_length", self._usual_head)
+
+    @property
+    def _usual_head(self) -> int:
+        return int(self.library.model_n_embd(self.pointer)) // max(
+            1, int(self.library.model_n_head(self.pointer))
+        )
 
     @property
     def templates(self) -> dict[str, str]:

@@ -14,7 +14,7 @@ from dragoman.engines.local import binding, machine
 from dragoman.engines.local.binding import GpuDevice
 from dragoman.engines.local.calibrated import RunnerChoice, choose_runner
 from dragoman.engines.local.drafting import Drafter, open_draft
-from dragoman.engines.local.llamacpp import LlamaRunner
+from dragoman.engines.local.llamacpp import KeptKinds, LlamaRunner, kept_kinds
 from dragoman.engines.local.machine import check_context, numerics, size_for, takes_wide
 from dragoman.engines.local.model import LlamaTokenizer, Model
 from dragoman.engines.local.openvino.family import NotForOpenVino, shape_of
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _INT8 = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
 _INSTALL = "pip install 'dragoman[openvino]'"
+_DETERMINISTIC = ", deterministic: a sixth more for long prompts, and with K kinds answers are read again"
 
 
 class OpenedModel(Struct):
@@ -126,9 +127,12 @@ def _try_openvino(path: Path, options: LocalOptions) -> OpenedModel | str:
 
 
 def _open_llamacpp(path: Path, options: LocalOptions, why: str = "") -> OpenedModel:
-    price = _price(options)
     model = Model(path, gpu_layers=options.gpu_layers)
     check_context(options.context, model.trained_context)
+    gpus = _gpus_for(options)
+    kept = kept_kinds(options.kv_cache, model.key_length, fused=options.flash_attention and not gpus)
+    if options.deterministic:
+        _check_even(kept, options, gpus)
     model.load_adapters(options.adapters)
     size = size_for(model, options)
     pictures = None if options.mmproj is None else _open_pictures(model, options, size.threads)
@@ -140,20 +144,18 @@ def _open_llamacpp(path: Path, options: LocalOptions, why: str = "") -> OpenedMo
         batch=max(options.batch, whole),
         threads=size.threads,
         flash_attention=options.flash_attention,
-        kv_cache=options.kv_cache,
+        kept=kept,
         deterministic=options.deterministic,
         pictures=pictures,
     )
-    # At 16 bits a number, and 8.5 where they are int8.
-    keys, values = (
-        17 if int8 else 32
-        for int8 in (options.deterministic or options.kv_cache == "int8", options.kv_cache == "int8")
-    )
-    kept = size.slots * size.context * model.token_bytes * (keys + values) // 64
-    details = {"runner": f"llama.cpp{price}", "why": why, "threads": str(size.threads), "kv_bytes": str(kept)}
-    gpus = [gpu.description for gpu in _gpus_for(options)]
-    kinds = (options.kv_cache, options.deterministic, options.flash_attention)
-    facts = (version("xllamacpp"), *kinds, size.threads, *gpus)
+    details = {
+        "runner": f"llama.cpp with {kept}{_DETERMINISTIC if options.deterministic else ''}",
+        "why": why,
+        "threads": str(size.threads),
+        "kv_bytes": str(kept.bytes_of(size.slots * size.context * model.token_bytes)),
+    }
+    kinds = (kept.keys, kept.values, options.deterministic, options.flash_attention)
+    facts = (version("xllamacpp"), *kinds, size.threads, *(gpu.description for gpu in gpus))
     files = [*model.parts, *options.adapter_files]
     if pictures is not None:
         projector = pictures.projector
@@ -176,14 +178,17 @@ def _open_pictures(model: Model, options: LocalOptions, threads: int) -> "Pictur
     return Pictures(projector, MediaDecoder(options.limits))
 
 
-def _price(options: LocalOptions) -> str:
-    """What there is to say of llama.cpp where it is to be deterministic."""
-    if not options.deterministic:
-        return ""
-    if options.kv_cache == "bf16":
-        message = "With `deterministic` llama.cpp keeps keys in int8; set `kv_cache` to int8 or auto."
+def _check_even(kept: KeptKinds, options: LocalOptions, gpus: Sequence[GpuDevice]) -> None:
+    """Raise where llama.cpp cannot be deterministic, or nobody knows."""
+    if gpus:
+        message = "Of llama.cpp on a GPU it is not known to be `deterministic`; set `gpu_layers` to 0."
+        raise SettingsError(message, param="deterministic")
+    if not options.flash_attention:
+        message = "llama.cpp is `deterministic` with fused attention alone; leave `flash_attention` on."
+        raise SettingsError(message, param="deterministic")
+    if not kept.even:
+        message = f"With {kept} llama.cpp is not `deterministic`; set `kv_cache` to int8 or bf16."
         raise SettingsError(message, param="kv_cache")
-    return " with int8 keys, to be deterministic: long prompts take a fifth longer"
 
 
 def _open_openvino(
@@ -222,8 +227,9 @@ def _open_torch(path: Path, options: LocalOptions) -> OpenedModel:
     """A folder of safetensors, or a GGUF file."""
     if not all(map(find_spec, ("torch", "safetensors", "gguf"))):
         raise ModelFileError("The runner torch is not installed: pip install 'dragoman[torch]'.")
-    if options.kv_cache == "int8":
-        raise SettingsError("The runner torch keeps no keys and values in int8; leave out `kv_cache`.")
+    if options.kv_cache in ("int8", "f16"):
+        message = f"The runner torch keeps no keys and values in {options.kv_cache}; leave out `kv_cache`."
+        raise SettingsError(message, param="kv_cache")
     if options.gpu_layers is not None:
         raise SettingsError("`gpu_layers` is for the runner llamacpp; leave it out.", param="gpu_layers")
     from dragoman.engines.local.pytorch.opening import open_gguf, open_torch, settle_torch

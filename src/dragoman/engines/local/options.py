@@ -12,7 +12,7 @@ from dragoman.media import MediaKind, unsupported
 from dragoman.types import Job
 
 RunnerName: TypeAlias = Literal["auto", "llamacpp", "openvino", "torch"]
-KvCache: TypeAlias = Literal["auto", "int8", "bf16"]
+KvCache: TypeAlias = Literal["auto", "int8", "bf16", "f16"]
 WeightKind: TypeAlias = Literal["auto", "int8", "fp8", "bf16"]
 
 
@@ -40,11 +40,11 @@ class LocalOptions(Struct, frozen=True, kw_only=True):
     kv_memory: int | None = None
     """Bytes for keys and values; by default a quarter of the free memory, 2 GiB at most."""
     kv_cache: KvCache = "auto"
-    """Keys and values in `int8`, half the memory, or `bf16`; `auto` is 16 bits where the CPU can."""
+    """Keys and values in `int8`, `bf16` or `f16`; `auto`: 16 bits where possible, llama.cpp's keys int8."""
     weights: WeightKind = "auto"
     """Layers of the runner torch in `int8` or `fp8`, half the memory, or `bf16`; `auto` is that on a GPU."""
     deterministic: bool = False
-    """Whether an answer may not depend on others beside it: then llama.cpp keeps keys in int8."""
+    """Whether an answer may not depend on others beside it: where that cannot be held, it is an error."""
     guesses: int = 7
     """Most tokens that are guessed ahead in one step, from what was said before; 0 for none."""
     draft: str | None = None

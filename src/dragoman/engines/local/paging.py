@@ -222,9 +222,13 @@ class Paging(Memory):
 
     def written(self, slot: Slot) -> None:
         """Full pages are published, and the end of a prompt, on which further answers can build."""
+        sequence = slot.sequence
+        if self._runner.rereads and sequence is not None and slot.length > sequence.prompt_length:
+            # All that is shared was there when the prompt had been read.
+            return
         for number in range(len(slot.chain) - 1, self._count_shared(slot) // self._runner.page):
             slot.chain.append(self._publish(slot, number))
-        if slot.sequence is not None and slot.length == slot.sequence.prompt_length:
+        if sequence is not None and slot.length == sequence.prompt_length:
             self._publish_end(slot)
 
     def release(self, slot: Slot) -> None:

@@ -205,6 +205,27 @@ def test_without_figures_there_is_one_line_and_nothing_is_kept(
     assert len(processes.orders) == 2 * before
 
 
+@pytest.mark.parametrize(
+    ("four_bits", "readers", "runner"), [(True, 1, "llamacpp"), (True, 8, "openvino"), (False, 1, "openvino")]
+)
+def test_where_the_machine_is_busy_one_reader_of_four_bits_gets_llamacpp_until_it_is_not(
+    four_bits: bool,
+    readers: int,
+    runner: str,
+    weights: Path,
+    tmp_path: Path,
+    asked: Callable[..., Asked],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dragoman.engines.local.openvino.tensors.LARGE", 0)
+    file = write_model(tmp_path / "model.gguf", weights, four_bits=four_bits)
+    model, options = Model(file, vocabulary_only=True), LocalOptions(threads=1, readers=readers)
+    processes = asked(LLAMA, replace(other(one=2.0), others=1e6), other(one=2.0, many=2.0))
+    assert choice_for(model, options).runner == runner
+    assert choice_for(model, options).runner == "openvino"
+    assert len(processes.orders) == 4
+
+
 def test_without_memory_for_it_openvino_is_not_taken(
     model: Model, asked: Callable[..., Asked], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,7 +252,7 @@ def test_what_is_chosen_is_opened(model: Model, asked: Callable[..., Asked]) -> 
     options = LocalOptions(context=64, slots=1, threads=1)
     opened = opening.open_model(model.path, options)
     opened.runner.close()
-    assert opened.card.details["runner"] == "llama.cpp"
+    assert opened.card.details["runner"].startswith("llama.cpp ")
     assert "--runner openvino" in opened.card.details["why"]
 
 

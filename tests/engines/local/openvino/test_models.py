@@ -32,7 +32,10 @@ def about(path: Path, runner: str, adapters: Mapping[str, str] | None = None) ->
             return [entry for entry in step.prompt_logprobs or () if entry is not None]
         return []
 
-    engine = LocalEngine.open(path, replace(OPTIONS, runner=runner, adapters=adapters or {}))
+    # llama.cpp as it is by itself, to be held against: int8 keys are further from the file.
+    kept = "f16" if runner == "llamacpp" else OPTIONS.kv_cache
+    options = replace(OPTIONS, runner=runner, kv_cache=kept, adapters=adapters or {})
+    engine = LocalEngine.open(path, options)
     try:
         return asyncio.run(ask(engine))
     finally:
