@@ -1,8 +1,7 @@
 """What it costs to keep keys and values so that answers do not depend on what else is computed.
 
-llama.cpp by itself, without HTTP and scheduler: with keys and values in float16, which is its own default; as
-dragoman keeps them; and as it computes with `--deterministic`. All three have the same weights, and are
-measured in turns.
+llama.cpp by itself, without HTTP and scheduler: its own way; as dragoman computes for one reader; as for
+several; and as for several with `--deterministic`. All have the same weights, and are measured in turns.
 """
 
 import argparse
@@ -23,8 +22,8 @@ from dragoman.engines.local.model import Model
 from dragoman.engines.local.runner import Rows
 from dragoman.engines.weights import default_model
 
-STREAMS, CONTEXT, BATCH = 8, 768, 512
-READ = (512, 128)
+STREAMS, CONTEXT, BATCH = 8, 4352, 512
+READ = (4096, 512, 128, 24)
 BEHIND = (100, 560)
 """Tokens that answers are written behind."""
 _WRITTEN = 24
@@ -70,15 +69,16 @@ def measure(runner: LlamaRunner) -> Mapping[str, float]:
 
 def run(path: Path, threads: int, rounds: int) -> list[Case]:
     model = Model(path, gpu_layers=0)
-    usual = kept_kinds("auto", model.key_length, fused=True)
+    usual = kept_kinds("auto", model.key_length, several=True)
     kinds = {
         "llama.cpp's own": (OWN_KINDS, False),
-        "auto": (usual, False),
-        "--deterministic": (usual, True),
+        "one reader": (OWN_KINDS, True),
+        "several": (usual, False),
+        "several, --deterministic": (usual, True),
     }
     with ExitStack() as open_:
         cases = []
-        for name, (kept, deterministic) in kinds.items():
+        for name, (kept, evenly) in kinds.items():
             runner = LlamaRunner(
                 model,
                 slots=STREAMS,
@@ -87,7 +87,7 @@ def run(path: Path, threads: int, rounds: int) -> list[Case]:
                 threads=threads,
                 flash_attention=True,
                 kept=kept,
-                deterministic=deterministic,
+                evenly=evenly,
             )
             open_.enter_context(closing(runner))
             runner.warm_up()

@@ -198,6 +198,7 @@ def cli() -> None:
     parser.add_argument("--runner", action="append", choices=RUNNERS, help="one of them [default: both]")
     parser.add_argument("--kv-cache", default="auto", help="how keys and values are kept [default: auto]")
     parser.add_argument("--deterministic", action="store_true", help="as `dragoman serve --deterministic`")
+    parser.add_argument("--readers", type=int, default=32, help="that are expected [default: 32]")
     parser.add_argument("--prompts", type=int, default=200, help="how many [default: 200]")
     parser.add_argument("--tokens", type=int, default=32, help="of each answer [default: 32]")
     parser.add_argument("--threads", type=int, default=2, help="compute threads [default: 2]")
@@ -206,6 +207,7 @@ def cli() -> None:
         kv_cache=args.kv_cache,
         deterministic=args.deterministic,
         threads=args.threads,
+        readers=args.readers,
         slots=32,
         context=_CONTEXT,
     )

@@ -65,21 +65,18 @@ def _fresh(runner: LlamaRunner, tokens: list[int]) -> Logits:
 
 
 @pytest.mark.parametrize(
-    ("kv_cache", "head", "fused", "kept", "even"),
+    ("kv_cache", "head", "several", "kept"),
     [
-        ("auto", 64, True, "int8 keys and f16 values", True),
-        ("auto", 80, True, "f16 keys and values", False),
-        ("auto", 64, False, "f16 keys and values", False),
-        ("f16", 64, True, "f16 keys and values", False),
-        ("bf16", 80, True, "bf16 keys and values", True),
-        ("int8", 64, True, "int8 keys and values", True),
+        ("auto", 64, True, "int8 keys and f16 values"),
+        ("auto", 80, True, "f16 keys and values"),
+        ("auto", 64, False, "f16 keys and values"),
+        ("f16", 64, True, "f16 keys and values"),
+        ("bf16", 80, True, "bf16 keys and values"),
+        ("int8", 64, False, "int8 keys and values"),
     ],
 )
-def test_what_keys_and_values_are_kept_in(
-    kv_cache: KvCache, head: int, fused: bool, kept: str, even: bool
-) -> None:
-    found = kept_kinds(kv_cache, head, fused=fused)
-    assert (str(found), found.even) == (kept, even)
+def test_what_keys_and_values_are_kept_in(kv_cache: KvCache, head: int, several: bool, kept: str) -> None:
+    assert str(kept_kinds(kv_cache, head, several=several)) == kept
 
 
 def test_int8_takes_half_and_its_scales() -> None:

@@ -9,6 +9,7 @@ import pytest
 from bench.runner_texts import prompts
 from bench.same import Question, Said, ask, questions, samplings
 from bench.shapes import Shape, read_vocabulary, write
+from msgspec.structs import replace
 
 from dragoman.engines.choosing import Logits
 from dragoman.engines.local import LocalEngine, LocalOptions
@@ -27,7 +28,7 @@ def test_company_and_known_prefixes_change_nothing(local_engine: LocalEngine, ki
 
 @pytest.mark.parametrize("kind", [0, 1], ids=["greedy", "seeded"])
 def test_nor_do_they_with_llamacpp(weights: Path, kind: int) -> None:
-    options = LocalOptions(runner="llamacpp", threads=2, slots=4, context=1024)
+    options = LocalOptions(runner="llamacpp", threads=1, slots=4, context=1024)
     # With keys in float16 its attention has another way from 64 tokens on, and for one row from 512 on.
     with closing(LocalEngine.open(weights, options)) as engine:
         for repeated in (12, 60):
@@ -35,9 +36,11 @@ def test_nor_do_they_with_llamacpp(weights: Path, kind: int) -> None:
             assert alone == beside_others
 
 
-@pytest.mark.parametrize("kv_cache", ["auto", "int8", "bf16"])
-def test_nor_does_where_a_prompt_is_cut_with_llamacpp(weights: Path, kv_cache: KvCache) -> None:
-    options = LocalOptions(runner="llamacpp", kv_cache=kv_cache, threads=2, slots=2, context=768)
+@pytest.mark.parametrize(("kv_cache", "readers"), [("auto", 1), ("auto", 2), ("int8", 2), ("bf16", 2)])
+def test_nor_does_where_a_prompt_is_cut_with_llamacpp(weights: Path, kv_cache: KvCache, readers: int) -> None:
+    options = LocalOptions(
+        runner="llamacpp", kv_cache=kv_cache, readers=readers, threads=2, slots=2, context=768
+    )
     runner = open_model(weights, options).runner
     with closing(runner):
         runner.warm_up()
@@ -47,21 +50,29 @@ def test_nor_does_where_a_prompt_is_cut_with_llamacpp(weights: Path, kv_cache: K
         alone.add(0, LENGTH, 7)
         beside.add(1, LENGTH, 7)
         beside.extend(0, LENGTH + 1, [8, 9], [False, False])
+        # A single row has another way from 512 tokens on where keys and values are float16.
         row = runner.step(alone)[0].copy()
         assert np.array_equal(row, runner.step(beside)[0])
 
 
-@pytest.fixture(scope="module")
-def wide(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+SHAPES = {"dense": Shape(2, 256, 512, 4, 2), "experts": Shape(2, 256, 256, 4, 2, experts=8)}
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def wide(weights: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     """A small file in Q4_K and Q6_K, whose products round otherwise for few rows than for many."""
     file = tmp_path_factory.mktemp("models") / "wide.gguf"
-    write(file, Shape(2, 256, 512, 4, 2), "Q4_K_M", read_vocabulary(weights))
+    write(file, SHAPES[request.param], "Q4_K_M", read_vocabulary(weights))
     return file
 
 
+WAYS = {"one reader": LocalOptions(readers=1), "several": LocalOptions(deterministic=True)}
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", [0, 1], ids=["greedy", "seeded"])
-def test_nor_do_they_with_any_file_where_llamacpp_is_deterministic(wide: Path, kind: int) -> None:
-    options = LocalOptions(runner="llamacpp", deterministic=True, threads=2, slots=8, context=1024)
+def test_nor_do_they_with_k_kinds(wide: Path, kind: int, way: str) -> None:
+    options = replace(WAYS[way], runner="llamacpp", threads=1, slots=8, context=1024)
     with closing(LocalEngine.open(wide, options)) as engine:
 
         async def all_ways() -> list[list[Said]]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dragoman.engines.local.pictures import Pictures
 
 _ABORTED = 2
-_TOKENS, _PIECES = -2, -1
+_PIECES = -1
 _POOLING_NONE = 0
 _FLASH_WHERE_POSSIBLE, _FLASH_OFF = -1, 0
 KeptKind: TypeAlias = Literal["f16", "int8", "bf16"]
@@ -34,8 +34,8 @@ _EXTRA_OUTPUTS = 64
 _EMBED_ROWS = 32
 # Saving and reading back costs more per token than copying a slot's memory, which is always done whole.
 _WHOLE_IS_CHEAPER = 4
-# Where products have one way for few rows and another for many: so many are few, and multiples of that many.
-_FEW, _MANY = 3, 8
+# Products that have one way for few rows and another for many have the latter for multiples of so many.
+_MANY = 8
 # Bytes that may be moved to bring sequences together; more would stall the others for too long.
 _MOST_SWAPPED = 32 << 20
 
@@ -45,15 +45,6 @@ class KeptKinds(Struct, frozen=True):
 
     keys: KeptKind
     values: KeptKind
-
-    @property
-    def even(self) -> bool:
-        """Whether attention has one way for all rows.
-
-        Where both are float16 it has others for pieces of 64 rows and more, and for one row by itself from
-        512 tokens on; and a row has other bits there.
-        """
-        return not self.keys == self.values == "f16"
 
     def __str__(self) -> str:
         both = self.keys == self.values
@@ -68,15 +59,32 @@ OWN_KINDS = KeptKinds("f16", "f16")
 """What llama.cpp itself does."""
 
 
-def kept_kinds(kv_cache: KvCache, head: int, *, fused: bool) -> KeptKinds:
-    """`head` is the length of a key; `fused`: attention is, on a processor.
+def kept_kinds(kv_cache: KvCache, head: int, *, several: bool) -> KeptKinds:
+    """`head` is the length of a key; `several`: answers are to be computed together, with the same bits.
 
-    By default keys are int8, so that all rows go one way. That is slower for long prompts, and faster for
-    answers behind them. Elsewhere there may be no kernel for two kinds.
+    With keys in int8 attention has one way for all rows, which reads long prompts at half the speed.
     """
     if kv_cache == "auto":
-        return KeptKinds("int8" if fused and head % _INT8_BLOCK == 0 else "f16", "f16")
+        return KeptKinds("int8" if several and head % _INT8_BLOCK == 0 else "f16", "f16")
     return KeptKinds(kv_cache, kv_cache)
+
+
+class Ways(Struct, frozen=True):
+    """How rows are computed so that the bits of one do not depend on others.
+
+    Products have one way for few rows and another for many, and attention over float16 has three: for a row
+    by itself, for few, and for 64 and more. Each rounds otherwise. So rows of answers always go one way and
+    rows of prompts another, with rows behind them that nobody reads where there are too few. What was said is
+    then read again by who goes on from it.
+    """
+
+    said: int
+    """So many rows of answers at a time."""
+    read: int
+    """So many rows of a prompt at least, and always multiples of `_MANY`; 0: as rows of answers are."""
+
+
+_TILED, _FEW, _FEW_ONLY = Ways(1, 64), Ways(3, _MANY), Ways(3, 0)
 
 
 class _BatchBuffer:
@@ -146,9 +154,10 @@ class LlamaRunner:
         threads: int,
         flash_attention: bool,
         kept: KeptKinds = OWN_KINDS,
-        deterministic: bool = False,
+        evenly: bool = False,
         pictures: "Pictures | None" = None,
     ) -> None:
+        """`evenly`: the bits of a row must not depend on those beside it, nor on where a prompt was cut."""
         self.model = model
         self.pictures = pictures
         self.slots = slots
@@ -161,12 +170,15 @@ class LlamaRunner:
         self._threads = threads
         self._flash = flash_attention
         self._kept = kept
-        self._deterministic = deterministic
-        self.rereads = False
+        self._evenly = evenly
+        tiled = evenly and kept == OWN_KINDS and self.rewinds
+        self._ways = _TILED if tiled else None
+        self.rereads = tiled
+        self.least_piece = _TILED.read if tiled else 1
         self._library = library = model.library
         self.vocabulary: int = library.vocab_n_tokens(library.model_get_vocab(model.pointer))
         # Behind a piece there may be rows that nobody reads.
-        unread = _MANY if deterministic else 0
+        unread = max(self.least_piece, _MANY) if evenly else 0
         self._context: int | None = self._open(
             (context + unread) * slots, slots, self.max_rows + unread, self.max_outputs + unread
         )
@@ -185,8 +197,9 @@ class LlamaRunner:
         rows.add(0, 0, 0)
         self.step(rows)
         self.keep(0, 0)
-        if self._deterministic:
-            self.rereads = not np.array_equal(self._try(1), self._try(2 * _MANY))
+        if self._evenly and not self.rereads and not np.array_equal(self._try(1), self._try(2 * _MANY)):
+            self._ways = _FEW if self.rewinds else _FEW_ONLY
+            self.rereads = True
 
     def _try(self, together: int) -> Logits:
         """What comes after each of some tokens, so many of which are computed at once."""
@@ -201,10 +214,8 @@ class LlamaRunner:
     def step(self, rows: Rows) -> Logits:
         self._use(next(iter(rows.adapters.values()), ()))
         self._beat.reset()
-        if rows.shown:
+        if rows.shown or self._ways is not None:
             return self._step_apart(rows)
-        if self.rereads:
-            return self._step_evenly(rows)
         self._decode(self._buffer.fill(rows), rows)
         return _floats(self._library.get_logits(self._context), sum(rows.outputs), self.vocabulary)
 
@@ -217,41 +228,34 @@ class LlamaRunner:
             raise StepFailed(f"llama_decode answered {code}")
 
     def _step_apart(self, rows: Rows) -> Logits:
-        """A batch has tokens or vectors, so a step with both is several. What was wanted is put together."""
+        """In several batches: each has tokens or vectors, and goes one of the ways. What was wanted is put
+        together."""
         wanted = np.flatnonzero(rows.outputs)
         logits: Logits = np.empty((wanted.size, self.vocabulary), np.float32)
-        for chosen in _split(rows):
+        for chosen in _divide(rows, self._ways):
             slot = rows.slots[chosen[0]]
-            if slot not in rows.shown:
+            if slot in rows.shown:
+                self._decode_shown(_ShownBatch(rows, chosen), rows.shown[slot].whole, rows)
+            elif self._ways is None or not self._ways.read or rows.said[chosen[0]]:
                 self._decode(self._buffer.fill(rows.take(chosen)), rows)
             else:
-                self._decode_shown(_ShownBatch(rows, chosen), rows.shown[slot].whole, rows)
+                self._decode_many(rows.take(chosen), self._ways.read, rows)
             places = np.flatnonzero(np.isin(wanted, chosen))
             if places.size:
                 found = self._library.get_logits(self._context)
                 logits[places] = _floats(found, places.size, self.vocabulary)
         return logits
 
-    def _step_evenly(self, rows: Rows) -> Logits:
-        """Products round otherwise for few rows than for many, so answers are computed few at a time, and of
-        prompts as many as it takes, with rows behind them that nobody reads."""
-        wanted = np.flatnonzero(rows.outputs)
-        logits: Logits = np.empty((wanted.size, self.vocabulary), np.float32)
-        for chosen in _divide(rows, few_only=not self.rewinds):
-            taken, said = rows.take(chosen), rows.said[chosen[0]] or not self.rewinds
-            slot, end = taken.slots[-1], taken.positions[-1] + 1
-            unread = 0 if said else -len(chosen) % _MANY
-            # Logits are a product as well: of one row of a prompt, or of all.
-            all_wanted = len(chosen) > 1 and all(taken.outputs)
-            taken.extend(slot, end, [taken.tokens[-1]] * unread, [all_wanted] * unread)
-            self._decode(self._buffer.fill(taken), rows)
-            if unread:
-                self.keep(slot, end)
-            places = np.flatnonzero(np.isin(wanted, chosen))
-            if places.size:
-                found = self._library.get_logits(self._context)
-                logits[places] = _floats(found, places.size, self.vocabulary)
-        return logits
+    def _decode_many(self, taken: Rows, least: int, rows: Rows) -> None:
+        """A piece of a prompt, and as many rows behind it as it takes."""
+        count, slot, end = len(taken), taken.slots[-1], taken.positions[-1] + 1
+        unread = max(least, count + -count % _MANY) - count
+        # Logits are a product as well: of one row of a prompt, or of all.
+        all_wanted = count > 1 and all(taken.outputs)
+        taken.extend(slot, end, [taken.tokens[-1]] * unread, [all_wanted] * unread)
+        self._decode(self._buffer.fill(taken), rows)
+        if unread:
+            self.keep(slot, end)
 
     def _decode_shown(self, made: _ShownBatch, whole: bool, rows: Rows) -> None:
         self._library.set_causal_attn(self._context, not whole)
@@ -419,24 +423,22 @@ class _Embedder:
         return total
 
 
-def _split(rows: Rows) -> Iterator[list[int]]:
-    """The rows of each batch: tokens, pieces of pictures, and apart each whose rows see each other."""
-    found: dict[int, list[int]] = {}
+def _divide(rows: Rows, ways: Ways | None) -> Iterator[list[int]]:
+    """The rows of each batch: tokens, pieces of pictures, and apart each whose rows see each other. Where
+    there are ways to keep to, few of answers, and each prompt by itself."""
+    said: list[int] = []
+    others: dict[int, list[int]] = {}
     for row, slot in enumerate(rows.slots):
         shown = rows.shown.get(slot)
-        found.setdefault(_TOKENS if shown is None else slot if shown.whole else _PIECES, []).append(row)
-    yield from found.values()
-
-
-def _divide(rows: Rows, *, few_only: bool) -> Iterator[list[int]]:
-    """The rows of each batch: few of answers, and of each prompt its own."""
-    said = [row for row, is_said in enumerate(rows.said) if is_said or few_only]
-    yield from (said[start : start + _FEW] for start in range(0, len(said), _FEW))
-    read: dict[int, list[int]] = {}
-    for row, slot in enumerate(rows.slots):
-        if not (rows.said[row] or few_only):
-            read.setdefault(slot, []).append(row)
-    yield from read.values()
+        if shown is not None:
+            others.setdefault(slot if shown.whole else _PIECES, []).append(row)
+        elif ways is None or not ways.read or rows.said[row]:
+            said.append(row)
+        else:
+            others.setdefault(slot, []).append(row)
+    most = max(1, len(said)) if ways is None else ways.said
+    yield from (said[start : start + most] for start in range(0, len(said), most))
+    yield from others.values()
 
 
 def _floats(address: int, rows: int, columns: int) -> Logits:

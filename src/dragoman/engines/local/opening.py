@@ -14,8 +14,8 @@ from dragoman.engines.local import binding, machine
 from dragoman.engines.local.binding import GpuDevice
 from dragoman.engines.local.calibrated import RunnerChoice, choose_runner
 from dragoman.engines.local.drafting import Drafter, open_draft
-from dragoman.engines.local.llamacpp import KeptKinds, LlamaRunner, kept_kinds
-from dragoman.engines.local.machine import check_context, numerics, size_for, takes_wide
+from dragoman.engines.local.llamacpp import OWN_KINDS, KeptKinds, LlamaRunner, kept_kinds
+from dragoman.engines.local.machine import check_context, count_readers, numerics, size_for, takes_wide
 from dragoman.engines.local.model import LlamaTokenizer, Model
 from dragoman.engines.local.openvino.family import NotForOpenVino, shape_of
 from dragoman.engines.local.options import LocalOptions
@@ -29,8 +29,11 @@ if TYPE_CHECKING:
     from dragoman.engines.local.pictures import Pictures
 
 _INT8 = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
+_PRICES = {
+    True: ", answers one by one, so that each stays the same (--kv-cache f16 is llama.cpp's own way)",
+    False: ", deterministic: long prompts take longer, and with K kinds answers go three at a time",
+}
 _INSTALL = "pip install 'dragoman[openvino]'"
-_DETERMINISTIC = ", deterministic: a sixth more for long prompts, and with K kinds answers are read again"
 
 
 class OpenedModel(Struct):
@@ -130,9 +133,7 @@ def _open_llamacpp(path: Path, options: LocalOptions, why: str = "") -> OpenedMo
     model = Model(path, gpu_layers=options.gpu_layers)
     check_context(options.context, model.trained_context)
     gpus = _gpus_for(options)
-    kept = kept_kinds(options.kv_cache, model.key_length, fused=options.flash_attention and not gpus)
-    if options.deterministic:
-        _check_even(kept, options, gpus)
+    kept, evenly = _settle_ways(model, options, gpus)
     model.load_adapters(options.adapters)
     size = size_for(model, options)
     pictures = None if options.mmproj is None else _open_pictures(model, options, size.threads)
@@ -145,16 +146,16 @@ def _open_llamacpp(path: Path, options: LocalOptions, why: str = "") -> OpenedMo
         threads=size.threads,
         flash_attention=options.flash_attention,
         kept=kept,
-        deterministic=options.deterministic,
+        evenly=evenly,
         pictures=pictures,
     )
     details = {
-        "runner": f"llama.cpp with {kept}{_DETERMINISTIC if options.deterministic else ''}",
+        "runner": f"llama.cpp with {kept}{_PRICES[kept == OWN_KINDS] if evenly else ''}",
         "why": why,
         "threads": str(size.threads),
         "kv_bytes": str(kept.bytes_of(size.slots * size.context * model.token_bytes)),
     }
-    kinds = (kept.keys, kept.values, options.deterministic, options.flash_attention)
+    kinds = (kept.keys, kept.values, evenly, options.flash_attention)
     facts = (version("xllamacpp"), *kinds, size.threads, *(gpu.description for gpu in gpus))
     files = [*model.parts, *options.adapter_files]
     if pictures is not None:
@@ -178,7 +179,21 @@ def _open_pictures(model: Model, options: LocalOptions, threads: int) -> "Pictur
     return Pictures(projector, MediaDecoder(options.limits))
 
 
-def _check_even(kept: KeptKinds, options: LocalOptions, gpus: Sequence[GpuDevice]) -> None:
+def _settle_ways(model: Model, options: LocalOptions, gpus: Sequence[GpuDevice]) -> tuple[KeptKinds, bool]:
+    """What llama.cpp keeps keys and values in, and whether rows are computed evenly: where that was asked
+    for, and for one reader, who has nothing of answers that are computed together. A draft's guesses are."""
+    fused = options.flash_attention and not gpus
+    alone = count_readers(options) == 1 and options.draft is None
+    several = fused and (not alone if model.rewinds else options.deterministic)
+    kept = kept_kinds(options.kv_cache, model.key_length, several=several)
+    if options.deterministic:
+        _check_even(model, kept, options, gpus)
+    return kept, options.deterministic or (
+        fused and alone and model.rewinds and options.kv_cache == "auto" and kept == OWN_KINDS
+    )
+
+
+def _check_even(model: Model, kept: KeptKinds, options: LocalOptions, gpus: Sequence[GpuDevice]) -> None:
     """Raise where llama.cpp cannot be deterministic, or nobody knows."""
     if gpus:
         message = "Of llama.cpp on a GPU it is not known to be `deterministic`; set `gpu_layers` to 0."
@@ -186,9 +201,9 @@ def _check_even(kept: KeptKinds, options: LocalOptions, gpus: Sequence[GpuDevice
     if not options.flash_attention:
         message = "llama.cpp is `deterministic` with fused attention alone; leave `flash_attention` on."
         raise SettingsError(message, param="deterministic")
-    if not kept.even:
-        message = f"With {kept} llama.cpp is not `deterministic`; set `kv_cache` to int8 or bf16."
-        raise SettingsError(message, param="kv_cache")
+    if kept == OWN_KINDS and not model.rewinds:
+        message = f"With {kept} llama.cpp is not `deterministic` where layers cannot be set back"
+        raise SettingsError(f"{message}, as in {model.name}: set `kv_cache` to int8.", param="kv_cache")
 
 
 def _open_openvino(

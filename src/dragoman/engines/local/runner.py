@@ -103,6 +103,8 @@ class Runner(Protocol):
     """Rows of logits in one step; at least `slots`."""
     equal_pieces: bool
     """Whether pieces of prompts are computed together only as far as they are equally long."""
+    least_piece: int
+    """A piece of a prompt with fewer rows takes as long as one with so many."""
     adapters: tuple[str, ...]
     mixes_adapters: bool
     """Whether rows of one step may have different ones."""

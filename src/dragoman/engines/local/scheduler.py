@@ -41,6 +41,7 @@ Rules of this file:
 - Where memory runs out, those who came last step back, and begin again later; first the owner with the most.
 - Where the runner applies one set of adapters to all rows of a step, the sets take turns.
 - Rows are in the order of their slots, because the native library splits a step where slots are not adjacent.
+- Where nothing is left to do, answers are read again for those who will go on from them (see rereading.py).
 - Only the engine's thread comes here.
 """
 
@@ -61,6 +62,7 @@ from dragoman.engines.local.drafting import Drafter
 from dragoman.engines.local.guessing import Guesser
 from dragoman.engines.local.memory import Memory, Slots
 from dragoman.engines.local.paging import Paging
+from dragoman.engines.local.rereading import Rereading
 from dragoman.engines.local.runner import (
     AnyRunner,
     PagedRunner,
@@ -111,6 +113,8 @@ class Scheduler:
         self._guesser = Guesser(runner, self._memory, guesses, drafter)
         self._choosers = Choosers(choosers, self._guesser.most)
         self._drawer = runner if isinstance(runner, Drawer) else None
+        self.rereading = Rereading(runner)
+        """What there is to read while nobody waits."""
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._turns = Turns()
@@ -138,7 +142,20 @@ class Scheduler:
         """The part of the memory that running sequences have. Other threads may look."""
         return self._memory.used
 
+    def reread(self) -> None:
+        """Begin to read an answer again. Nothing else is to be done; what comes breaks it off."""
+        group = self.rereading.take()
+        if group is not None and self._memory.place(group.sequences[0]):
+            self._running.append(group.sequences[0])
+
+    def make_way(self) -> None:
+        """Break off what nobody waits for: there is something to do."""
+        for sequence in [one for one in self._running if one.group.quiet]:
+            self._leave(sequence)
+            self.rereading.again(sequence.group)
+
     def add(self, group: Group) -> None:
+        self.make_way()
         arrival = next(self._arrivals)
         self.account.came(group.job.owner)
         for sequence in group.sequences:
@@ -303,6 +320,8 @@ class Scheduler:
         """The weights are others, so nothing counts that was computed with those before. Answers at work read
         their prompts again, and what they have said."""
         self.settle()
+        self.make_way()
+        self.rereading.clear()
         for sequence in [*self._running]:
             self._step_back(sequence)
         self._memory.clear()
@@ -364,11 +383,13 @@ class Scheduler:
     def _sizes(self, mine: list[Sequence], reading: list[Sequence], encoding: bool) -> dict[Sequence, int]:
         """How much of each prompt is read now, beside the answers among `mine`."""
         alone = len(reading) == len(mine) and not self.account.crowded
-        rows = self._batch if alone else self._chunk
+        # A long step would be a long one to break off.
+        rows = self._batch if alone and not mine[0].group.quiet else self._chunk
         if any(one.decoding for one in self._running):
             # Also those with other adapters, whose turn is another one.
             answers, most = sum(one.decoding for one in mine), self._longest
             rows = int(min(self._chunk, self._pace.rows(answers, encoding, self._pause, most)))
+            rows = max(rows, self._runner.least_piece)
         sizes = share_out(reading, rows, self._runner.max_outputs - self._runner.slots)
         return level_apart(sizes) if self._runner.equal_pieces else sizes
 
@@ -416,6 +437,8 @@ class Scheduler:
         if piece.newest is not None:
             self._keep_followed(piece, step)
         if step.finish is not None:
+            if step.finish == "stop":
+                self.rereading.note(piece.sequence)
             self._leave(piece.sequence)
         self._say(piece.sequence, step)
 
@@ -454,6 +477,8 @@ class Scheduler:
 
     def _say(self, sequence: Sequence, step: Step) -> None:
         group = sequence.group
+        if group.quiet:
+            return
         step.weight_version = self.weight_version
         if not group.reported:
             group.reported = True

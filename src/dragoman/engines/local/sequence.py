@@ -97,7 +97,7 @@ class ShownMedia:
 class Group:
     """A job on its way through the engine."""
 
-    __slots__ = ("job", "loop", "namespace", "prompt", "reported", "sequences", "shown", "sink")
+    __slots__ = ("job", "loop", "namespace", "prompt", "quiet", "reported", "sequences", "shown", "sink")
 
     def __init__(
         self,
@@ -123,6 +123,8 @@ class Group:
         """Those that are not over."""
         self.reported = False
         """Whether the job's first step, which tells about its prompt, has been made."""
+        self.quiet = False
+        """Whether nobody has asked for it: it is read while there is nothing else to do (`Rereading`)."""
 
 
 class Sequence:

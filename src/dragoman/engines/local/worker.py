@@ -88,6 +88,8 @@ Mail: TypeAlias = Callable[[], None]
 STOP_S = 10.0
 """A step that cannot be broken off is awaited for so long; a thread that has not ended by then is stuck."""
 AGAIN_S = 0.1
+QUIET_S = 0.05
+"""When nothing has come for so long, what nobody waits for is done."""
 
 
 class Worker:
@@ -170,9 +172,11 @@ class Worker:
 
     def submit(self, group: Group) -> None:
         self.post(lambda: self._scheduler.add(group))
+        self._break_off()
 
     def embed(self, embedding: Embedding) -> None:
         self.post(lambda: self._add(embedding))
+        self._break_off()
 
     def cancel(self, group: Group, index: int | None) -> None:
         for sequence in [*group.sequences]:
@@ -181,8 +185,12 @@ class Worker:
         if self.failure is not None:
             return
         self._mail.put(self._scheduler.drop_cancelled)
+        self._break_off()
+
+    def _break_off(self) -> None:
+        """The step that is being computed, if it is of no use, or keeps somebody waiting for what is not."""
         in_step = self._scheduler.in_step
-        if in_step and all(sequence.cancelled for sequence in in_step):
+        if in_step and all(sequence.cancelled or sequence.group.quiet for sequence in in_step):
             self._runner.interrupt()
 
     def stop(self) -> None:
@@ -249,7 +257,10 @@ class Worker:
 
     def _turn(self) -> None:
         self._turns += 1
-        self._read_mail(wait=self._paused or not (self._scheduler.busy or self._embeddings))
+        if self._paused or self._scheduler.busy or self._embeddings or not self._scheduler.rereading:
+            self._read_mail(wait=self._paused or not (self._scheduler.busy or self._embeddings))
+        elif not self._comes_mail(QUIET_S):
+            self._scheduler.reread()
         if self._stopping:
             return
         if self._scheduler.busy and not self._paused:
@@ -265,6 +276,7 @@ class Worker:
 
     def _add(self, embedding: Embedding) -> None:
         self._scheduler.account.came(embedding.owner)
+        self._scheduler.make_way()
         self._embeddings.append(embedding)
 
     def _next_embedding(self) -> Embedding | None:
@@ -274,6 +286,16 @@ class Worker:
         answering, may = self._scheduler.owners, self._scheduler.account.may_embed
         present = answering | {one.owner for one in self._embeddings}
         return next((one for one in self._embeddings if may(one.owner, answering, present)), None)
+
+    def _comes_mail(self, within: float) -> bool:
+        """Whether something comes within so many seconds, which is read then."""
+        try:
+            mail = self._mail.get(timeout=within)
+        except Empty:
+            return False
+        mail()
+        self._read_mail(wait=False)
+        return True
 
     def _read_mail(self, wait: bool) -> None:
         if wait:
