@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -85,6 +86,36 @@ def test_nor_do_they_with_k_kinds(wide: Path, kind: int, way: str) -> None:
 
         alone, *others = asyncio.run(all_ways())
     assert others == [alone] * 3
+
+
+OWN = "f16 keys and values"
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "kept", "evenly"),
+    [
+        ("Q8_0", {"readers": 1}, OWN, True),
+        ("Q8_0", {"readers": 2}, "int8 keys and f16 values", False),
+        ("Q8_0", {"readers": 2, "deterministic": True}, "int8 keys and f16 values", True),
+        ("Q8_0", {"readers": 1, "kv_cache": "f16"}, OWN, False),
+        ("Q8_0", {"readers": 1, "kv_cache": "f16", "deterministic": True}, OWN, True),
+        ("Q8_0", {"readers": 1, "flash_attention": False}, OWN, False),
+        ("Q4_K_M", {"readers": 1}, OWN, True),
+        # Int8 would cost them speed, and bring them nothing.
+        ("Q4_K_M", {"readers": 2}, OWN, False),
+        ("Q4_K_M", {"readers": 2, "deterministic": True}, "int8 keys and f16 values", True),
+    ],
+)
+def test_nobody_pays_for_more_than_is_promised(
+    weights: Path, tmp_path: Path, kind: str, asked: dict[str, Any], kept: str, evenly: bool
+) -> None:
+    write(tmp_path / "model.gguf", SHAPES["dense"], kind, read_vocabulary(weights))
+    options = LocalOptions(runner="llamacpp", threads=1, slots=2, context=128, **asked)
+    opened = open_model(tmp_path / "model.gguf", options)
+    with closing(opened.runner):
+        told = opened.card.details["runner"]
+    assert told.startswith(f"llama.cpp with {kept}")
+    assert ("answers" in told) is evenly
 
 
 def read(runner: AnyRunner, slot: int, piece: int) -> Logits:

@@ -55,6 +55,8 @@ class KeptKinds(Struct, frozen=True):
         return token_bytes * sum(17 if kind == "int8" else 32 for kind in (self.keys, self.values)) // 64
 
 
+EVEN_KINDS = frozenset({0, 2, 3, 8})
+"""Of weights: F32, Q4_0, Q4_1 and Q8_0, whose products have one way for any number of rows."""
 OWN_KINDS = KeptKinds("f16", "f16")
 """What llama.cpp itself does."""
 

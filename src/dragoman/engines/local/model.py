@@ -190,8 +190,8 @@ class Model:
     def __init__(self, path: Path, *, vocabulary_only: bool = False, gpu_layers: int | None = None) -> None:
         self.path = path
         self.parts = list_parts(path)
-        for part in self.parts:
-            check_file(part)
+        self.kinds = {tensor.kind for part in self.parts for tensor in check_file(part)}
+        """Of its weights, in the library's count."""
         self.library = binding.load()
         self.library.errors.clear()
         params = self.library.model_default_params()
@@ -340,8 +340,8 @@ def _part(path: Path, number: int) -> Path:
     return path.with_name(SPLIT.sub(lambda found: f"-{number:05}-of-{found[2]}", path.name))
 
 
-def check_file(path: Path) -> None:
-    """Say what is wrong with a file before the native library meets it."""
+def check_file(path: Path) -> list[GgufTensor]:
+    """Say what is wrong with a file before the native library meets it; what it has."""
     try:
         with path.open("rb") as file:
             magic = file.read(4)
@@ -353,7 +353,7 @@ def check_file(path: Path) -> None:
         raise ModelFileError(f"{path} cannot be read; are its permissions right?") from None
     if magic != _MAGIC:
         raise ModelFileError(f"{path} is not a GGUF file.")
-    read_header(path)
+    return read_header(path)
 
 
 def why_not_loaded(path: Path, lines: list[str]) -> str:

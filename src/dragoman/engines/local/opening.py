@@ -14,7 +14,7 @@ from dragoman.engines.local import binding, machine
 from dragoman.engines.local.binding import GpuDevice
 from dragoman.engines.local.calibrated import RunnerChoice, choose_runner
 from dragoman.engines.local.drafting import Drafter, open_draft
-from dragoman.engines.local.llamacpp import OWN_KINDS, KeptKinds, LlamaRunner, kept_kinds
+from dragoman.engines.local.llamacpp import EVEN_KINDS, OWN_KINDS, KeptKinds, LlamaRunner, kept_kinds
 from dragoman.engines.local.machine import check_context, count_readers, numerics, size_for, takes_wide
 from dragoman.engines.local.model import LlamaTokenizer, Model
 from dragoman.engines.local.openvino.family import NotForOpenVino, shape_of
@@ -184,7 +184,8 @@ def _settle_ways(model: Model, options: LocalOptions, gpus: Sequence[GpuDevice])
     for, and for one reader, who has nothing of answers that are computed together. A draft's guesses are."""
     fused = options.flash_attention and not gpus
     alone = count_readers(options) == 1 and options.draft is None
-    several = fused and (not alone if model.rewinds else options.deterministic)
+    even = model.rewinds and model.kinds <= EVEN_KINDS
+    several = fused and (options.deterministic or even) and not (alone and model.rewinds)
     kept = kept_kinds(options.kv_cache, model.key_length, several=several)
     if options.deterministic:
         _check_even(model, kept, options, gpus)

@@ -40,7 +40,7 @@ class LocalOptions(Struct, frozen=True, kw_only=True):
     kv_memory: int | None = None
     """Bytes for keys and values; by default a quarter of the free memory, 2 GiB at most."""
     kv_cache: KvCache = "auto"
-    """Keys and values in `int8`, `bf16` or `f16`; `auto`: 16 bits where possible, llama.cpp's keys int8."""
+    """Keys and values in `int8`, `bf16` or `f16`, llama.cpp's own way; `auto`: 16 bits where possible."""
     weights: WeightKind = "auto"
     """Layers of the runner torch in `int8` or `fp8`, half the memory, or `bf16`; `auto` is that on a GPU."""
     deterministic: bool = False
