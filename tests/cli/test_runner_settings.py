@@ -2,7 +2,6 @@
 
 import io
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -15,6 +14,7 @@ from dragoman.cli.parser import SETTING, CommandParser, add_settings
 from dragoman.engines.local import LocalEngine, opening
 from dragoman.engines.local.binding import GpuDevice
 from dragoman.engines.local.machine import check_context, pages_for
+from dragoman.engines.local.model import Model
 from dragoman.engines.local.options import LocalOptions
 from dragoman.engines.protocol import ModelCard
 from dragoman.errors import SettingsError
@@ -88,16 +88,16 @@ def test_transformers_is_deterministic_with_one_answer_at_a_time() -> None:
         engine_of(Settings(engine="transformers", model="x", slots=2, deterministic=True))
 
 
-@pytest.mark.parametrize(
-    ("setting", "what"),
-    [
-        ({"kv_cache": "f16"}, "set `kv_cache` to int8 or bf16"),
-        ({"flash_attention": False}, "leave `flash_attention` on"),
-    ],
-)
-def test_where_llamacpp_is_not_deterministic(setting: dict[str, Any], what: str, weights: Path) -> None:
-    options = LocalOptions(runner="llamacpp", deterministic=True, **setting)
-    with pytest.raises(SettingsError, match=what):
+def test_llamacpp_is_not_deterministic_without_fused_attention(weights: Path) -> None:
+    options = LocalOptions(runner="llamacpp", deterministic=True, flash_attention=False)
+    with pytest.raises(SettingsError, match="leave `flash_attention` on"):
+        opening.open_model(weights, options)
+
+
+def test_nor_with_f16_where_layers_cannot_be_set_back(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Model, "rewinds", property(lambda model: False))
+    options = LocalOptions(runner="llamacpp", deterministic=True, kv_cache="f16")
+    with pytest.raises(SettingsError, match="set `kv_cache` to int8"):
         opening.open_model(weights, options)
 
 

@@ -56,20 +56,13 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from dragoman.engines.choosing import Logits
-from dragoman.engines.choosing.sampler import logprob
 from dragoman.engines.choosing.together import Begun, Choosers, Drawer, TokenChoice
 from dragoman.engines.local.drafting import Drafter
 from dragoman.engines.local.guessing import Guesser
 from dragoman.engines.local.memory import Memory, Slots
 from dragoman.engines.local.paging import Paging
 from dragoman.engines.local.rereading import Rereading
-from dragoman.engines.local.runner import (
-    AnyRunner,
-    PagedRunner,
-    RowsAway,
-    StepFailed,
-    StepInterrupted,
-)
+from dragoman.engines.local.runner import AnyRunner, PagedRunner, StepFailed, StepInterrupted
 from dragoman.engines.local.sequence import Group, Plan, Sequence, StepPiece, level_apart, share_out
 from dragoman.engines.local.shares import Account, Pace, Places, Turns, last_of_most
 from dragoman.errors import DragomanError, EngineFailed
@@ -310,7 +303,7 @@ class Scheduler:
         self._landed = now
         row = 0
         for piece in flight.plan.pieces:
-            self._report_prompt(piece, flight.logits, row)
+            piece.report_prompt(flight.logits, row)
             row += piece.outputs
         for piece, step in zip(flight.answering, steps, strict=True):
             if piece.sequence.slot is not None:
@@ -422,7 +415,7 @@ class Scheduler:
         for piece in plan.pieces:
             end = row + piece.outputs
             if piece.newest is None:
-                self._report_prompt(piece, logits, row)
+                piece.report_prompt(logits, row)
             if piece.sequence.decoding:
                 answering.append(piece)
                 choices.append(
@@ -460,20 +453,6 @@ class Scheduler:
                 piece.read()
                 self._memory.written(slot)
                 self._let_go(piece.sequence.group)
-
-    def _report_prompt(self, piece: StepPiece, logits: Logits, first: int) -> None:
-        """Row i of a prompt tells how likely its id i + 1 was."""
-        sequence = piece.sequence
-        found = sequence.prompt_logprobs
-        if piece.newest is not None or found is None or len(found) >= sequence.prompt_length:
-            return
-        top = sequence.group.job.sampling.prompt_logprobs or 0
-        following = sequence.group.prompt[piece.start + 1 : piece.start + 1 + piece.size].tolist()
-        if isinstance(logits, RowsAway):
-            found += logits.report(first, following, top)
-            return
-        rows = logits[first : first + piece.outputs]
-        found.extend(logprob(row, token, top) for row, token in zip(rows, following, strict=False))
 
     def _say(self, sequence: Sequence, step: Step) -> None:
         group = sequence.group

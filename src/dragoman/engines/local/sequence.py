@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from dragoman.engines.choosing import Ids
+from dragoman.engines.choosing import Ids, Logits
+from dragoman.engines.choosing.sampler import logprob
 from dragoman.engines.choosing.together import Continuation
-from dragoman.engines.local.runner import Rows, Runner, ShownRows
+from dragoman.engines.local.runner import Rows, RowsAway, Runner, ShownRows
 from dragoman.engines.protocol import BEHIND, behind_owner
 from dragoman.types import UNBOUNDED, Job, Sink, TokenLogprob
 
@@ -317,6 +318,20 @@ class StepPiece:
     def read(self) -> None:
         """The part of the prompt has been computed: it is in the slot."""
         self._note_written(self.sequence.prompt[self.start : self.end])
+
+    def report_prompt(self, logits: Logits, first: int) -> None:
+        """Note how likely ids of the prompt were, where that is wanted: row i tells it of id i + 1."""
+        sequence = self.sequence
+        found = sequence.prompt_logprobs
+        if self.newest is not None or found is None or len(found) >= sequence.prompt_length:
+            return
+        top = sequence.group.job.sampling.prompt_logprobs or 0
+        following = sequence.group.prompt[self.start + 1 : self.start + 1 + self.size].tolist()
+        if isinstance(logits, RowsAway):
+            found += logits.report(first, following, top)
+            return
+        rows = logits[first : first + self.outputs]
+        found.extend(logprob(row, token, top) for row, token in zip(rows, following, strict=False))
 
     def followed(self, said: list[int]) -> int:
         """The newest token was followed by what was said; how many guesses were right."""
