@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _INT8 = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
 _PRICES = {
-    True: ", answers one by one, so that each stays the same (--kv-cache f16 is llama.cpp's own way)",
+    True: ", answers one by one to stay the same (--kv-cache f16: its own way)",
     False: ", deterministic: long prompts take longer, and with K kinds answers go three at a time",
 }
 _INSTALL = "pip install 'dragoman[openvino]'"
