@@ -22,7 +22,7 @@ from pathlib import Path
 
 logger = logging.getLogger("dragoman.http")
 
-M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 BIG_BLOCK = 1024 * 1024
 ARENAS = 2
 NEVER = 2**31 - 1
@@ -38,7 +38,8 @@ GROWN_BYTES = 256 * 1024 * 1024
 GIVE_BACK_S = 10.0
 """Between two times that memory is given back."""
 SPARE_BYTES = 8 * 1024 * 1024
-"""More than that after the last time, and it is worth another."""
+"""More than that after the last time, and it is worth another. Less of it is not given back at once, either: a
+burst of requests would have the system clear the same memory again that the one before had given back."""
 
 
 def keep_less() -> None:
@@ -53,7 +54,8 @@ def keep_less() -> None:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return  # Another C library, with ways of its own.
-    if not mallopt(M_MMAP_THRESHOLD, BIG_BLOCK) or not mallopt(M_ARENA_MAX, ARENAS):
+    wanted = {M_MMAP_THRESHOLD: BIG_BLOCK, M_ARENA_MAX: ARENAS, M_TRIM_THRESHOLD: SPARE_BYTES}
+    if not all([mallopt(name, value) for name, value in wanted.items()]):
         logger.debug("The C library keeps its way with memory.")
 
 
