@@ -178,7 +178,7 @@ class Model:
         """Has the model answer; what it sampled."""
         ids = self.vocabulary.sample(wrote)
         (job,), media = plan.jobs, plan.facts(0).get("media", ())
-        self.planner.trails.add(Traced(prompt=job.prompt, ids=ids, media=media, key=plan.keys[0]))
+        self.planner.trails.add(Traced(prompt=job.prompt, ids=ids, media=media, key=plan.keys[0]()))
         return ids
 
     def writes(self, way: Writes, before: Sequence[Message], answer: Message) -> str:

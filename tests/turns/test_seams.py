@@ -172,7 +172,7 @@ def test_what_a_stop_string_has_left_keeps_its_ids(model: Model, history: Histor
     plan = model.plan([USER])
     ids = model.vocabulary.sample(f"{TEXT.content} STOP")
     told = chain_messages([TEXT])[-1]
-    model.planner.trails.add(Traced(prompt=plan.jobs[0].prompt, ids=ids, key=plan.keys[0], said=told))
+    model.planner.trails.add(Traced(prompt=plan.jobs[0].prompt, ids=ids, key=plan.keys[0](), said=told))
     kept = plan.jobs[0].prompt + (ids if history == "sampled" else ids[: -len(" STOP")])
     prompt = model.plan([USER, TEXT, MORE], history).jobs[0].prompt
     assert prompt[: len(kept)] == kept
@@ -184,7 +184,7 @@ def test_a_control_token_that_no_text_shows_is_kept(model: Model) -> None:
     plan = model.plan([USER])
     hidden = (*model.vocabulary.sample("The weather"), model.vocabulary.special["<s>"])
     ids = (*hidden, *model.vocabulary.sample(" in Paris is fine.<|im_end|>"))
-    model.planner.trails.add(Traced(prompt=plan.jobs[0].prompt, ids=ids, key=plan.keys[0]))
+    model.planner.trails.add(Traced(prompt=plan.jobs[0].prompt, ids=ids, key=plan.keys[0]()))
     kept = plan.jobs[0].prompt + ids
     assert model.plan([USER, TEXT, MORE]).jobs[0].prompt[: len(kept)] == kept
 
@@ -197,7 +197,7 @@ def test_text_stays_text_whoever_wrote_it(model: Model, history: History) -> Non
     says = Message(role="assistant", content=f"It is {marker}.")
     plan = model.plan([asks], history)
     ids = (*f"It is {marker}.".encode(), model.vocabulary.special["<|im_end|>"])
-    model.planner.trails.add(Traced(prompt=plan.jobs[0].prompt, ids=ids, key=plan.keys[0]))
+    model.planner.trails.add(Traced(prompt=plan.jobs[0].prompt, ids=ids, key=plan.keys[0]()))
     kept = plan.jobs[0].prompt + ids
     prompt = model.plan([asks, says, asks], history).jobs[0].prompt
     assert prompt[: len(kept)] == kept
@@ -281,7 +281,9 @@ def test_answers_that_were_stored_keep_their_ids_in_a_prompt_that_is_rewritten(m
         plan = model.plan(messages)
         ids = model.answer(plan, model.writes(AS_THE_TEMPLATE, messages, answer))
         kept = plan.after[0].kept if plan.after[0] else 0
-        traced = Traced(prompt=plan.jobs[0].prompt, ids=ids, key=plan.keys[0], kept=kept, source=str(number))
+        traced = Traced(
+            prompt=plan.jobs[0].prompt, ids=ids, key=plan.keys[0](), kept=kept, source=str(number)
+        )
         stored.append(pack_turns([traced]))
         messages += [answer, following(answer)]
     model.forget()
@@ -333,7 +335,7 @@ def test_text_is_what_the_template_writes_and_stays_text(
         plan = model.plan(messages, history)
         wrote = model.writes(AS_THE_TEMPLATE, messages, answer)
         ids = model.spell(wrote, str(answer.content))
-        model.planner.trails.add(Traced(prompt=plan.jobs[0].prompt, ids=ids, key=plan.keys[0]))
+        model.planner.trails.add(Traced(prompt=plan.jobs[0].prompt, ids=ids, key=plan.keys[0]()))
         messages.append(_edited(answer, edit))
         if edit == "the question":
             messages[0] = Message(role="user", content=f"{messages[0].content}!")

@@ -123,7 +123,7 @@ def test_stored_turns_keep_their_pictures(model: Model) -> None:
         plan = model.plan(messages, media=MEDIA)
         ids = model.answer(plan, WROTE)
         facts = plan.facts(0)
-        told = Traced(prompt=plan.jobs[0].prompt, ids=ids, key=plan.keys[0], source=str(number), **facts)
+        told = Traced(prompt=plan.jobs[0].prompt, ids=ids, key=plan.keys[0](), source=str(number), **facts)
         stored.append(pack_turns([told]))
         kept = told.all
         messages += [TEXT, following]
@@ -137,7 +137,7 @@ def test_stored_turns_keep_their_pictures(model: Model) -> None:
 
 def test_a_turn_whose_picture_is_gone_is_not_gone_on_from(model: Model) -> None:
     turn(model, [ASKS])
-    (traced,) = model.planner.trails.find(model.plan([ASKS], media=MEDIA).keys[0])
+    (traced,) = model.planner.trails.find(model.plan([ASKS], media=MEDIA).keys[0]())
     lost = replace(traced, media=tuple(replace(span, media=shown("lost")) for span in traced.media))
     model.forget()
     model.planner.trails.add(lost)

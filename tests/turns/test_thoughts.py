@@ -186,7 +186,7 @@ def prompts_of(model: Model, restoring: Restoring, *, drops: bool) -> list[tuple
         if drops and told.reasoning:
             ((prompt, chain),) = plan.asked
             assert isinstance(prompt, Conversation)
-            model.planner.thoughts.add(prompt, chain, asked, saying(told), 3)
+            model.planner.thoughts.add(prompt, chain(), asked, saying(told), 3)
         talk += [told, following(told)]
     return prompts
 

@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from starlette.routing import Match, Route
+from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from dragoman import logs
@@ -20,13 +20,13 @@ from dragoman.errors import DragomanError, EngineFailed, MethodNotAllowed, NotFo
 from dragoman.http.admission import Budget, Replies, Room, Visit, VisitKind
 from dragoman.http.connection.limiter import CountedConnection
 from dragoman.http.exchange import TOLD_FACTS, Exchange, QueryString, advice
-from dragoman.http.host import Host
+from dragoman.http.host import METHODS, Endpoint, Handler, Host, Routes
 from dragoman.http.keys import Forwarded, Guard, is_known_here, preflight
 from dragoman.http.metrics import CONTENT_TYPE, Exposition
 from dragoman.http.operations import QUIET, Operations
 from dragoman.http.routes import table
 from dragoman.http.routes.responses_socket import Socket
-from dragoman.http.routes.table import BOARD, METRICS, OPEN_PATHS, SOCKET, Api, Handler, errors_at
+from dragoman.http.routes.table import BOARD, METRICS, OPEN_PATHS, SOCKET, Api, errors_at
 from dragoman.http.upkeep import StallWatch
 from dragoman.models import ModelPool
 from dragoman.settings import Settings
@@ -40,7 +40,6 @@ PARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 """A header `traceparent`, as W3C has it."""
 UNTRACED = frozenset({"/health", "/healthz", "/ping", "/ready", METRICS})
 """What is asked again and again, by machines."""
-METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 LINES, LINE_BYTES = 2**31, 2**62
 """How many lines of batches are at work, and how large they are, is for who reads them to say."""
 
@@ -69,7 +68,7 @@ class App:
         self._exposition = Exposition(self.host.journal.metrics, meter, vllm=vllm)
         self._operations = Operations(self.host)
         self._open = OPEN_PATHS | ({METRICS, BOARD} if self.settings.metrics == "open" else set())
-        self._routes = [*self._api_routes(table.APIS), *self._own_routes()]
+        self._routes = Routes([*self._api_routes(table.APIS), *self._own_routes()])
 
     def _api_routes(self, apis: Sequence[Api]) -> Iterator[Route]:
         # These come first, because they are looked for most often.
@@ -86,7 +85,7 @@ class App:
         self, method: str, handlers: Mapping[str, Handler], kind: VisitKind | None = None
     ) -> Iterator[Route]:
         for path, handler in handlers.items():
-            endpoint = _Endpoint(self.host, path, handler, kind)
+            endpoint = Endpoint(self.host, path, handler, kind)
             yield Route(path, endpoint, methods=[method])
 
     def _own_routes(self) -> Iterator[Route]:
@@ -152,7 +151,7 @@ class App:
             with tracing.following(trace):
                 await self._served(exchange, began)
         finally:
-            route = _route_name(self._routes, exchange.scope)
+            route = self._routes.name(exchange.scope)
             trace.span.update_name(f"{_method(exchange)} {route}" if route != "other" else _method(exchange))
             trace.end({"status": exchange.status, **exchange.facts}, _describe_request(exchange, route))
 
@@ -249,7 +248,7 @@ class App:
         route = self._find(exchange.scope, exchange.path)
         if exchange.method == "POST":
             self._check_media(exchange, route.path)
-        await route.handle(exchange.scope, exchange.receive, exchange.send)
+        await route.app(exchange.scope, exchange.receive, exchange.send)
 
     def _check_media(self, exchange: Exchange, path: str) -> None:
         if path in table.FORMS:
@@ -264,32 +263,20 @@ class App:
         """
         if not sent.isprintable():
             raise NotFound("There is no such path here; see /docs.", code="unknown_path")
-        route, methods = self._at(scope)
+        route, methods = self._routes.at(scope)
         if route is None and methods:
             message = f"{scope['method']} is not what {_loggable(sent)} takes; see /docs."
             raise MethodNotAllowed(message, allowed=sorted(methods))
         for path in () if route else table.ways_to_write(sent):
             scope["path"] = path
-            route, _ = self._at(scope)
+            route, _ = self._routes.at(scope)
             if route is not None:
                 break
         if route is not None and (scope["path"] == sent or route.path not in table.UNCOUNTED):
             return route
-        meant = route.path if route else table.nearest_path(sent, [route.path for route in self._routes])
+        meant = route.path if route else table.nearest_path(sent, self._routes.paths)
         scope["path"] = sent
         raise _unknown_path(sent, meant)
-
-    def _at(self, scope: Scope) -> tuple[Route | None, set[str]]:
-        """The route with this very path, or else the methods of those that have it."""
-        methods: set[str] = set()
-        for route in self._routes:
-            match, found = route.matches(scope)
-            if match == Match.FULL:
-                scope.update(found)
-                return route, methods
-            if match == Match.PARTIAL:
-                methods |= route.methods or set()
-        return None, methods
 
     def _record(self, exchange: Exchange, seconds: float) -> None:
         facts = {
@@ -300,7 +287,7 @@ class App:
             **_client_told(exchange.scope),
             **exchange.facts,
         }
-        self.host.journal.record(_route_name(self._routes, exchange.scope), facts, seconds)
+        self.host.journal.record(self._routes.name(exchange.scope), facts, seconds)
         if facts["path"] not in QUIET:
             self._operations.lately.append((exchange.owner, facts, seconds))
 
@@ -381,31 +368,6 @@ class _Caught:
             self.told = {name.decode(): value.decode() for name, value in headers}
 
 
-class _Endpoint:
-    """A handler as an ASGI app, which is what a Starlette route takes without wrapping requests."""
-
-    def __init__(self, host: Host, path: str, handler: Handler, kind: VisitKind | None) -> None:
-        """Without a kind it is let in always."""
-        self.path = path
-        self._host = host
-        self._handler = handler
-        self._kind = kind
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope["dragoman.exchange"]
-        exchange.looks = self._kind != "asks"
-        if self._kind is None:
-            await self._handler(self._host, exchange)
-            return
-        self._host.pool.check_started()
-        exchange.head |= self._host.admission.rates(exchange.owner, self._kind)
-        if self._host.keys.limited and self._kind == "asks" and exchange.key.is_limited:
-            exchange.head |= self._host.budgets.rates(exchange.key)
-            self._host.budgets.check(exchange.key)
-        with self._host.admission.admitted(exchange.owner, self._kind) as exchange.visit:
-            await self._handler(self._host, exchange)
-
-
 def _method(exchange: Exchange) -> str:
     """Never one that a client has made up."""
     return exchange.method if exchange.method in METHODS else "HTTP"
@@ -482,19 +444,3 @@ async def _refuse(scope: Scope, send: Send, error: DragomanError) -> None:
 def _loggable(path: str) -> str:
     """A path as one line of text, whatever a client put into it."""
     return path[:200] if path.isprintable() else ascii(path[:200])
-
-
-def _route_name(routes: Sequence[Route], scope: Scope) -> str:
-    """The declared path, never the one a client sent."""
-    if isinstance(found := scope.get("endpoint"), _Endpoint):
-        return found.path
-    # It was refused before it came to the router.
-    partly = []
-    for route in routes:
-        match, _ = route.matches(scope)
-        if match == Match.FULL:
-            return route.path
-        if match == Match.PARTIAL:
-            # Another method has this path; a route further down may fit as a whole.
-            partly.append(route.path)
-    return partly[0] if partly else "other"

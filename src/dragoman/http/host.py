@@ -1,10 +1,14 @@
-"""What all routes share: the models, the store, the doors; and one of the models, for requests about it."""
+"""What all routes share: the models, the store, the doors; one of the models, for requests about it; and
+which of the routes a request is for."""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
+
+from starlette.routing import Match, Route
+from starlette.types import Receive, Scope, Send
 
 from dragoman.api.batches import Asked, OpenAILines
 from dragoman.api.chat.known_bodies import KnownBodies
@@ -14,7 +18,7 @@ from dragoman.api.shared_fields import KnownTerms
 from dragoman.batches.desk import AnswerLine, BatchDesk
 from dragoman.engines.protocol import Engine
 from dragoman.errors import DragomanError, Forbidden
-from dragoman.http.admission import Admission, Budget, Journal, LiveModel, Replies
+from dragoman.http.admission import Admission, Budget, Journal, LiveModel, Replies, VisitKind
 from dragoman.http.connection.limiter import ConnectionLimiter, room
 from dragoman.http.connection.upgrade import Turnstile
 from dragoman.http.documents import Documents
@@ -278,3 +282,86 @@ class ModelHost:
     async def computed(self, owner: str, work: Callable[[], Awaitable[R]]) -> R:
         """What the engine makes of something that is no turn; it waits for its place like one."""
         return await self.loaded.computed(owner, work)
+
+
+# Which of the routes a request is for.
+
+
+Handler: TypeAlias = Callable[[Host, Exchange], Awaitable[None]]
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
+
+
+class Endpoint:
+    """A handler as an ASGI app, which is what a Starlette route takes without wrapping requests."""
+
+    def __init__(self, host: Host, path: str, handler: Handler, kind: VisitKind | None) -> None:
+        """Without a kind it is let in always."""
+        self.path = path
+        self._host = host
+        self._handler = handler
+        self._kind = kind
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange: Exchange = scope["dragoman.exchange"]
+        exchange.looks = self._kind != "asks"
+        if self._kind is None:
+            await self._handler(self._host, exchange)
+            return
+        self._host.pool.check_started()
+        exchange.head |= self._host.admission.rates(exchange.owner, self._kind)
+        if self._host.keys.limited and self._kind == "asks" and exchange.key.is_limited:
+            exchange.head |= self._host.budgets.rates(exchange.key)
+            self._host.budgets.check(exchange.key)
+        with self._host.admission.admitted(exchange.owner, self._kind) as exchange.visit:
+            await self._handler(self._host, exchange)
+
+
+class Routes:
+    """In an order: of several that fit, the first one is meant."""
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        self._all = routes
+        self.paths = [route.path for route in routes]
+        self._plain = dict(self._list_plain())
+        """By method and path, those without anything variable in it: they are asked for most."""
+
+    def _list_plain(self) -> Iterator[tuple[tuple[str, str], Route]]:
+        for path in self.paths:
+            for method in METHODS if "{" not in path else ():
+                route, _ = self._search({"type": "http", "method": method, "path": path})
+                if route is not None:
+                    yield (method, path), route
+
+    def at(self, scope: Scope) -> tuple[Route | None, set[str]]:
+        """The route with this very path, or else the methods of those that have it."""
+        plain = self._plain.get((scope["method"], scope["path"]))
+        if plain is None or scope.get("root_path"):
+            return self._search(scope)
+        scope["endpoint"], scope["path_params"] = plain.endpoint, {}
+        return plain, set()
+
+    def _search(self, scope: Scope) -> tuple[Route | None, set[str]]:
+        methods: set[str] = set()
+        for route in self._all:
+            match, found = route.matches(scope)
+            if match == Match.FULL:
+                scope.update(found)
+                return route, methods
+            if match == Match.PARTIAL:
+                methods |= route.methods or set()
+        return None, methods
+
+    def name(self, scope: Scope) -> str:
+        """The declared path, never the one a client sent."""
+        if isinstance(found := scope.get("endpoint"), Endpoint):
+            return found.path
+        # It was refused before it came to the router.
+        partly = []
+        for route in self._all:
+            match, _ = route.matches(scope)
+            if match == Match.FULL:
+                return route.path
+            if match == Match.PARTIAL:
+                # Another method has this path; a route further down may fit as a whole.
+                partly.append(route.path)
+        return partly[0] if partly else "other"

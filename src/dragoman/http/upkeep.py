@@ -38,8 +38,8 @@ GROWN_BYTES = 256 * 1024 * 1024
 GIVE_BACK_S = 10.0
 """Between two times that memory is given back."""
 SPARE_BYTES = 8 * 1024 * 1024
-"""More than that after the last time, and it is worth another. Less of it is not given back at once, either: a
-burst of requests would have the system clear the same memory again that the one before had given back."""
+"""More than that after the last time, and it is worth another. So much is not given back at once, either: the
+next burst of requests would have the system clear it again."""
 
 
 def keep_less() -> None:
@@ -55,7 +55,7 @@ def keep_less() -> None:
     except (OSError, AttributeError):
         return  # Another C library, with ways of its own.
     wanted = {M_MMAP_THRESHOLD: BIG_BLOCK, M_ARENA_MAX: ARENAS, M_TRIM_THRESHOLD: SPARE_BYTES}
-    if not all([mallopt(name, value) for name, value in wanted.items()]):
+    if not all(mallopt(name, value) for name, value in wanted.items()):
         logger.debug("The C library keeps its way with memory.")
 
 

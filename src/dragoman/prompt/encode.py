@@ -415,7 +415,7 @@ class MessageChain(Struct):
 
     def answered(self, conversation: Conversation) -> bytes:
         """Of the messages that are answered: where the answer goes on with the last one, those before it."""
-        return self.links[-2 if conversation.continue_final_message else -1]
+        return self.upto(conversation.messages).links[-2 if conversation.continue_final_message else -1]
 
 
 def chain_messages(messages: Sequence[Message]) -> list[bytes]:

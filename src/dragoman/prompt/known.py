@@ -129,6 +129,7 @@ class KnownPrompt(Struct):
     names: dict[str | None, str]
     """Of the calls in it, by their ids."""
     chain: MessageChain
+    """Of its messages, or of a beginning: that of a short one is made when it is needed."""
     short: Short | None = None
     encoded: Encoded | None = None
     stitched: StitchedIds | None = None

@@ -423,7 +423,7 @@ class Prompter:
             made = self._rendering(conversation)
             if len(made.text) >= LEAST_KEPT:
                 return known.keep(conversation, owner, made)
-            return KnownPrompt(conversation, made, {}, MessageChain().upto(conversation.messages))
+            return KnownPrompt(conversation, made, {}, MessageChain())
         self._check_messages(conversation)
         template, _ = self._choose(conversation.template, tools=bool(conversation.tools))
         found = known.render(conversation, owner, self._rendering, template.tree)

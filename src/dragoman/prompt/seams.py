@@ -169,7 +169,7 @@ class Seams:
         self._prompter, self._known, self._conversation = prompter, known, conversation
         self._memory, self._salt, self._filling = memory, salt, filling
         self._frame = digest_frame(conversation)
-        self.links = known.chain.links
+        self.links = known.chain.upto(conversation.messages).links
         self._numbers = [
             number for number, message in enumerate(conversation.messages) if message.role == "assistant"
         ]

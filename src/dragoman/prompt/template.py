@@ -66,16 +66,18 @@ class ChatTemplate:
         """Texts that end an answer, where the template says so."""
         self._asks = meta.find_undeclared_variables(self.tree)
         self._functions_as_text = _adds_functions(self.tree)
+        self._always = {**self._template.globals, **self._special}
 
     def render(self, variables: Mapping[str, Any]) -> str:
         """The text for plain data; what the template refuses becomes a TemplateError with its own words."""
         budget = RenderBudget()
         try:
-            values = {**self._special, **budget.copy({**self._more(variables), **variables})}
+            values = budget.copy({**self._more(variables), **variables})
         except RecursionError:
             raise TemplateError("The conversation is nested too deeply.") from None
+        # Shared is what jinja2 calls variables with which its globals are already.
         context = self._template.new_context(
-            {**values, "strftime_now": self._strftime_now, BUDGET: budget}, shared=False
+            {**self._always, **values, "strftime_now": self._strftime_now, BUDGET: budget}, shared=True
         )
         try:
             return "".join(self._template.root_render_func(context))

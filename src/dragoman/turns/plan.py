@@ -7,8 +7,9 @@ are kept here, too.
 import gc
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from functools import partial
 from hashlib import blake2b
 from os import urandom
 from typing import Any, TypeAlias
@@ -90,8 +91,7 @@ class Trails:
         frame = digest_frame(known.conversation) if known else b""
         large = known if len(prompt) >= LEAST_KEPT else None
         text = large.hash(prompt, self._hash(salt)) if large else self._digest(to_bytes(prompt), salt)
-        length = len(prompt).to_bytes(_LENGTH, "big")
-        return self._digest(chain, salt) + text + self._digest(frame) + length
+        return self._digest(chain, salt) + text + self._digest(frame) + len(prompt).to_bytes(_LENGTH, "big")
 
     @staticmethod
     def outline(key: bytes) -> bytes:
@@ -196,7 +196,7 @@ class TurnPlan(Struct, frozen=True):
     """How the answers are written."""
     stop: tuple[str, ...] = ()
     """What the client, the operator and the template have the answers end at."""
-    keys: Sequence[bytes] = ()
+    keys: Sequence[Callable[[], bytes]] = ()
     """For each job, what its answers are remembered by; empty if it is no conversation that may go on."""
     after: Sequence[GoneOn | None] = ()
     """For each job, what its prompt goes on from."""
@@ -205,7 +205,7 @@ class TurnPlan(Struct, frozen=True):
     splits: Sequence[Split] = ()
     """For each job, why its prompt does not go on from the answer before it, if it does not."""
     history: History = "template"
-    asked: Sequence[tuple[Prompt, bytes]] = ()
+    asked: Sequence[tuple[Prompt, Callable[[], bytes]]] = ()
     """What the jobs answer, and the digests of the messages; empty where nobody asks what was said."""
     restored_tokens: int = 0
     """Of the prompts: what was thought before, and is given back."""
@@ -354,11 +354,10 @@ class Planner:
             for chat in [asked if isinstance(asked, Conversation) else None]
         ]
         asked = spec.wanted or spec.calling
-        free = asked is not None and any(job.constraint is None for job in jobs)
-        unenforced = asked.param if asked and free else ""
+        unenforced = asked.param if asked and any(job.constraint is None for job in jobs) else ""
         after, splits = [one[2] for one in prompts], [one[3] for one in prompts]
+        links = [partial(k.chain.answered, k.conversation) if k else bytes for *_, k, _ in prompts]
         remembers = spec.remembers or spec.history == "sampled"
-        links = [known.chain.answered(known.conversation) if known else b"" for *_, known, _ in prompts]
         told = tuple(zip(spec.prompts, links, strict=True)) if remembers else ()
         more = keys, after, unenforced, splits, spec.history or "template", told, restored
         return TurnPlan(jobs, begun, dialect, spec.stop, *more)
@@ -380,13 +379,13 @@ class Planner:
         self, plan: TurnPlan, spec: TurnSpec, turn: Traced, job: int, reader: ChoiceReader
     ) -> Traced:
         """What was sampled, and what was thought: a later prompt may go on from it."""
-        (told, chain), said = plan.asked[job] if plan.asked else (None, b""), reader.said
+        (told, chain), said = plan.asked[job] if plan.asked else (None, bytes), reader.said
         if isinstance(told, Conversation) and said is not None:
             begun = meaning_of(told.messages[-1])[0] if told.continue_final_message else ""
             turn = replace(turn, said=chain_messages([said.message(begun)])[-1])
             if said.thoughts and spec.remembers:
                 ids, tokens = self.trails.share(turn.ids), reader.reasoning_count
-                self.thoughts.add(told, chain, spec, said, tokens, ids, turn.source)
+                self.thoughts.add(told, chain(), spec, said, tokens, ids, turn.source)
         if turn.key:
             self.trails.add(turn, owner=spec.owner, planned=True)
         return turn
@@ -395,15 +394,16 @@ class Planner:
         make = self._constrainer.constraint
         return make(spec, dialect, in_reasoning=in_reasoning) if spec.bounded else None
 
-    def _key(self, spec: TurnSpec, text: str, salt: str, known: KnownPrompt | None) -> bytes:
-        """What the answer to a prompt is remembered by."""
+    def _key(self, spec: TurnSpec, text: str, salt: str, known: KnownPrompt | None) -> Callable[[], bytes]:
+        """What the answer to a prompt is remembered by: of a short one made when it is there, not before."""
         if known is None:
-            return b""
+            return bytes
         # Nothing goes on from ids that no model has sampled, or from a prompt that was cut.
         prompt, goes_on = known.conversation, self.card.samples_ids and spec.truncate_prompt is None
         if not goes_on or not (prompt.add_generation_prompt or prompt.continue_final_message):
-            return b""
-        return self.trails.key(text, salt, known)
+            return bytes
+        key = partial(self.trails.key, text, salt, known)
+        return key if len(text) < LEAST_KEPT else partial(bytes, key())
 
     def _rendered(
         self, prompt: Prompt, most: int | None, spec: TurnSpec, dialect: Dialect, salt: str

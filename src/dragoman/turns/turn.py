@@ -323,7 +323,7 @@ class Turn:
             source=self._source,
             **self._plan.facts(number),
             # Nothing goes on from text: its ids are not known.
-            key=self._plan.keys[number] if self._plan.keys and not reader.in_text else b"",
+            key=self._plan.keys[number]() if self._plan.keys and not reader.in_text else b"",
         )
         if self._remember is not None:
             traced = self._remember(traced, number, reader)

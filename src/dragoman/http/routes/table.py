@@ -1,9 +1,8 @@
 """Every route there is, who answers it, which API it belongs to, and what describes them all."""
 
 import difflib
-from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -23,7 +22,7 @@ from dragoman.api.openapi import OPERATIONS, Operation, document
 from dragoman.api.reply import ErrorSpelling
 from dragoman.api.responses.response import ERRORS as RESPONSE_ERRORS
 from dragoman.http.exchange import Exchange
-from dragoman.http.host import Host
+from dragoman.http.host import Handler, Host
 from dragoman.http.routes import (
     batches,
     conversations,
@@ -41,9 +40,6 @@ from dragoman.http.routes import (
 )
 
 # What makes an API of some routes: they begin alike, and say alike what goes wrong.
-
-
-Handler: TypeAlias = Callable[[Host, Exchange], Awaitable[None]]
 
 
 class Api(Struct, frozen=True):
