@@ -137,6 +137,49 @@ class _SocketReader:
             asked.set_result(told.result.result)
 
 
+# How requests are handed to the core: each costs its client a future and a coroutine, and each frame the
+# search for what its flags are together.
+
+
+def sender(client: Any) -> Callable[[Any], bool]:
+    """What sends a request at once; false where only the client can. To be made before the `reader`."""
+    # Others than this one choose a core for each request.
+    plain = type(client).__name__ == "AsyncMPClient" and _is_plain(client)
+    names = ("encoder", "input_socket", "core_engine", "client_index", "ensure_alive")
+    return _SocketSender(client).send if plain and all(hasattr(client, name) for name in names) else _never
+
+
+def _never(_request: Any) -> bool:
+    return False
+
+
+class _SocketSender:
+    def __init__(self, client: Any) -> None:
+        import zmq
+        from vllm.v1.engine import EngineCoreRequestType
+
+        self._client = client
+        self._kind: bytes = EngineCoreRequestType.ADD.value
+        self._write = partial(zmq.backend.Socket.send, zmq.Socket.shadow(client.input_socket))
+        self._more, self._last, self._full = int(zmq.NOBLOCK | zmq.SNDMORE), int(zmq.NOBLOCK), zmq.Again
+
+    def send(self, request: Any) -> bool:
+        if request.mm_features or request.prompt_embeds is not None:
+            # They have frames of their own, which are not copied.
+            return False
+        client, write = self._client, self._write
+        client.ensure_alive()
+        request.client_index = client.client_index
+        (frame,) = client.encoder.encode(request)
+        try:
+            write(client.core_engine, self._more)
+        except self._full:
+            return False
+        write(self._kind, self._more)
+        write(frame, self._last)
+        return True
+
+
 # The core.
 
 
@@ -173,6 +216,7 @@ class Core:
         self._takers: dict[str, Taker] = {}
         self._reader: asyncio.Task[None] | None = None
         self._sending: set[asyncio.Task[None]] = set()
+        self._write: Callable[[Any], bool] = _never
         self._unsent: list[Any] = []
         """Requests of this turn of the event loop."""
         self._came_lately = False
@@ -186,6 +230,7 @@ class Core:
         if self.failure is not None:
             raise self.failure.with_traceback(None)
         if self._reader is None:
+            self._write = sender(self._client)
             read = reader(self._client, self._hand_out, self._crowded)
             self._reader = asyncio.get_running_loop().create_task(self._read(read))
 
@@ -293,7 +338,8 @@ class Core:
 
     async def _add_one(self, request: Any) -> None:
         try:
-            await self._client.add_request_async(request)
+            if not self._write(request):
+                await self._client.add_request_async(request)
         except Exception as error:
             taker = self._takers.pop(request.request_id, None)
             if taker is not None:
