@@ -101,7 +101,8 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        self.in_flight = Gauge("dragoman_requests_in_flight", "Requests being served", registry=registry)
+        self.in_flight, being = 0, "Requests being served"
+        Gauge("dragoman_requests_in_flight", being, registry=registry).set_function(lambda: self.in_flight)
         self.refused = Counter(
             "dragoman_refused", "Requests refused at the door, by reason", ["reason"], registry=registry
         )
@@ -149,7 +150,7 @@ class Journal:
         """For what is no HTTP request of its own. The block adds the facts."""
         began = time.monotonic()
         facts: dict[str, Any] = {"method": method, "path": path, "status": 200}
-        self.metrics.in_flight.inc()
+        self.metrics.in_flight += 1
         with tracing.traced(self.tracing, f"{method} {path}", facts, tracing.current.get()):
             try:
                 yield facts
@@ -160,7 +161,7 @@ class Journal:
                 facts.setdefault("finish", "cancelled")
                 raise
             finally:
-                self.metrics.in_flight.dec()
+                self.metrics.in_flight -= 1
                 self.record(f"{method} {path}", facts, time.monotonic() - began)
 
 
@@ -428,7 +429,7 @@ class Admission:
             await asyncio.wait({self._emptied}, timeout=most)
 
     def left(self) -> None:
-        if not self.inside and self._emptied is not None and not self._emptied.done():
+        if self._emptied is not None and not self.inside and not self._emptied.done():
             self._emptied.set_result(None)
 
 
@@ -458,8 +459,7 @@ class Visit:
 
     def within(self, seconds: float | None) -> None:
         """It is ended so many seconds after it began; None: as the settings say."""
-        seconds = seconds or self._admission.timeout
-        if seconds is not None:
+        if (seconds := seconds or self._admission.timeout) is not None:
             message = f"The answer was not done within the timeout of {seconds:g} seconds."
             when = self._began + seconds
             self._timer = self._loop.call_at(when, lambda: self.end(DeadlineExceeded(message)))

@@ -134,12 +134,12 @@ class App:
         await self._served(exchange, began)
 
     async def _served(self, exchange: Exchange, began: float) -> None:
-        self.host.journal.metrics.in_flight.inc()
+        self.host.journal.metrics.in_flight += 1
         try:
             await self._guarded(exchange, self._answered(exchange))
         finally:
             exchange.over()
-            self.host.journal.metrics.in_flight.dec()
+            self.host.journal.metrics.in_flight -= 1
             self._record(exchange, asyncio.get_running_loop().time() - began)
             # Each holds the other: a body would stay until garbage is looked for.
             del exchange.scope["dragoman.exchange"]
@@ -190,14 +190,14 @@ class App:
             with Visit(host.admission, self._line_room, owner) as exchange.visit:
                 await table.POST[asked.url](host, exchange)
 
-        host.journal.metrics.in_flight.inc()
+        host.journal.metrics.in_flight += 1
         facts: dict[str, Any] = {"method": "BATCH", "path": asked.url, "request_id": exchange.request_id}
         with traced(host.tracing, f"BATCH {asked.url}", facts):
             try:
                 await self._guarded(exchange, work())
             finally:
                 exchange.over()
-                host.journal.metrics.in_flight.dec()
+                host.journal.metrics.in_flight -= 1
                 facts |= {"status": exchange.status, **exchange.facts}
             host.journal.record(asked.url, facts, loop.time() - began)
         return LineReply(exchange.status, exchange.request_id, caught.body, caught.told)

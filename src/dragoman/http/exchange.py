@@ -146,7 +146,7 @@ class Exchange:
             if self._held is not None:
                 self._held.be(len(body))
         reading = partial(_read, body, self._limits, read) if checked else partial(read, body)
-        made = await self.aside(len(body), reading)
+        made = await self.aside(len(body), reading) if self._workers.needed(len(body)) else reading()
         if names := self.ignored.told:
             self.facts["ignored"] = names
         return made, len(body)

@@ -329,7 +329,7 @@ class Routes:
         for path in self.paths:
             for method in METHODS if "{" not in path else ():
                 route, _ = self._search({"type": "http", "method": method, "path": path})
-                if route is not None:
+                if route is not None and route.path == path:
                     yield (method, path), route
 
     def at(self, scope: Scope) -> tuple[Route | None, set[str]]:

@@ -54,7 +54,7 @@ class Operations:
             "version": __version__,
             "uptime_s": round(time.time() - self._began, 1),
             "draining": host.admission.draining,
-            "requests_in_flight": int(metrics.in_flight._value.get()),
+            "requests_in_flight": metrics.in_flight,
             "tokens": tokens,
             "models": [_describe_model(name, live, metrics.models) for name, live in metrics.live.items()],
             "memory": {

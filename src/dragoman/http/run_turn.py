@@ -274,6 +274,10 @@ class Writer(Protocol):
     def end(self) -> bytes: ...
 
 
+Beginning: TypeAlias = Callable[[], tuple[Writer, Callable[[], bytes]]]
+"""Who writes a stream, and what gives its first bytes: made when the engine has the turn, not before."""
+
+
 async def plan(host: "ModelHost", exchange: Exchange, spec: TurnSpec, body_bytes: int, id_: str = "") -> Turn:
     """A client that leaves while it is planned is not planned for any longer, where that takes its time."""
     planning = host.model.turn(spec, exchange.owner, body_bytes, id_)
@@ -329,8 +333,7 @@ async def hear(exchange: Exchange, turn: AnyTurn, take: Callable[[Sequence[Event
 async def stream(
     exchange: Exchange,
     turn: AnyTurn,
-    writer: Writer,
-    opening: Callable[[], bytes],
+    begin: Beginning,
     pump: Pump,
     keep_alive: float,
     before_end: Callable[[], Awaitable[None]] | None = None,
@@ -342,6 +345,7 @@ async def stream(
     `opening_bytes`: how long the opening is, about, if it may be long.
     """
     if isinstance(turn, HiddenCalls):
+        writer, opening = begin()
         outlet = Sse(exchange, pump, keep_alive, partial(exchange.made, opening_bytes, opening))
         await _stream_rounds(exchange, turn, writer, outlet, before_end)
         return
@@ -349,6 +353,7 @@ async def stream(
         # While it waits in the queue, what goes wrong can still be told by the status.
         await turn.begun(most=keep_alive)
         await pump.lull()
+        writer, opening = begin()
         first = await exchange.made(opening_bytes, opening)
         await exchange.start_stream(first, media, pump.call_later)
         written = TurnStream(

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from msgspec import Struct
@@ -31,7 +31,7 @@ from dragoman.http import run_turn
 from dragoman.http.exchange import Exchange, unless_gone
 from dragoman.http.host import Host, ModelHost
 from dragoman.http.routes import stored_chat
-from dragoman.http.run_turn import AnyTurn, Writer
+from dragoman.http.run_turn import AnyTurn, Beginning
 from dragoman.limits import Limits, check_count
 from dragoman.mcp import McpFailure, McpTool
 from dragoman.turns.spec import TurnSpec
@@ -62,7 +62,12 @@ async def chat(shared: Host, exchange: Exchange) -> None:
 async def _answer_chat(
     host: ModelHost, exchange: Exchange, request: ChatRequest, turn: AnyTurn, head: Head
 ) -> None:
-    spelling = ChatSpelling(
+    made = _ChatAnswer(host, exchange, request, turn, head, cache(partial(_spell_chat, host, request)))
+    await (made.stream() if request.stream else made.whole())
+
+
+def _spell_chat(host: ModelHost, request: ChatRequest) -> ChatSpelling:
+    return ChatSpelling(
         _speller(host, request),
         logprobs=bool(request.logprobs),
         legacy=request.legacy,
@@ -71,8 +76,6 @@ async def _answer_chat(
         named=request.names_a_tool,
         custom=request.declared.custom,
     )
-    made = _ChatAnswer(host, exchange, request, turn, head, spelling)
-    await (made.stream() if request.stream else made.whole())
 
 
 def _read_chat(host: Host, exchange: Exchange, body: bytes) -> tuple[ChatRequest, TurnSpec | None]:
@@ -116,7 +119,7 @@ async def completions(shared: Host, exchange: Exchange) -> None:
     head = _head(host, exchange, "cmpl-", request)
     wants_logprobs = request.logprobs is not None
     spelling = CompletionSpelling(_speller(host, request), turn.choices, logprobs=wants_logprobs)
-    made = _CompletionAnswer(host, exchange, request, turn, head, spelling)
+    made = _CompletionAnswer(host, exchange, request, turn, head, lambda: spelling)
     made.check_told()
     await (made.stream() if request.stream else made.whole())
 
@@ -132,7 +135,7 @@ async def generate(shared: Host, exchange: Exchange) -> None:
     head = _head(host, exchange, "", request)
     spelling = CompletionSpelling(_speller(host, request), turn.choices, logprobs=False)
     id_ = given or exchange.request_id
-    await _IdsAnswer(host, exchange, request, turn, head, spelling, id_).whole()
+    await _IdsAnswer(host, exchange, request, turn, head, lambda: spelling, id_).whole()
 
 
 class _RoutedAnswer(Struct, frozen=True):
@@ -143,7 +146,8 @@ class _RoutedAnswer(Struct, frozen=True):
     request: SharedFields
     turn: AnyTurn
     head: Head
-    spelling: ChatSpelling | CompletionSpelling
+    spelling: Callable[[], ChatSpelling | CompletionSpelling]
+    """The same one each time; nothing of it is needed before the engine has the turn."""
 
     def opening_bytes(self) -> int:
         """About how long the beginning of a stream is, which may say the prompt once for each answer."""
@@ -178,37 +182,40 @@ class _RoutedAnswer(Struct, frozen=True):
         told = ChunkOptions(request.wants_usage, request.wants_running_usage, bool(request.return_token_ids))
         return StreamWriter(
             self.head,
-            self.spelling,
+            self.spelling(),
             told,
             self.usage,
             plain=plain,
             weights=lambda: turn.weight_version,
         )
 
-    async def send(
-        self, writer: Writer, opening: Callable[[], bytes], save: Callable[[], Awaitable[None]] | None = None
-    ) -> None:
+    async def send(self, begin: Beginning, save: Callable[[], Awaitable[None]] | None = None) -> None:
         pump, keep_alive = self.host.pump, self.host.settings.keep_alive
         size = self.opening_bytes()
-        await run_turn.stream(self.exchange, self.turn, writer, opening, pump, keep_alive, save, size)
+        await run_turn.stream(self.exchange, self.turn, begin, pump, keep_alive, save, size)
 
 
 class _ChatAnswer(_RoutedAnswer, frozen=True):
     request: ChatRequest
-    spelling: ChatSpelling
+    spelling: Callable[[], ChatSpelling]
 
-    async def stream(self) -> None:
+    def _begin(self) -> tuple[StreamWriter, Callable[[], bytes]]:
         request, turn = self.request, self.turn
         writer = self.writer(plain=not request.logprobs)
         prompt = turn.jobs[0].prompt if request.return_token_ids else None
 
         def opening() -> bytes:
             echoed = chat_request.echo_text(request)
-            return chat_reply.opening(writer, self.spelling, turn.choices, echoed, prompt)
+            return chat_reply.opening(writer, self.spelling(), turn.choices, echoed, prompt)
 
+        return writer, opening
+
+    async def stream(self) -> None:
+        request, turn = self.request, self.turn
         if not self._is_kept():
-            await self.send(writer, opening)
+            await self.send(self._begin)
             return
+        writer, opening = self._begin()
         kept = KeptStream(writer, turn.choices)
 
         async def save() -> None:
@@ -217,7 +224,7 @@ class _ChatAnswer(_RoutedAnswer, frozen=True):
             reply = await self.host.workers.run(self.exchange.owner, size, partial(self._reply, answers))
             await stored_chat.save(self.host, self.exchange, request, reply, size, turn.traced)
 
-        await self.send(kept, opening, save)
+        await self.send(lambda: (kept, opening), save)
 
     async def whole(self) -> None:
         host, exchange = self.host, self.exchange
@@ -239,7 +246,7 @@ class _ChatAnswer(_RoutedAnswer, frozen=True):
             self.head,
             answers,
             turn.usage,
-            self.spelling,
+            self.spelling(),
             echoed=chat_request.echo_text(request),
             prompt_ids=turn.jobs[0].prompt if request.return_token_ids else None,
             weight_version=turn.weight_version,
@@ -255,7 +262,7 @@ class _ChatAnswer(_RoutedAnswer, frozen=True):
 
 class _CompletionAnswer(_RoutedAnswer, frozen=True):
     request: CompletionRequest
-    spelling: CompletionSpelling
+    spelling: Callable[[], CompletionSpelling]
 
     def check_told(self) -> None:
         if self.request.return_token_ids or self.request.echo:
@@ -270,7 +277,7 @@ class _CompletionAnswer(_RoutedAnswer, frozen=True):
             return completion_bodies.opening(writer, turn.choices, self._echoes(), self._prompts())
 
         told = Unanswered(writer) if completion_bodies.wants_none(self.request) else writer
-        await self.send(told, opening)
+        await self.send(lambda: (told, opening))
 
     def usage(self) -> Usage:
         return completion_bodies.told_usage(self.request, self.turn.usage)
@@ -293,7 +300,7 @@ class _CompletionAnswer(_RoutedAnswer, frozen=True):
             self.head,
             answers,
             self.usage(),
-            self.spelling,
+            self.spelling(),
             jobs,
             self._echoes(),
             self._prompts(),

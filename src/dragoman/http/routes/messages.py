@@ -114,7 +114,7 @@ async def _tell(
     if stream:
         pump, keep_alive = host.pump, host.settings.keep_alive
         kept = keep if host.desk.keeps_ids else None
-        await run_turn.stream(exchange, turn, writer, writer.opening, pump, keep_alive, kept)
+        await run_turn.stream(exchange, turn, lambda: (writer, writer.opening), pump, keep_alive, kept)
         return
     await run_turn.hear(exchange, turn, writer.write)
     await keep()

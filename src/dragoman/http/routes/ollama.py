@@ -111,7 +111,7 @@ class _OllamaAnswer(Struct, frozen=True):
         if bodies.streams(request):
             writer = LineWriter(self.told, spelling, self._ends, plain=not request.logprobs)
             pump, keep_alive = host.pump, host.settings.keep_alive
-            begin = partial(run_turn.stream, exchange, self.turn, writer, lambda: b"", pump, keep_alive)
+            begin = partial(run_turn.stream, exchange, self.turn, lambda: (writer, bytes), pump, keep_alive)
             await begin(media=bodies.MEDIA)
             return
         [answer] = await run_turn.whole(exchange, self.turn)
