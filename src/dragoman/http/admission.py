@@ -284,7 +284,7 @@ class Room:
         self.of_key: collections.Counter[str] = collections.Counter()
 
     def full_for(self, owner: str) -> bool:
-        keys = len(self.of_key.keys() | {owner})
+        keys = len(self.of_key) + (owner not in self.of_key)
         return len(self.inside) >= self.most and self.of_key.get(owner, 0) >= max(1, self.most // keys)
 
     def full_of(self, owner: str) -> bool:
@@ -296,7 +296,7 @@ class Room:
 
     def left(self, owner: str) -> int:
         """How many more of this key would be let in now."""
-        mine, keys = self.of_key.get(owner, 0), len(self.of_key.keys() | {owner})
+        mine, keys = self.of_key.get(owner, 0), len(self.of_key) + (owner not in self.of_key)
         of_all = max(self.most - len(self.inside), max(1, self.most // keys) - mine)
         return max(0, min(of_all, self.most_of_key - mine) if owner else of_all)
 
