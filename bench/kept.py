@@ -40,12 +40,16 @@ def read(runner: LlamaRunner, slot: int, count: int) -> float:
     """Tokens a second."""
     runner.keep(slot, 0)
     began = time.perf_counter()
-    for start in range(0, count, BATCH):
-        rows, size = Rows(), min(BATCH, count - start)
+    start, whole = 0, count // runner.block * runner.block
+    while start < count:
+        rows, end = Rows(), min(start + BATCH, whole if start < whole else count)
         # Any ids do.
-        ids = [7919 * number % runner.vocabulary for number in range(start + 1, start + 1 + size)]
-        rows.extend(slot, start, ids, [False] * (size - 1) + [True])
+        ids = [7919 * number % runner.vocabulary for number in range(start + 1, end + 1)]
+        rows.extend(slot, start, ids, [False] * (end - start - 1) + [True])
+        if start < whole:
+            rows.whole.add(slot)
         runner.step(rows)
+        start = end
     return count / (time.perf_counter() - began)
 
 

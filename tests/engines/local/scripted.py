@@ -49,7 +49,7 @@ class ScriptedRunner(ABC):
     """What a sequence reads decides what comes next, so that its answers show any mistake in the contents."""
 
     equal_pieces = False
-    least_piece = 1
+    block = 1
     blocks = None
     adapters: tuple[str, ...] = ("red", "blue")
     mixes_adapters = False

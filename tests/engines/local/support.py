@@ -22,9 +22,16 @@ class FakeRunner(ScriptedRunner):
     """Slots are lists of ids. It insists on right positions, as the real one does."""
 
     def __init__(
-        self, *, rewinds: bool = True, rereads: bool = False, swaps: bool = False, **sizes: Any
+        self,
+        *,
+        rewinds: bool = True,
+        rereads: bool = False,
+        swaps: bool = False,
+        block: int = 1,
+        **sizes: Any,
     ) -> None:
         super().__init__(**sizes)
+        self.block = block
         self.rewinds = rewinds
         self.rereads = rereads
         self.swaps = swaps

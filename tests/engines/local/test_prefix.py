@@ -1,15 +1,20 @@
 """What is computed again and what is not. The fake runner's answers show any mistake in the contents."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.engines.local.memory import common
+from dragoman.engines.local.runner import Rows
+from dragoman.engines.local.scheduler import Scheduler
 from dragoman.types import Adapters
 from tests.engines.local.paged import PagedDesk
 from tests.engines.local.scripted import expected
-from tests.engines.local.support import Desk
+from tests.engines.local.support import Desk, FakeRunner
 
 SYSTEM = list(range(30))
 
@@ -163,6 +168,52 @@ def test_where_answers_are_computed_otherwise_they_are_read_again() -> None:
     assert [desk.cached(group) for group in (beside, after)] == [len(SYSTEM), len(longer) - 2]
     assert desk.ids(beside) == expected(longer, 2)
     assert desk.ids(after) == expected(longer[:-1], 2)
+
+
+class BlockRunner(FakeRunner):
+    """It notes which rows of its slots were computed as parts of whole blocks."""
+
+    def __init__(self, **sizes: Any) -> None:
+        super().__init__(**sizes)
+        self.ways: list[list[bool]] = [[] for _ in range(self.slots)]
+
+    def write(self, rows: Rows, number: int) -> Sequence[int]:
+        slot = rows.slots[number]
+        self.ways[slot][rows.positions[number] :] = [slot in rows.whole]
+        return super().write(rows, number)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        super().copy(source, target, length)
+        self.ways[target] = self.ways[source][:length]
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 3)), min_size=1, max_size=8))
+def test_rows_of_a_prompt_go_the_same_ways_whatever_was_known(asked: list[tuple[int, int]]) -> None:
+    desk = Desk(block=8, slots=2)
+    desk.runner = runner = BlockRunner(block=8, slots=2, rereads=True)
+    desk.scheduler = Scheduler(runner, batch=32, chunk=8)
+    for size, last in asked:
+        prompt = [*range(size - 1), last]
+        group = desk.ask(prompt, 3)
+        desk.run()
+        assert desk.ids(group) == expected(prompt, 3)
+        slot = next(slot for slot in (0, 1) if runner.held[slot] == prompt)
+        assert runner.ways[slot][:size] == [place < size // 8 * 8 for place in range(size)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "known"),
+    [(20, 23, 20), (20, 30, 16), (30, 20, 16), (24, 30, 24), (24, 24, 23), (5, 7, 5), (5, 9, 0)],
+)
+def test_what_is_behind_whole_blocks_is_known_to_prompts_with_the_same(
+    before: int, after: int, known: int
+) -> None:
+    desk = Desk(block=8, rereads=True)
+    desk.ask([*range(before)], 2)
+    desk.run()
+    group = desk.ask([*range(after)], 2)
+    desk.run()
+    assert desk.cached(group) == known
 
 
 def test_a_runner_that_cannot_rewind_computes_everything() -> None:

@@ -120,10 +120,14 @@ def test_nobody_pays_for_more_than_is_promised(
 
 def read(runner: AnyRunner, slot: int, piece: int) -> Logits:
     """What comes after a prompt, read in pieces."""
-    for start in range(0, LENGTH, piece):
-        rows, count = Rows(), min(piece, LENGTH - start)
-        rows.extend(slot, start, range(start, start + count), [False] * (count - 1) + [True])
+    start, whole = 0, LENGTH // runner.block * runner.block
+    while start < LENGTH:
+        rows, end = Rows(), min(start + piece, whole if start < whole else LENGTH)
+        rows.extend(slot, start, range(start, end), [False] * (end - start - 1) + [True])
+        if start < whole:
+            rows.whole.add(slot)
         logits: Logits = runner.step(rows)[0].copy()
+        start = end
     return logits
 
 

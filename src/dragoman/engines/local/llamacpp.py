@@ -75,18 +75,20 @@ class Ways(Struct, frozen=True):
     """How rows are computed so that the bits of one do not depend on others.
 
     Products have one way for few rows and another for many, and attention over float16 has three: for a row
-    by itself, for few, and for 64 and more. Each rounds otherwise. So rows of answers always go one way and
-    rows of prompts another, with rows behind them that nobody reads where there are too few. What was said is
-    then read again by who goes on from it.
+    by itself, for few, and for 64 and more. Each rounds otherwise. So rows of answers always go one way, and
+    rows of prompts others: in multiples of `_MANY`, with rows behind them that nobody reads where there are
+    too few. What was said is then read again by who goes on from it.
     """
 
     said: int
     """So many rows of answers at a time."""
-    read: int
-    """So many rows of a prompt at least, and always multiples of `_MANY`; 0: as rows of answers are."""
+    block: int = 1
+    """See `Runner.block`: whole blocks have as many rows at a time at least, and others always fewer."""
+    alike: bool = False
+    """Rows of prompts go as those of answers do."""
 
 
-_TILED, _FEW, _FEW_ONLY = Ways(1, 64), Ways(3, _MANY), Ways(3, 0)
+_TILED, _FEW, _FEW_ONLY = Ways(1, block=64), Ways(3), Ways(3, alike=True)
 
 
 class _BatchBuffer:
@@ -176,11 +178,11 @@ class LlamaRunner:
         tiled = evenly and kept == OWN_KINDS and self.rewinds
         self._ways = _TILED if tiled else None
         self.rereads = tiled
-        self.least_piece = _TILED.read if tiled else 1
+        self.block = _TILED.block if tiled else 1
         self._library = library = model.library
         self.vocabulary: int = library.vocab_n_tokens(library.model_get_vocab(model.pointer))
         # Behind a piece there may be rows that nobody reads.
-        unread = max(self.least_piece, _MANY) if evenly else 0
+        unread = max(self.block, _MANY) if evenly else 0
         self._context: int | None = self._open(
             (context + unread) * slots, slots, self.max_rows + unread, self.max_outputs + unread
         )
@@ -238,10 +240,10 @@ class LlamaRunner:
             slot = rows.slots[chosen[0]]
             if slot in rows.shown:
                 self._decode_shown(_ShownBatch(rows, chosen), rows.shown[slot].whole, rows)
-            elif self._ways is None or not self._ways.read or rows.said[chosen[0]]:
+            elif self._ways is None or self._ways.alike or rows.said[chosen[0]]:
                 self._decode(self._buffer.fill(rows.take(chosen)), rows)
             else:
-                self._decode_many(rows.take(chosen), self._ways.read, rows)
+                self._decode_many(rows.take(chosen), self._ways.block if slot in rows.whole else 0, rows)
             places = np.flatnonzero(np.isin(wanted, chosen))
             if places.size:
                 found = self._library.get_logits(self._context)
@@ -434,13 +436,20 @@ def _divide(rows: Rows, ways: Ways | None) -> Iterator[list[int]]:
         shown = rows.shown.get(slot)
         if shown is not None:
             others.setdefault(slot if shown.whole else _PIECES, []).append(row)
-        elif ways is None or not ways.read or rows.said[row]:
+        elif ways is None or ways.alike or rows.said[row]:
             said.append(row)
         else:
             others.setdefault(slot, []).append(row)
-    most = max(1, len(said)) if ways is None else ways.said
-    yield from (said[start : start + most] for start in range(0, len(said), most))
-    yield from others.values()
+    yield from _cut(said, max(1, len(said)) if ways is None else ways.said)
+    for slot, read in others.items():
+        if ways is None or ways.block == 1 or slot in rows.whole or slot in rows.shown or slot == _PIECES:
+            yield read
+        else:
+            yield from _cut(read, ways.block - _MANY)
+
+
+def _cut(chosen: list[int], most: int) -> Iterator[list[int]]:
+    return (chosen[start : start + most] for start in range(0, len(chosen), most))
 
 
 def _floats(address: int, rows: int, columns: int) -> Logits:

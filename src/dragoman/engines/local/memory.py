@@ -109,6 +109,8 @@ def common(a: Ids, b: Ids) -> int:
 # Rules:
 # - A prefix is shared only within a namespace: the same adapters, the same salt.
 # - The last token of a prompt is always computed again, because its logits are needed.
+# - Where whole blocks of a prompt are computed in another way, what is behind them in one prompt is of use to
+#   another only if its blocks end in the same place.
 # - A slot whose tokens are mostly of use is continued in place; otherwise they are copied, so that a short
 #   common prefix does not cost another conversation its long history.
 # - Empty slots are taken first, then those that have been idle for longest. Among the staler half, one next
@@ -141,7 +143,13 @@ class Slots(Memory):
         else:
             self._runner.keep(target.index, shown.position(length))
         self.occupy(target, sequence, length)
+        target.whole = self._whole(sequence)
         return True
+
+    def _whole(self, sequence: Sequence) -> int:
+        """Where the whole blocks of a prompt end; 0 where there is one way."""
+        block = self._runner.block
+        return sequence.asked // block * block if block > 1 else 0
 
     def gather(self) -> bool:
         """Bring running sequences next to each other, by one exchange; whether there was one.
@@ -183,12 +191,13 @@ class Slots(Memory):
 
     def _match(self, sequence: Sequence) -> tuple[Slot | None, int]:
         """The slot with the longest usable prefix of a prompt; an idle one where there is a choice."""
-        best, best_length = None, 0
+        best, best_length, whole = None, 0, self._whole(sequence)
         prompt, group = sequence.prompt[:-1], sequence.group
         for slot in self.slots:
             if slot.length <= 0 or slot.namespace != group.namespace:
                 continue
-            length = group.shown.begin(common(prompt, slot.ids[: self._count_shared(slot)]))
+            length = common(prompt, slot.ids[: self._count_shared(slot)])
+            length = group.shown.begin(length if slot.whole == whole else min(length, slot.whole, whole))
             if length > best_length or (length == best_length > 0 and slot.sequence is None):
                 best, best_length = slot, length
         return best, best_length

@@ -37,7 +37,18 @@ class ShownRows(Struct, frozen=True):
 class Rows:
     """The tokens of one step, as columns. Rows of a slot are in the order of their positions."""
 
-    __slots__ = ("adapters", "heat", "outputs", "positions", "said", "shown", "slots", "tables", "tokens")
+    __slots__ = (
+        "adapters",
+        "heat",
+        "outputs",
+        "positions",
+        "said",
+        "shown",
+        "slots",
+        "tables",
+        "tokens",
+        "whole",
+    )
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -49,6 +60,8 @@ class Rows:
         self.heat: list[float] = []
         """Of each token that was added by itself: at what heat it will be asked what all ids weigh, as they
         come (`RowBlocks`), or 0. A runner may begin with that at once: nobody changes such a row."""
+        self.whole: set[int] = set()
+        """Slots whose rows are of whole blocks (`Runner.block`)."""
         self.tables: dict[int, Sequence[int]] = {}
         """For runners with pages: those of each slot, in order."""
         self.adapters: dict[int, Adapters] = {}
@@ -103,8 +116,10 @@ class Runner(Protocol):
     """Rows of logits in one step; at least `slots`."""
     equal_pieces: bool
     """Whether pieces of prompts are computed together only as far as they are equally long."""
-    least_piece: int
-    """A piece of a prompt with fewer rows takes as long as one with so many."""
+    block: int
+    """Of a prompt, whole blocks of so many rows are computed in another way than the rows behind them, so
+    that these are of no use to a prompt in which they are part of a block; 1 where there is one way. A
+    smaller piece of whole blocks takes as long as one of them."""
     adapters: tuple[str, ...]
     mixes_adapters: bool
     """Whether rows of one step may have different ones."""

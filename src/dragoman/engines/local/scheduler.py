@@ -382,7 +382,7 @@ class Scheduler:
             # Also those with other adapters, whose turn is another one.
             answers, most = sum(one.decoding for one in mine), self._longest
             rows = int(min(self._chunk, self._pace.rows(answers, encoding, self._pause, most)))
-            rows = max(rows, self._runner.least_piece)
+            rows = max(rows, self._runner.block)
         sizes = share_out(reading, rows, self._runner.max_outputs - self._runner.slots)
         return level_apart(sizes) if self._runner.equal_pieces else sizes
 

@@ -24,12 +24,14 @@ _private = count()
 class Slot:
     """A place for one sequence. After the sequence has ended its tokens stay, for others to build on."""
 
-    __slots__ = ("chain", "ids", "index", "length", "namespace", "pages", "sequence", "used")
+    __slots__ = ("chain", "ids", "index", "length", "namespace", "pages", "sequence", "used", "whole")
 
     def __init__(self, index: int, context: int) -> None:
         self.index = index
         self.ids: Ids = np.zeros(context, np.int32)
         self.length = 0
+        self.whole = 0
+        """Where the whole blocks of its prompt end, for runners to which that matters (`Runner.block`)."""
         self.namespace: Namespace = ()
         self.sequence: Sequence | None = None
         self.used = 0
@@ -196,8 +198,10 @@ class Sequence:
 
     @property
     def unread(self) -> int:
-        """Tokens that one piece may have: it does not go over the end of what was sent, or of a picture."""
+        """Tokens that one piece may have: it ends where what was sent does, or whole blocks, or a picture."""
         end = self.asked if self.computed < self.asked else self.prompt_length
+        if self.slot is not None and self.computed < self.slot.whole:
+            end = self.slot.whole
         return min(end, self.group.shown.border(self.computed)) - self.computed
 
     @property
@@ -303,6 +307,8 @@ class StepPiece:
         outputs = [self.outputs == self.size] * self.size
         outputs[-1] = bool(self.outputs)
         rows.extend(index, position, tokens, outputs, said=self.start >= sequence.asked)
+        if self.start < slot.whole:
+            rows.whole.add(index)
         if self.newest is None and (seen := shown.rows(self.start, self.end)) is not None:
             rows.shown[index] = seen
 

@@ -105,7 +105,7 @@ _TRIED = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 
 class OpenVinoRunner:
     equal_pieces = False
-    least_piece = 1
+    block = 1
     mixes_adapters = True
     rereads = True
 

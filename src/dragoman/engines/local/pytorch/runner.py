@@ -39,7 +39,7 @@ _FEW, _EVEN = 8, 16
 
 class TorchRunner:
     equal_pieces = False
-    least_piece = 1
+    block = 1
     mixes_adapters = True
     rereads = True
     blocks = None
