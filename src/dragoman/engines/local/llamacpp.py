@@ -83,7 +83,7 @@ class Ways(Struct, frozen=True):
     said: int
     """So many rows of answers at a time."""
     block: int = 1
-    """See `Runner.block`: whole blocks have as many rows at a time at least, and others always fewer."""
+    """See `Runner.block`: of whole blocks so many rows go at a time at least, and of others always fewer."""
     alike: bool = False
     """Rows of prompts go as those of answers do."""
 
@@ -168,26 +168,27 @@ class LlamaRunner:
         self.max_rows = batch + slots
         self.max_outputs = slots + _EXTRA_OUTPUTS
         self.rewinds = model.rewinds
-        self.equal_pieces = True
+        tiled = evenly and kept == OWN_KINDS and self.rewinds
+        self.equal_pieces = not tiled
         self.mixes_adapters = False
         self.adapters = tuple(model.adapters)
         self._threads = threads
         self._flash = flash_attention
         self._kept = kept
         self._evenly = evenly
-        tiled = evenly and kept == OWN_KINDS and self.rewinds
         self._ways = _TILED if tiled else None
         self.rereads = tiled
         self.block = _TILED.block if tiled else 1
         self._library = library = model.library
         self.vocabulary: int = library.vocab_n_tokens(library.model_get_vocab(model.pointer))
         # Behind a piece there may be rows that nobody reads.
-        unread = max(self.block, _MANY) if evenly else 0
+        unread = _MANY if evenly else 0
         self._context: int | None = self._open(
-            (context + unread) * slots, slots, self.max_rows + unread, self.max_outputs + unread
+            context * slots, slots, self.max_rows + unread, self.max_outputs + unread
         )
         # The library rounds up.
-        self.context = min(context, int(library.n_ctx_seq(self._context)))
+        self._room = int(library.n_ctx_seq(self._context))
+        self.context = min(context, self._room)
         self._memory = library.get_memory(self._context)
         self._buffer = _BatchBuffer(self.max_rows + unread)
         self._adapters: Adapters = ()
@@ -243,17 +244,18 @@ class LlamaRunner:
             elif self._ways is None or self._ways.alike or rows.said[chosen[0]]:
                 self._decode(self._buffer.fill(rows.take(chosen)), rows)
             else:
-                self._decode_many(rows.take(chosen), self._ways.block if slot in rows.whole else 0, rows)
+                self._decode_many(rows.take(chosen), rows)
             places = np.flatnonzero(np.isin(wanted, chosen))
             if places.size:
                 found = self._library.get_logits(self._context)
                 logits[places] = _floats(found, places.size, self.vocabulary)
         return logits
 
-    def _decode_many(self, taken: Rows, least: int, rows: Rows) -> None:
-        """A piece of a prompt, and as many rows behind it as it takes."""
+    def _decode_many(self, taken: Rows, rows: Rows) -> None:
+        """A piece of a prompt, and as many rows behind it as it takes. At the end of the context there may be
+        no room for them, and a prompt that leaves no more than that for its answer is computed as it is."""
         count, slot, end = len(taken), taken.slots[-1], taken.positions[-1] + 1
-        unread = max(least, count + -count % _MANY) - count
+        unread = min(-count % _MANY, self._room - end)
         # Logits are a product as well: of one row of a prompt, or of all.
         all_wanted = count > 1 and all(taken.outputs)
         taken.extend(slot, end, [taken.tokens[-1]] * unread, [all_wanted] * unread)

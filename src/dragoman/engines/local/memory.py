@@ -110,7 +110,7 @@ def common(a: Ids, b: Ids) -> int:
 # - A prefix is shared only within a namespace: the same adapters, the same salt.
 # - The last token of a prompt is always computed again, because its logits are needed.
 # - Where whole blocks of a prompt are computed in another way, what is behind them in one prompt is of use to
-#   another only if its blocks end in the same place.
+#   another only if its blocks end in the same place, and a block is computed again from its begin.
 # - A slot whose tokens are mostly of use is continued in place; otherwise they are copied, so that a short
 #   common prefix does not cost another conversation its long history.
 # - Empty slots are taken first, then those that have been idle for longest. Among the staler half, one next
@@ -147,9 +147,9 @@ class Slots(Memory):
         return True
 
     def _whole(self, sequence: Sequence) -> int:
-        """Where the whole blocks of a prompt end; 0 where there is one way."""
+        """Where the whole blocks of a prompt end; 0 where there is one way, or pictures cut it elsewhere."""
         block = self._runner.block
-        return sequence.asked // block * block if block > 1 else 0
+        return sequence.asked // block * block if block > 1 and not sequence.group.job.media else 0
 
     def gather(self) -> bool:
         """Bring running sequences next to each other, by one exchange; whether there was one.
@@ -197,7 +197,8 @@ class Slots(Memory):
             if slot.length <= 0 or slot.namespace != group.namespace:
                 continue
             length = common(prompt, slot.ids[: self._count_shared(slot)])
-            length = group.shown.begin(length if slot.whole == whole else min(length, slot.whole, whole))
+            length = length if slot.whole == whole else min(length, slot.whole, whole)
+            length = group.shown.begin(length - length % self._runner.block if length < whole else length)
             if length > best_length or (length == best_length > 0 and slot.sequence is None):
                 best, best_length = slot, length
         return best, best_length

@@ -118,8 +118,8 @@ class Runner(Protocol):
     """Whether pieces of prompts are computed together only as far as they are equally long."""
     block: int
     """Of a prompt, whole blocks of so many rows are computed in another way than the rows behind them, so
-    that these are of no use to a prompt in which they are part of a block; 1 where there is one way. A
-    smaller piece of whole blocks takes as long as one of them."""
+    that these are of no use to a prompt in which they are part of a block; 1 where there is one way. Blocks
+    are not cut."""
     adapters: tuple[str, ...]
     mixes_adapters: bool
     """Whether rows of one step may have different ones."""

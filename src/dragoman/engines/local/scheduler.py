@@ -382,8 +382,8 @@ class Scheduler:
             # Also those with other adapters, whose turn is another one.
             answers, most = sum(one.decoding for one in mine), self._longest
             rows = int(min(self._chunk, self._pace.rows(answers, encoding, self._pause, most)))
-            rows = max(rows, self._runner.block)
-        sizes = share_out(reading, rows, self._runner.max_outputs - self._runner.slots)
+        rows, block = max(rows, self._runner.block), self._runner.block
+        sizes = share_out(reading, rows, self._runner.max_outputs - self._runner.slots, block)
         return level_apart(sizes) if self._runner.equal_pieces else sizes
 
     @property

@@ -200,9 +200,14 @@ class Sequence:
     def unread(self) -> int:
         """Tokens that one piece may have: it ends where what was sent does, or whole blocks, or a picture."""
         end = self.asked if self.computed < self.asked else self.prompt_length
-        if self.slot is not None and self.computed < self.slot.whole:
+        if self.slot is not None and self.in_blocks:
             end = self.slot.whole
         return min(end, self.group.shown.border(self.computed)) - self.computed
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether its next piece is of whole blocks (`Runner.block`)."""
+        return self.slot is not None and self.computed < self.slot.whole
 
     @property
     def is_whole(self) -> bool:
@@ -381,8 +386,9 @@ class Plan:
         return rows
 
 
-def share_out(reading: list[Sequence], rows: int, outputs: int) -> dict[Sequence, int]:
+def share_out(reading: list[Sequence], rows: int, outputs: int, block: int = 1) -> dict[Sequence, int]:
     """How many tokens of each prompt go into a step of `rows` tokens and `outputs` extra rows of logits.
+    Whole blocks are not cut.
 
     Each owner has an equal part. A quarter of it goes to the shortest prompts, so that a question does not
     wait behind a book; the rest goes in the order of `reading`.
@@ -398,6 +404,9 @@ def share_out(reading: list[Sequence], rows: int, outputs: int) -> dict[Sequence
                 continue
             if sequence.prompt_logprobs is not None:
                 size = min(size, outputs)
+            if sequence.in_blocks:
+                size -= size % block
+            if sequence.prompt_logprobs is not None:
                 outputs -= max(0, size)
             if size > 0:
                 sizes[sequence] = already + size
