@@ -165,12 +165,14 @@ class _SocketSender:
 
     def send(self, request: Any) -> bool:
         if request.mm_features or request.prompt_embeds is not None:
-            # They have frames of their own, which are not copied.
+            # Tensors have frames of their own, which are not copied.
             return False
         client, write = self._client, self._write
         client.ensure_alive()
         request.client_index = client.client_index
-        (frame,) = client.encoder.encode(request)
+        frame, *more = client.encoder.encode(request)
+        if more:
+            return False
         try:
             write(client.core_engine, self._more)
         except self._full:
