@@ -40,7 +40,7 @@ def read(runner: LlamaRunner, slot: int, count: int) -> float:
     """Tokens a second."""
     runner.keep(slot, 0)
     began = time.perf_counter()
-    start, whole = 0, count // runner.block * runner.block
+    start, whole = 0, (count - 1) // runner.block * runner.block
     while start < count:
         rows, end = Rows(), min(start + BATCH, whole if start < whole else count)
         # Any ids do.

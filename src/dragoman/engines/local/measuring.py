@@ -97,7 +97,8 @@ def measure(path: Path, options: LocalOptions, readers: int) -> Measured:
     return Measured(
         one=rate(spans, 1),
         many=rate(spans, readers),
-        prompt=rate(spans, _PROMPT),
+        # The largest step reads, all of the prompt or what the runner takes of it at once.
+        prompt=rate(spans, max(spans)),
         memory=max(0, peak() - kept),
         others=max(0.0, all_ - own) / spent,
     )

@@ -147,9 +147,10 @@ class Slots(Memory):
         return True
 
     def _whole(self, sequence: Sequence) -> int:
-        """Where the whole blocks of a prompt end; 0 where there is one way, or pictures cut it elsewhere."""
+        """Where the whole blocks of a prompt end; 0 where there is one way, or pictures cut it elsewhere. Its
+        last token, which is always computed again, is behind them."""
         block = self._runner.block
-        return sequence.asked // block * block if block > 1 and not sequence.group.job.media else 0
+        return (sequence.asked - 1) // block * block if block > 1 and not sequence.group.job.media else 0
 
     def gather(self) -> bool:
         """Bring running sequences next to each other, by one exchange; whether there was one.
