@@ -467,7 +467,11 @@ class ServedModel:
         if self._keeps_logprobs and spec.sampling.logprobs is None:
             spec = replace(spec, sampling=replace(spec.sampling, logprobs=0))
         spec = replace(spec, owner=owner or spec.owner, hints=(source, session.get(), *spec.hints))
+        # Of those who have come together all are read, then all planned, then all given to the engine: what
+        # each of these takes stays in the processor's caches that way.
+        await asyncio.sleep(0)
         plan = await self.planned(spec, body_bytes)
+        await asyncio.sleep(0)
         if not plan.unenforced and self.queue.meter is None:
             return self.made(Turn, plan, spec, source)
         # Here for the cycle: what it makes are turns.
