@@ -18,6 +18,19 @@ LONG = 2000
 CANCELLED_AT = 5
 
 
+def overhear_context(found: dict[str, Any]) -> None:
+    """For what vLLM was told that it is to be used."""
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    make = AsyncLLM.from_engine_args
+
+    def heard(*given: Any, **named: Any) -> Any:
+        found["used_for"] = named["usage_context"].name
+        return make(*given, **named)
+
+    AsyncLLM.from_engine_args = staticmethod(heard)
+
+
 def refusal(model: str, **options: Any) -> str:
     try:
         open_vllm(model, VllmOptions(**options))
@@ -109,11 +122,12 @@ async def look(engine: VllmEngine, llm: Any) -> dict[str, Any]:
 
 
 def main(model: str, engine_args: dict[str, Any]) -> None:
-    found = {
+    found: dict[str, Any] = {
         "unknown": refusal(model, engine_args={"enforce_eagr": True}),
         "setting": refusal(model, engine_args={"max-num-queued-reqs": 3}),
         "twice": refusal(model, context=64, engine_args={"max_model_len": 64}),
     }
+    overhear_context(found)
     engine = open_vllm(model, VllmOptions(context=4096, slots=4, engine_args=engine_args))
     assert isinstance(engine, VllmEngine)
     found |= asyncio.run(look(engine, engine._llm))

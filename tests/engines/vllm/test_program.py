@@ -29,6 +29,11 @@ def test_nothing_stands_between_us_and_the_socket(found: dict[str, Any]) -> None
     assert found["socket"]
 
 
+def test_steps_are_as_large_as_those_of_vllms_own_server(found: dict[str, Any]) -> None:
+    # On large GPUs it takes several times as much in a step for a server as for an engine in a program.
+    assert found["used_for"] == "OPENAI_API_SERVER"
+
+
 def test_a_paused_job_stands_still_and_goes_on_with_the_new_weights(found: dict[str, Any]) -> None:
     assert found["paused"] == {"moved": 0, "ids": 400, "versions": [None, "second", "second"]}
 

@@ -274,9 +274,11 @@ def open_vllm(model: str, options: VllmOptions | None = None) -> VllmEngine | Vl
     options = options or VllmOptions()
     try:
         args = engine_args(model, options)
+        from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        llm = AsyncLLM.from_engine_args(args)
+        # A server's own measures for this hardware: how many answers, and how much of prompts, in one step.
+        llm = AsyncLLM.from_engine_args(args, usage_context=UsageContext.OPENAI_API_SERVER)
     except DragomanError:
         raise
     except Exception as error:
