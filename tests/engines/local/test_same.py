@@ -56,7 +56,7 @@ def test_nor_does_where_a_prompt_is_cut_with_llamacpp(weights: Path, kv_cache: K
         assert np.array_equal(row, runner.step(beside)[0])
 
 
-SHAPES = {"dense": Shape(2, 256, 512, 4, 2), "experts": Shape(2, 256, 256, 4, 2, experts=8)}
+SHAPES = {"dense": Shape(2, 256, 512, 4, 2), "experts": Shape(2, 512, 512, 8, 2, experts=32)}
 
 
 @pytest.fixture(scope="module", params=SHAPES)
@@ -72,7 +72,7 @@ WAYS = {"one reader": LocalOptions(readers=1), "several": LocalOptions(determini
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", [0, 1], ids=["greedy", "seeded"])
-def test_nor_do_they_with_k_kinds(wide: Path, kind: int, way: str) -> None:
+def test_nor_do_they_with_k_kinds_and_experts(wide: Path, kind: int, way: str) -> None:
     options = replace(WAYS[way], runner="llamacpp", threads=1, slots=8, context=1024)
     with closing(LocalEngine.open(wide, options)) as engine:
 
@@ -116,6 +116,14 @@ def test_nobody_pays_for_more_than_is_promised(
         told = opened.card.details["runner"]
     assert told.startswith(f"llama.cpp with {kept}")
     assert ("answers" in told) is evenly
+
+
+def test_nothing_is_promised_to_several_readers_of_experts(weights: Path, tmp_path: Path) -> None:
+    write(tmp_path / "model.gguf", SHAPES["experts"], "Q8_0", read_vocabulary(weights))
+    options = LocalOptions(runner="llamacpp", threads=1, slots=2, readers=2, context=128)
+    opened = open_model(tmp_path / "model.gguf", options)
+    with closing(opened.runner):
+        assert opened.card.details["runner"] == f"llama.cpp with {OWN}"
 
 
 def read(runner: AnyRunner, slot: int, piece: int) -> Logits:

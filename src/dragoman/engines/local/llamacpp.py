@@ -88,7 +88,9 @@ class Ways(Struct, frozen=True):
     """Rows of prompts go as those of answers do."""
 
 
-_TILED, _FEW, _FEW_ONLY = Ways(1, block=64), Ways(3), Ways(3, alike=True)
+_TILED = Ways(1, block=64)
+_FEW = 3
+"""So many rows go as one does, but not to experts: each of these gets as many as have chosen it."""
 
 
 class _BatchBuffer:
@@ -202,8 +204,10 @@ class LlamaRunner:
         rows.add(0, 0, 0)
         self.step(rows)
         self.keep(0, 0)
-        if self._evenly and not self.rereads and not np.array_equal(self._try(1), self._try(2 * _MANY)):
-            self._ways = _FEW if self.rewinds else _FEW_ONLY
+        if not self._evenly or self.rereads:
+            return
+        if self.model.mixes or not np.array_equal(self._try(1), self._try(2 * _MANY)):
+            self._ways = Ways(1 if self.model.mixes else _FEW, alike=not self.rewinds)
             self.rereads = True
 
     def _try(self, together: int) -> Logits:

@@ -236,6 +236,11 @@ class Model:
         return self._measure("embedding_length", 0)
 
     @property
+    def mixes(self) -> bool:
+        """Whether it has experts, of which each token uses some."""
+        return int(self.metadata.get(f"{self.metadata['general.architecture']}.expert_count", 0)) > 0
+
+    @property
     def rewinds(self) -> bool:
         """Whether the memory of a sequence can be cut back; the state of recurrent layers cannot."""
         return not (

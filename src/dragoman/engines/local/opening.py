@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _INT8 = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
 _PRICES = {
     True: ", answers one by one to stay the same (--kv-cache f16: its own way)",
-    False: ", deterministic: long prompts take longer, and with K kinds answers go three at a time",
+    False: ", deterministic: long prompts take longer, and answers may go three at a time, or one by one",
 }
 _INSTALL = "pip install 'dragoman[openvino]'"
 
@@ -184,7 +184,7 @@ def _settle_ways(model: Model, options: LocalOptions, gpus: Sequence[GpuDevice])
     for, and for one reader, who has nothing of answers that are computed together. A draft's guesses are."""
     fused = options.flash_attention and not gpus
     alone = count_readers(options) == 1 and options.draft is None
-    even = model.rewinds and model.kinds <= EVEN_KINDS
+    even = model.rewinds and model.kinds <= EVEN_KINDS and not model.mixes
     several = fused and (options.deterministic or even) and not (alone and model.rewinds)
     kept = kept_kinds(options.kv_cache, model.key_length, several=several)
     if options.deterministic:
