@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from dragoman.engines.local.openvino.family import RECIPE, NotForOpenVino, shape_of
 from dragoman.engines.local.openvino.graph import build
+from dragoman.engines.local.openvino.mapped import read_pages_given_back
 from dragoman.engines.local.openvino.tensors import Tensors
 from dragoman.engines.weights import cache_folder, show_progress, work_folder
 from dragoman.errors import ModelFileError
@@ -93,8 +94,9 @@ def _convert(path: Path, folder: Path, wide: bool) -> str:
     """How the name ends of what is in the folder now."""
     told = partial(show_progress, doing="converting weights", did="converted weights")
     try:
-        tensors = Tensors(path, told, wide=wide)
-        model = build(tensors, shape_of(tensors.metadata))
+        with read_pages_given_back(path):
+            tensors = Tensors(path, told, wide=wide)
+            model = build(tensors, shape_of(tensors.metadata))
     except (LookupError, ValueError, ArithmeticError, RuntimeError) as error:
         _log.warning("OpenVINO's form of %s cannot be made", path.name, exc_info=error)
         raise NotForOpenVino("its tensors are not those of its architecture") from error

@@ -1,11 +1,8 @@
 """The runner over OpenVINO: one step is one run of the compiled graph over all rows."""
 
-import ctypes
-import mmap
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -26,71 +23,12 @@ from dragoman.engines.local.openvino.compiled import Body, Compiled, OutputHead,
 from dragoman.engines.local.openvino.converted import FILE
 from dragoman.engines.local.openvino.family import NotForOpenVino
 from dragoman.engines.local.openvino.layout import Layout
+from dragoman.engines.local.openvino.mapped import read_pages_given_back
 from dragoman.engines.local.options import LocalOptions
 from dragoman.engines.local.runner import Rows, StepFailed, StepInterrupted
 from dragoman.engines.model_files import LLAMA_CPP, in_folder
 from dragoman.engines.protocol import ModelCard
 from dragoman.errors import BadRequest, ModelFileError
-
-# Pages of a file of weights that were read, and are needed no more.
-#
-# The runtime maps the file, and puts the weights in an order of its own: a second copy. What it has read
-# counts as memory of the process for as long as the file is mapped, though the system may take it back at
-# any time. It is given back while the graph is compiled, so that there are never two of everything. What is
-# read once more comes from the system's cache of files.
-
-
-_EACH_S = 0.05
-_MAPS = Path("/proc/self/maps")
-
-
-@contextmanager
-def read_pages_given_back(file: Path) -> Iterator[None]:
-    """Again and again, and once more at the end."""
-    ended = threading.Event()
-
-    def work() -> None:
-        while not ended.wait(_EACH_S):
-            give_back(file)
-
-    thread = threading.Thread(target=work, name="dragoman-mapped", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-        give_back(file)
-
-
-def give_back(file: Path) -> None:
-    """Where the system does not say what is mapped, nothing is given back."""
-    if not hasattr(mmap, "MADV_DONTNEED"):
-        return
-    try:
-        advise = ctypes.CDLL(None).madvise
-        lines = _MAPS.read_text().splitlines()
-    except (OSError, AttributeError):
-        return
-    for start, end in _ranges(lines, str(file.resolve())):
-        advise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
-
-
-def _ranges(lines: list[str], file: str) -> Iterator[tuple[int, int]]:
-    """Of what is only read: what was written there would be lost.
-
-    >>> list(_ranges(["10-2f r--s 00000000 fe:00 77 /a b"], "/a b"))
-    [(16, 47)]
-    """
-    for line in lines:
-        where, rights, *rest = line.split(maxsplit=5)
-        if len(rest) == 4 and rest[3] == file and "w" not in rights:
-            start, end = (int(number, 16) for number in where.split("-"))
-            yield start, end
-
-
-# The runner.
-
 
 # Rows of logits beyond one per sequence, for prompts whose log probabilities are wanted.
 _EXTRA_OUTPUTS = 64
