@@ -105,6 +105,37 @@ def test_the_last_events_can_be_held_for_what_follows_them() -> None:
     assert text_of(b"".join(sent) + last) == "Hello"
 
 
+async def crowd(streams: int, text: str) -> list[list[bytes]]:
+    """What so many streams of one server send each, of an engine that says a token at a time."""
+    pump = Pump()
+
+    async def one() -> list[bytes]:
+        engine, gate = ScriptedEngine(say(text)), Gate()
+        async with turn_of(engine, spec()) as turn:
+            written = TurnStream(
+                turn, writer_of(turn, engine).write, lambda: b"", gate.send, pump, keep_alive=60
+            )
+            await written.done
+            written.close()
+        return gate.sent
+
+    sent = await asyncio.gather(*(one() for _ in range(streams)))
+    assert pump.open == 0
+    return sent
+
+
+def test_a_crowd_of_streams_says_together_what_comes_within_milliseconds() -> None:
+    for sent in asyncio.run(crowd(run_turn.CROWD, "x" * 50)):
+        assert text_of(b"".join(sent)) == "x" * 50
+        assert text_of(sent[0]) == "x"
+        assert b"".join(sent).count(b"data: ") < 25
+
+
+def test_a_few_streams_say_each_token_as_it_comes() -> None:
+    for sent in asyncio.run(crowd(run_turn.CROWD - 1, "x" * 50)):
+        assert b"".join(sent).count(b"data: ") >= 50
+
+
 def test_a_failing_send_fails_the_stream() -> None:
     class Broken(Gate):
         async def send(self, message: Message) -> None:

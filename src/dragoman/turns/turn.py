@@ -200,6 +200,11 @@ class Turn:
         return bool(self._pending) and not self._closed
 
     @property
+    def all_said(self) -> bool:
+        """Whether the engine has nothing more to say, though some of it may not be taken yet."""
+        return not self._left
+
+    @property
     def over(self) -> bool:
         return self._closed or (not self._left and not self._pending)
 
