@@ -289,8 +289,8 @@ class Choosers:
             begun.result()
 
     def _told(self, choices: Sequence[TokenChoice], steps: list[Step]) -> list[Step]:
-        going_on = (c.answer for c, step in zip(choices, steps, strict=True) if step.finish is None)
-        self._begin([answer for answer in going_on if answer.constrained])
+        both = zip(choices, steps, strict=True)
+        self._begin([c.answer for c, step in both if c.answer.constrained and step.finish is None])
         return steps
 
     def _begin(self, constrained: Sequence[Continuation]) -> None:

@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -226,7 +227,7 @@ class LlamaRunner:
         if rows.shown or self._ways is not None:
             return self._step_apart(rows)
         self._decode(self._buffer.fill(rows), rows)
-        return _floats(self._library.get_logits(self._context), sum(rows.outputs), self.vocabulary)
+        return self._found(sum(rows.outputs))
 
     def _decode(self, batch: Batch, rows: Rows) -> None:
         code = self._library.decode(self._context, batch)
@@ -239,21 +240,33 @@ class LlamaRunner:
     def _step_apart(self, rows: Rows) -> Logits:
         """In several batches: each has tokens or vectors, and goes one of the ways. What was wanted is put
         together."""
+        batches = list(_divide(rows, self._ways))
+        if len(batches) == 1:
+            # As nearly always for one reader. To put several together takes longer than to choose.
+            self._decode_chosen(rows, batches[0])
+            return self._found(sum(rows.outputs))
         wanted = np.flatnonzero(rows.outputs)
         logits: Logits = np.empty((wanted.size, self.vocabulary), np.float32)
-        for chosen in _divide(rows, self._ways):
-            slot = rows.slots[chosen[0]]
-            if slot in rows.shown:
-                self._decode_shown(_ShownBatch(rows, chosen), rows.shown[slot].whole, rows)
-            elif self._ways is None or self._ways.alike or rows.said[chosen[0]]:
-                self._decode(self._buffer.fill(rows.take(chosen)), rows)
-            else:
-                self._decode_many(rows.take(chosen), rows)
+        for chosen in batches:
+            self._decode_chosen(rows, chosen)
             places = np.flatnonzero(np.isin(wanted, chosen))
             if places.size:
-                found = self._library.get_logits(self._context)
-                logits[places] = _floats(found, places.size, self.vocabulary)
+                logits[places] = self._found(places.size)
         return logits
+
+    def _decode_chosen(self, rows: Rows, chosen: list[int]) -> None:
+        slot = rows.slots[chosen[0]]
+        if slot in rows.shown:
+            self._decode_shown(_ShownBatch(rows, chosen), rows.shown[slot].whole, rows)
+        elif self._ways is None or self._ways.alike or rows.said[chosen[0]]:
+            whole = len(chosen) == len(rows)
+            self._decode(self._buffer.fill(rows if whole else rows.take(chosen)), rows)
+        else:
+            self._decode_many(rows.take(chosen), rows)
+
+    def _found(self, count: int) -> Logits:
+        """The first rows of logits of the last batch."""
+        return _floats(self._library.get_logits(self._context), count, self.vocabulary)
 
     def _decode_many(self, taken: Rows, rows: Rows) -> None:
         """A piece of a prompt, and as many rows behind it as it takes. At the end of the context there may be
@@ -458,7 +471,8 @@ def _cut(chosen: list[int], most: int) -> Iterator[list[int]]:
     return (chosen[start : start + most] for start in range(0, len(chosen), most))
 
 
+@lru_cache(maxsize=64)
 def _floats(address: int, rows: int, columns: int) -> Logits:
-    """A view of memory that belongs to the native library."""
+    """A view of memory that belongs to the native library, which has the logits in one place mostly."""
     flat = (ctypes.c_float * (rows * columns)).from_address(address)
     return np.ctypeslib.as_array(flat).reshape(rows, columns)

@@ -157,6 +157,8 @@ class Slots(Memory):
 
         They come apart as some end before others, and what is apart is not computed in one pass.
         """
+        if len(self.slots) - self.idle < 2:
+            return False
         runs = [slot.sequence is not None for slot in self.slots]
         count = sum(runs)
         starts = range(len(runs) - count + 1)

@@ -238,7 +238,8 @@ class Beat:
     """
 
     def __init__(self, library: Library, context: int) -> None:
-        self._libc = ctypes.CDLL(None)
+        # Each takes less than a microsecond: nobody who waits for the interpreter gets it meanwhile.
+        self._libc = ctypes.PyDLL(None)
         self._memory = ctypes.create_string_buffer(_ROOM)
         self._left = ctypes.c_int(0)
         # Elsewhere there may be no semaphores without a name. `strlen` is 0 or 1 as well, but does not count.

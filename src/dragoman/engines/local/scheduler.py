@@ -365,11 +365,11 @@ class Scheduler:
     ) -> list[StepPiece]:
         """What each computes next. `following`: of those whose newest token is not known yet."""
         mine = self._running
-        if not self._runner.mixes_adapters:
+        if self._runner.adapters and not self._runner.mixes_adapters:
             adapters = self._turns.next(mine)
             mine = [s for s in mine if s.group.job.adapters == adapters]
-        reading = sorted(self.account.may_be_read(mine, self.owners | beside), key=_order)
-        sizes = self._sizes(mine, reading, encoding) if reading else {}
+        reading = self.account.may_be_read(mine, self.owners | beside)
+        sizes = self._sizes(mine, sorted(reading, key=_order), encoding) if reading else {}
         due = [sequence for sequence in mine if sequence.decoding or sequence in sizes]
         return [following.get(one) or StepPiece(one, sizes.get(one, 1)) for one in due]
 

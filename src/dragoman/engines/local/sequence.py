@@ -371,8 +371,13 @@ class Plan:
     @property
     def counts(self) -> tuple[int, int]:
         """Rows of answers, and of prompts."""
-        read = sum(piece.size for piece in self.pieces if piece.newest is None)
-        return sum(piece.size for piece in self.pieces) - read, read
+        said = read = 0
+        for piece in self.pieces:
+            if piece.newest is None:
+                read += piece.size
+            else:
+                said += piece.size
+        return said, read
 
     @property
     def has_guesses(self) -> bool:

@@ -177,6 +177,8 @@ class Account:
     def may_be_read(self, sequences: list[Sequence], present: Set[str]) -> list[Sequence]:
         """Those of which a part of the prompt is due. Where all owners read, a step has parts of all."""
         reading = [sequence for sequence in sequences if not sequence.decoding]
+        if not reading and not self._owed:
+            return reading
         ahead = [sequence for sequence in reading if not is_behind(sequence.owner)]
         if ahead and len(ahead) < len(reading):
             reading, present = ahead, {owner for owner in present if not is_behind(owner)}
@@ -187,6 +189,8 @@ class Account:
 
     def stepped(self, pieces: Iterable[StepPiece], seconds: float) -> None:
         """A step took so long."""
+        if not self._owed and all(piece.newest is not None for piece in pieces):
+            return
         if self._alone:
             for owner in list(self._owed):
                 self._owe(owner, -seconds)

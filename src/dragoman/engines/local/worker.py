@@ -300,12 +300,9 @@ class Worker:
     def _read_mail(self, wait: bool) -> None:
         if wait:
             self._mail.get()()
-        while True:
-            try:
-                mail = self._mail.get_nowait()
-            except Empty:
-                return
-            mail()
+        # Only this thread takes anything out.
+        while not self._mail.empty():
+            self._mail.get_nowait()()
 
     def _advance(self, embedding: Embedding) -> None:
         began = time.perf_counter()
