@@ -33,6 +33,7 @@ from dragoman.engines.local.calibrated import (
     RunnerRefused,
 )
 from dragoman.engines.local.engine import LocalEngine
+from dragoman.engines.local.large_pages import use_large_pages
 from dragoman.engines.local.machine import count_readers, takes_wide
 from dragoman.engines.local.opening import open_model
 from dragoman.engines.local.openvino.family import NotForOpenVino
@@ -124,6 +125,9 @@ async def _answers(engine: LocalEngine, readers: int, spans: Spans) -> None:
     vocabulary = len(engine.tokenizer.pieces)
     prompt = [7919 * number % vocabulary for number in range(1, _PROMPT + 1)]
     await _answer(engine, prompt[1:3], 1, most=1)
+    # As the engine does when it has nothing else to do.
+    for _ in use_large_pages():
+        pass
     spans.clear()
     await _answer(engine, prompt, 1)
     await _answer(engine, prompt, readers)

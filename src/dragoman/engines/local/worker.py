@@ -12,13 +12,14 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, TypeAlias
 
+from dragoman.engines.local.large_pages import use_large_pages
 from dragoman.engines.local.runner import Pulsing, Runner, StepFailed, StepInterrupted
 from dragoman.engines.local.scheduler import Scheduler
 from dragoman.engines.local.sequence import Group
@@ -107,6 +108,8 @@ class Worker:
         self._stopping = False
         self._paused = False
         self._turns = 0
+        self._pages: Iterator[int] | None = use_large_pages()
+        """As long as there is memory that can be put into larger pages."""
         self.failure: DragomanError | None = None
         """Why the engine takes no more work; None while it lives."""
 
@@ -257,8 +260,12 @@ class Worker:
 
     def _turn(self) -> None:
         self._turns += 1
-        if self._paused or self._scheduler.busy or self._embeddings or not self._scheduler.rereading:
-            self._read_mail(wait=self._paused or not (self._scheduler.busy or self._embeddings))
+        at_work = self._scheduler.busy or bool(self._embeddings)
+        if self._paused or at_work or not (self._pages or self._scheduler.rereading):
+            self._read_mail(wait=self._paused or not at_work)
+        elif self._pages is not None:
+            if not self._comes_mail(0.0) and next(self._pages, None) is None:
+                self._pages = None
         elif not self._comes_mail(QUIET_S):
             self._scheduler.reread()
         if self._stopping:
