@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.engines.local import worker
-from dragoman.engines.local.large_pages import LARGE, large_ranges, use_large_pages
+from dragoman.engines.local.process_pages import LARGE, large_ranges, use_large_pages
 from tests.engines.local.scripted import engine_over
 from tests.engines.local.support import FakeRunner, job
 from tests.support.wait import becomes_async

@@ -33,11 +33,11 @@ from dragoman.engines.local.calibrated import (
     RunnerRefused,
 )
 from dragoman.engines.local.engine import LocalEngine
-from dragoman.engines.local.large_pages import use_large_pages
 from dragoman.engines.local.machine import count_readers, takes_wide
 from dragoman.engines.local.opening import open_model
 from dragoman.engines.local.openvino.family import NotForOpenVino
 from dragoman.engines.local.options import LocalOptions
+from dragoman.engines.local.process_pages import use_large_pages
 from dragoman.engines.local.runner import AnyRunner, Rows
 from dragoman.errors import DragomanError
 from dragoman.types import Job, Sampling

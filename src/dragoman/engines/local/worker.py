@@ -19,7 +19,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, TypeAlias
 
-from dragoman.engines.local.large_pages import use_large_pages
+from dragoman.engines.local.process_pages import use_large_pages
 from dragoman.engines.local.runner import Pulsing, Runner, StepFailed, StepInterrupted
 from dragoman.engines.local.scheduler import Scheduler
 from dragoman.engines.local.sequence import Group

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dragoman.engines.local.openvino import converted, mapped
-from dragoman.engines.local.openvino.mapped import read_pages_given_back
+from dragoman.engines.local import process_pages
+from dragoman.engines.local.openvino import converted
+from dragoman.engines.local.process_pages import read_pages_given_back
 from tests.engines.local.openvino.conftest import write_model
 
 SMAPS = Path("/proc/self/smaps")
@@ -37,7 +38,9 @@ def test_a_file_that_is_converted_does_not_stay_in_memory(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[Path] = []
-    monkeypatch.setattr(mapped, "give_back", given.append)
+    monkeypatch.setattr(process_pages, "give_back", given.append)
+    # In the usual one another test may have put the same model.
+    monkeypatch.setenv("DRAGOMAN_CACHE", str(tmp_path))
     model = write_model(tmp_path / "model.gguf", weights)
     converted.ensure_converted(model)
     assert model in given

@@ -20,8 +20,8 @@ from msgspec import Struct
 
 from dragoman.engines.local.openvino.family import RECIPE, NotForOpenVino, shape_of
 from dragoman.engines.local.openvino.graph import build
-from dragoman.engines.local.openvino.mapped import read_pages_given_back
 from dragoman.engines.local.openvino.tensors import Tensors
+from dragoman.engines.local.process_pages import read_pages_given_back
 from dragoman.engines.weights import cache_folder, show_progress, work_folder
 from dragoman.errors import ModelFileError
 

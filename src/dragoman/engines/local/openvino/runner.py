@@ -23,8 +23,8 @@ from dragoman.engines.local.openvino.compiled import Body, Compiled, OutputHead,
 from dragoman.engines.local.openvino.converted import FILE
 from dragoman.engines.local.openvino.family import NotForOpenVino
 from dragoman.engines.local.openvino.layout import Layout
-from dragoman.engines.local.openvino.mapped import read_pages_given_back
 from dragoman.engines.local.options import LocalOptions
+from dragoman.engines.local.process_pages import read_pages_given_back
 from dragoman.engines.local.runner import Rows, StepFailed, StepInterrupted
 from dragoman.engines.model_files import LLAMA_CPP, in_folder
 from dragoman.engines.protocol import ModelCard
