@@ -18,9 +18,9 @@ import numpy as np
 
 from dragoman.engines.choosing import Ids, Logits
 from dragoman.engines.local.llamacpp import LlamaRunner
-from dragoman.engines.local.machine import check_memory, cores
+from dragoman.engines.local.machine import check_memory, cores, read_model
 from dragoman.engines.local.memory import common
-from dragoman.engines.local.model import LlamaTokenizer, Model
+from dragoman.engines.local.model import LlamaTokenizer
 from dragoman.engines.local.options import LocalOptions
 from dragoman.engines.local.runner import Rows, SlotRunner, StepFailed, StepInterrupted
 from dragoman.engines.local.sequence import Sequence
@@ -156,7 +156,7 @@ def _shared(place: _Place, known: Ids) -> int:
 
 def open_draft(path: Path, options: LocalOptions, tokenizer: Tokenizer, name: str, context: int) -> Drafter:
     """Raises ModelFileError or SettingsError where it cannot be a draft of this model."""
-    model = Model(path, gpu_layers=options.gpu_layers)
+    model = read_model(path, options)
     if not model.rewinds:
         raise ModelFileError(f"{path.name} has layers that cannot be set back, so it is no draft.")
     check_vocabulary(LlamaTokenizer(model).pieces, tokenizer.pieces, path.name, name)

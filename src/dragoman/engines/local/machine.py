@@ -14,7 +14,8 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from dragoman.engines.local.model import Model
+from dragoman.engines.local import binding
+from dragoman.engines.local.model import Model, list_parts
 from dragoman.engines.local.options import LocalOptions
 from dragoman.engines.model_files import digest_samples
 from dragoman.errors import SettingsError
@@ -214,6 +215,8 @@ _OWN_SLOTS, _OWN_ROOM = 4, 8192
 _GRAIN = 256
 # What four bits and their scales become as int8, and how much of the memory that may be.
 _WIDER, _LITTLE = 2, 0.25
+# Weights that take more of the free memory than this are better mapped: the system can drop them then.
+_MUCH = 0.75
 
 
 class Size(Struct, frozen=True):
@@ -264,6 +267,13 @@ def check_memory(needed: int, what: str) -> None:
 def memory_for(asked: int | None) -> int:
     """Bytes for keys and values: as many as were asked for, or a share of what is free."""
     return asked or min(free_memory() // 4, MOST)
+
+
+def read_model(path: Path, options: LocalOptions) -> Model:
+    """For llama.cpp to compute with. What fits is read into memory, but not where a GPU has it in its own."""
+    size = sum(part.stat().st_size for part in list_parts(path) if part.exists())
+    on_gpu = options.gpu_layers != 0 and bool(binding.load().gpus())
+    return Model(path, gpu_layers=options.gpu_layers, mapped=on_gpu or size > free_memory() * _MUCH)
 
 
 def count_readers(options: LocalOptions) -> int:

@@ -184,10 +184,24 @@ def _told_progress() -> "ctypes._FuncPointer | None":
     return None if report is None else _Progress(tell)
 
 
+_IN_MEMORY = 0
+"""`LLAMA_LOAD_MODE_NONE`: read, not mapped."""
+
+
 class Model:
     """Weights on loan from the native library."""
 
-    def __init__(self, path: Path, *, vocabulary_only: bool = False, gpu_layers: int | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        vocabulary_only: bool = False,
+        gpu_layers: int | None = None,
+        mapped: bool = True,
+    ) -> None:
+        """`mapped`: what is used as it is in the file stays in the system's cache of files, which can do
+        without it. Of what the library puts into another order there are two then, and there are no large
+        pages."""
         self.path = path
         self.parts = list_parts(path)
         self.kinds = {tensor.kind for part in self.parts for tensor in check_file(part)}
@@ -196,6 +210,8 @@ class Model:
         self.library.errors.clear()
         params = self.library.model_default_params()
         params.vocab_only = vocabulary_only
+        if not mapped:
+            params.load_mode = _IN_MEMORY
         if gpu_layers is not None:
             params.n_gpu_layers = gpu_layers
         told = None if vocabulary_only else _told_progress()

@@ -15,7 +15,14 @@ from dragoman.engines.local.binding import GpuDevice
 from dragoman.engines.local.calibrated import RunnerChoice, choose_runner
 from dragoman.engines.local.drafting import Drafter, open_draft
 from dragoman.engines.local.llamacpp import EVEN_KINDS, OWN_KINDS, KeptKinds, LlamaRunner, kept_kinds
-from dragoman.engines.local.machine import check_context, count_readers, numerics, size_for, takes_wide
+from dragoman.engines.local.machine import (
+    check_context,
+    count_readers,
+    numerics,
+    read_model,
+    size_for,
+    takes_wide,
+)
 from dragoman.engines.local.model import LlamaTokenizer, Model
 from dragoman.engines.local.openvino.family import NotForOpenVino, shape_of
 from dragoman.engines.local.options import LocalOptions
@@ -130,7 +137,7 @@ def _try_openvino(path: Path, options: LocalOptions) -> OpenedModel | str:
 
 
 def _open_llamacpp(path: Path, options: LocalOptions, why: str = "") -> OpenedModel:
-    model = Model(path, gpu_layers=options.gpu_layers)
+    model = read_model(path, options)
     check_context(options.context, model.trained_context)
     gpus = _gpus_for(options)
     kept, evenly = _settle_ways(model, options, gpus)
