@@ -1,4 +1,4 @@
-"""Weights for llama.cpp are in memory once where they fit, and are mapped where they would push out others."""
+"""Weights for llama.cpp are in memory once where they fit, and mapped where they would push others out."""
 
 import shutil
 from contextlib import closing

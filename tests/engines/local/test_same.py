@@ -67,10 +67,15 @@ def wide(weights: Path, tmp_path_factory: pytest.TempPathFactory, request: pytes
     return file
 
 
-WAYS = {"one reader": LocalOptions(readers=1), "several": LocalOptions(deterministic=True)}
+WAYS = {
+    "one reader": LocalOptions(readers=1),
+    "some": LocalOptions(readers=8),
+    "several": LocalOptions(readers=32, deterministic=True),
+}
+PROMISED = [(shape, way) for shape in SHAPES for way in WAYS if (shape, way) != ("experts", "some")]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("wide", "way"), PROMISED, indirect=["wide"])
 @pytest.mark.parametrize("kind", [0, 1], ids=["greedy", "seeded"])
 def test_nor_do_they_with_k_kinds_and_experts(wide: Path, kind: int, way: str) -> None:
     options = replace(WAYS[way], runner="llamacpp", threads=1, slots=8, context=1024)
@@ -101,9 +106,11 @@ OWN = "f16 keys and values"
         ("Q8_0", {"readers": 1, "kv_cache": "f16", "deterministic": True}, OWN, True),
         ("Q8_0", {"readers": 1, "flash_attention": False}, OWN, False),
         ("Q4_K_M", {"readers": 1}, OWN, True),
+        ("Q4_K_M", {"readers": 2}, "int8 keys and f16 values", True),
+        ("Q4_K_M", {"readers": 2, "kv_cache": "f16"}, OWN, False),
         # Int8 would cost them speed, and bring them nothing.
-        ("Q4_K_M", {"readers": 2}, OWN, False),
-        ("Q4_K_M", {"readers": 2, "deterministic": True}, "int8 keys and f16 values", True),
+        ("Q4_K_M", {"readers": 9}, OWN, False),
+        ("Q4_K_M", {"readers": 9, "deterministic": True}, "int8 keys and f16 values", True),
     ],
 )
 def test_nobody_pays_for_more_than_is_promised(

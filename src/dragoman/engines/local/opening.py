@@ -38,8 +38,10 @@ if TYPE_CHECKING:
 _INT8 = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
 _PRICES = {
     True: ", answers one by one to stay the same (--kv-cache f16: its own way)",
-    False: ", deterministic: long prompts take longer, and answers may go three at a time, or one by one",
+    False: ", the same for all: long prompts take longer, answers may go three at a time, or one by one",
 }
+_SOME = 8
+"""So many readers of K kinds lose at most a fourteenth of their rate by staying the same; 32 a third."""
 _INSTALL = "pip install 'dragoman[openvino]'"
 
 
@@ -188,17 +190,20 @@ def _open_pictures(model: Model, options: LocalOptions, threads: int) -> "Pictur
 
 def _settle_ways(model: Model, options: LocalOptions, gpus: Sequence[GpuDevice]) -> tuple[KeptKinds, bool]:
     """What llama.cpp keeps keys and values in, and whether rows are computed evenly: where that was asked
-    for, and for one reader, who has nothing of answers that are computed together. A draft's guesses are."""
+    for; for one reader, who has nothing of answers that are computed together; and for some, who lose little.
+    A draft's guesses are computed together."""
     fused = options.flash_attention and not gpus
-    alone = count_readers(options) == 1 and options.draft is None
-    even = model.rewinds and model.kinds <= EVEN_KINDS and not model.mixes
-    several = fused and (options.deterministic or even) and not (alone and model.rewinds)
+    readers = count_readers(options)
+    alone = readers == 1 and options.draft is None
+    dense = model.rewinds and not model.mixes
+    even, some = dense and model.kinds <= EVEN_KINDS, dense and 1 < readers <= _SOME
+    several = fused and (options.deterministic or even or some) and not (alone and model.rewinds)
     kept = kept_kinds(options.kv_cache, model.key_length, several=several)
     if options.deterministic:
         _check_even(model, kept, options, gpus)
-    return kept, options.deterministic or (
-        fused and alone and model.rewinds and options.kv_cache == "auto" and kept == OWN_KINDS
-    )
+    alone_evenly = alone and model.rewinds and options.kv_cache == "auto" and kept == OWN_KINDS
+    some_evenly = some and not even and kept != OWN_KINDS
+    return kept, options.deterministic or (fused and (alone_evenly or some_evenly))
 
 
 def _check_even(model: Model, kept: KeptKinds, options: LocalOptions, gpus: Sequence[GpuDevice]) -> None:
