@@ -41,7 +41,7 @@ _PRICES = {
     False: ", the same for all: long prompts take longer, answers may go three at a time, or one by one",
 }
 _SOME = 8
-"""So many readers of K kinds lose at most a fourteenth of their rate by staying the same; 32 a third."""
+"""So many readers of K kinds lose some twelfth of their rate by staying the same; 32 lose a third."""
 _INSTALL = "pip install 'dragoman[openvino]'"
 
 
