@@ -47,7 +47,7 @@ def read(runner: LlamaRunner, slot: int, count: int) -> float:
         ids = [7919 * number % runner.vocabulary for number in range(start + 1, end + 1)]
         rows.extend(slot, start, ids, [False] * (end - start - 1) + [True])
         if start < whole:
-            rows.whole.add(slot)
+            rows.in_blocks.add(slot)
         runner.step(rows)
         start = end
     return count / (time.perf_counter() - began)

@@ -179,8 +179,8 @@ class BlockRunner(FakeRunner):
 
     def write(self, rows: Rows, number: int) -> Sequence[int]:
         slot = rows.slots[number]
-        assert slot not in rows.whole or rows.slots.count(slot) % self.block == 0
-        self.ways[slot][rows.positions[number] :] = [slot in rows.whole]
+        assert slot not in rows.in_blocks or rows.slots.count(slot) % self.block == 0
+        self.ways[slot][rows.positions[number] :] = [slot in rows.in_blocks]
         return super().write(rows, number)
 
     def copy(self, source: int, target: int, length: int) -> None:

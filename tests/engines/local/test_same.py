@@ -140,7 +140,7 @@ def read(runner: AnyRunner, slot: int, piece: int) -> Logits:
         rows, end = Rows(), min(start + piece, whole if start < whole else LENGTH)
         rows.extend(slot, start, range(start, end), [False] * (end - start - 1) + [True])
         if start < whole:
-            rows.whole.add(slot)
+            rows.in_blocks.add(slot)
         logits: Logits = runner.step(rows)[0].copy()
         start = end
     return logits

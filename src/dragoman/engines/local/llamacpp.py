@@ -461,7 +461,7 @@ def _divide(rows: Rows, ways: Ways | None) -> Iterator[list[int]]:
             others.setdefault(slot, []).append(row)
     yield from _cut(said, max(1, len(said)) if ways is None else ways.said)
     for slot, read in others.items():
-        if ways is None or ways.block == 1 or slot in rows.whole or slot in rows.shown or slot == _PIECES:
+        if ways is None or ways.block == 1 or slot in rows.in_blocks or slot in rows.shown or slot == _PIECES:
             yield read
         else:
             yield from _cut(read, ways.block - _MANY)

@@ -143,10 +143,10 @@ class Slots(Memory):
         else:
             self._runner.keep(target.index, shown.position(length))
         self.occupy(target, sequence, length)
-        target.whole = self._whole(sequence)
+        target.blocks_end = self._blocks_end(sequence)
         return True
 
-    def _whole(self, sequence: Sequence) -> int:
+    def _blocks_end(self, sequence: Sequence) -> int:
         """Where the whole blocks of a prompt end; 0 where there is one way, or pictures cut it elsewhere. Its
         last token, which is always computed again, is behind them."""
         block = self._runner.block
@@ -194,14 +194,14 @@ class Slots(Memory):
 
     def _match(self, sequence: Sequence) -> tuple[Slot | None, int]:
         """The slot with the longest usable prefix of a prompt; an idle one where there is a choice."""
-        best, best_length, whole = None, 0, self._whole(sequence)
+        best, best_length, end = None, 0, self._blocks_end(sequence)
         prompt, group = sequence.prompt[:-1], sequence.group
         for slot in self.slots:
             if slot.length <= 0 or slot.namespace != group.namespace:
                 continue
             length = common(prompt, slot.ids[: self._count_shared(slot)])
-            length = length if slot.whole == whole else min(length, slot.whole, whole)
-            length = group.shown.begin(length - length % self._runner.block if length < whole else length)
+            length = length if slot.blocks_end == end else min(length, slot.blocks_end, end)
+            length = group.shown.begin(length - length % self._runner.block if length < end else length)
             if length > best_length or (length == best_length > 0 and slot.sequence is None):
                 best, best_length = slot, length
         return best, best_length

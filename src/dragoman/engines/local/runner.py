@@ -40,6 +40,7 @@ class Rows:
     __slots__ = (
         "adapters",
         "heat",
+        "in_blocks",
         "outputs",
         "positions",
         "said",
@@ -47,7 +48,6 @@ class Rows:
         "slots",
         "tables",
         "tokens",
-        "whole",
     )
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Rows:
         self.heat: list[float] = []
         """Of each token that was added by itself: at what heat it will be asked what all ids weigh, as they
         come (`RowBlocks`), or 0. A runner may begin with that at once: nobody changes such a row."""
-        self.whole: set[int] = set()
+        self.in_blocks: set[int] = set()
         """Slots whose rows are of whole blocks (`Runner.block`)."""
         self.tables: dict[int, Sequence[int]] = {}
         """For runners with pages: those of each slot, in order."""

@@ -24,13 +24,13 @@ _private = count()
 class Slot:
     """A place for one sequence. After the sequence has ended its tokens stay, for others to build on."""
 
-    __slots__ = ("chain", "ids", "index", "length", "namespace", "pages", "sequence", "used", "whole")
+    __slots__ = ("blocks_end", "chain", "ids", "index", "length", "namespace", "pages", "sequence", "used")
 
     def __init__(self, index: int, context: int) -> None:
         self.index = index
         self.ids: Ids = np.zeros(context, np.int32)
         self.length = 0
-        self.whole = 0
+        self.blocks_end = 0
         """Where the whole blocks of its prompt end, for runners to which that matters (`Runner.block`)."""
         self.namespace: Namespace = ()
         self.sequence: Sequence | None = None
@@ -201,13 +201,13 @@ class Sequence:
         """Tokens that one piece may have: it ends where what was sent does, or whole blocks, or a picture."""
         end = self.asked if self.computed < self.asked else self.prompt_length
         if self.slot is not None and self.in_blocks:
-            end = self.slot.whole
+            end = self.slot.blocks_end
         return min(end, self.group.shown.border(self.computed)) - self.computed
 
     @property
     def in_blocks(self) -> bool:
         """Whether its next piece is of whole blocks (`Runner.block`)."""
-        return self.slot is not None and self.computed < self.slot.whole
+        return self.slot is not None and self.computed < self.slot.blocks_end
 
     @property
     def is_whole(self) -> bool:
@@ -312,8 +312,8 @@ class StepPiece:
         outputs = [self.outputs == self.size] * self.size
         outputs[-1] = bool(self.outputs)
         rows.extend(index, position, tokens, outputs, said=self.start >= sequence.asked)
-        if self.start < slot.whole:
-            rows.whole.add(index)
+        if self.start < slot.blocks_end:
+            rows.in_blocks.add(index)
         if self.newest is None and (seen := shown.rows(self.start, self.end)) is not None:
             rows.shown[index] = seen
 
