@@ -422,6 +422,8 @@ async def stream(
                 last = b""
             last += writer.end()
         await exchange.end_stream(last)
+        # Others who end now have their last words before anything is noted of this one.
+        await asyncio.sleep(0)
 
 
 async def _stream_rounds(
