@@ -1,11 +1,13 @@
 """How memory is shared out, and what the machine is taken to be."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from dragoman.engines.local import machine
 from dragoman.engines.local.machine import divide
+from dragoman.engines.local.model import GgufTensor
 from dragoman.engines.local.options import LocalOptions
 
 
@@ -35,21 +37,38 @@ def test_who_is_alone_has_few_slots_and_long_ones(tokens: int, result: tuple[int
     assert divide(tokens, 8192, None, None, most=4, room=8192) == result
 
 
+Q4_0, Q4_1, Q8_0, Q4_K, Q6_K = 2, 3, 8, 12, 14
+
+
 @pytest.mark.parametrize(
-    ("weights", "options", "wide"),
+    ("weights", "options", "kinds", "wide"),
     [
-        (1 << 30, LocalOptions(readers=8), True),
-        (1 << 30, LocalOptions(slots=32), True),
-        (1 << 30, LocalOptions(), False),
-        (1 << 30, LocalOptions(slots=32, readers=1), False),
-        (3 << 30, LocalOptions(readers=8), False),
+        (1 << 30, LocalOptions(readers=8), [Q4_K, Q4_K, Q6_K], True),
+        (1 << 30, LocalOptions(readers=8), [Q4_1], True),
+        # Rows of the same weights are unpacked once more each, but there is no second product.
+        (1 << 30, LocalOptions(readers=8), [Q4_0, Q4_0, Q6_K], False),
+        (1 << 30, LocalOptions(readers=8), [Q4_0, Q4_0, Q4_1], False),
+        (1 << 30, LocalOptions(readers=8), [Q8_0], True),
+        (1 << 30, LocalOptions(slots=32), [Q4_K], True),
+        (1 << 30, LocalOptions(), [Q4_K], False),
+        (1 << 30, LocalOptions(slots=32, readers=1), [Q4_K], False),
+        (3 << 30, LocalOptions(readers=8), [Q4_K], False),
     ],
 )
 def test_weights_are_wide_for_several_readers_where_there_is_room(
-    weights: int, options: LocalOptions, wide: bool, monkeypatch: pytest.MonkeyPatch
+    weights: int,
+    options: LocalOptions,
+    kinds: list[int],
+    wide: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    tensors = [GgufTensor("", (32, 32), kind, 0) for kind in kinds]
     monkeypatch.setattr(machine, "_whole_memory", lambda: 16 << 30)
-    assert machine.takes_wide(weights, options) == wide
+    monkeypatch.setattr(machine, "check_file", lambda path: tensors)
+    (tmp_path / "model.gguf").touch()
+    os.truncate(tmp_path / "model.gguf", weights)
+    assert machine.takes_wide(tmp_path / "model.gguf", options) == wide
 
 
 def test_two_faces_of_one_core_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import platform
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from ctypes.util import find_library
 from hashlib import blake2b
@@ -15,7 +16,7 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 
 from dragoman.engines.local import binding
-from dragoman.engines.local.model import Model, list_parts
+from dragoman.engines.local.model import Model, check_file, list_parts
 from dragoman.engines.local.options import LocalOptions
 from dragoman.engines.model_files import digest_samples
 from dragoman.errors import SettingsError
@@ -215,6 +216,8 @@ _OWN_SLOTS, _OWN_ROOM = 4, 8192
 _GRAIN = 256
 # What four bits and their scales become as int8, and how much of the memory that may be.
 _WIDER, _LITTLE = 2, 0.25
+# Of four bits, in the count of llama.cpp: Q4_1 and Q4_K; Q4_0.
+_WITH_OFFSETS, _WITHOUT_OFFSETS = (3, 12), 2
 # Weights that take more of the free memory than this are better mapped: the system can drop them then.
 _MUCH = 0.75
 
@@ -281,12 +284,17 @@ def count_readers(options: LocalOptions) -> int:
     return options.readers or options.slots or 1
 
 
-def takes_wide(weights: int, options: LocalOptions) -> bool:
-    """Whether OpenVINO has weights of four bits as int8: for several readers, where memory is no matter.
+def takes_wide(path: Path, options: LocalOptions) -> bool:
+    """Whether OpenVINO has weights of four bits as int8: for several readers, where memory is no matter, and
+    where they have offsets, which take a second product. Without those a lone answer would lose more by it
+    than many win.
 
     For one reader they are read as fast as they are computed with, and the memory is his own.
     """
-    return count_readers(options) > 1 and _WIDER * weights <= _whole_memory() * _LITTLE
+    if count_readers(options) == 1 or _WIDER * path.stat().st_size > _whole_memory() * _LITTLE:
+        return False
+    kinds = Counter(tensor.kind for tensor in check_file(path))
+    return sum(kinds[kind] for kind in _WITH_OFFSETS) >= kinds[_WITHOUT_OFFSETS]
 
 
 def full_slots(options: LocalOptions) -> int:

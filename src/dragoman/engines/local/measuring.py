@@ -70,7 +70,7 @@ def _is_new(path: Path, options: LocalOptions) -> bool:
     """Whether the file had to be converted, which is done now."""
     from dragoman.engines.local.openvino.converted import ensure_converted, is_converted
 
-    wide = takes_wide(path.stat().st_size, options)
+    wide = takes_wide(path, options)
     if is_converted(path, wide=wide):
         return False
     ensure_converted(path, wide=wide)

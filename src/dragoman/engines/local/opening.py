@@ -226,7 +226,7 @@ def _open_openvino(
     from dragoman.engines.local.openvino.converted import ensure_converted
     from dragoman.engines.local.openvino.runner import files_of, runner_of
 
-    graph = ensure_converted(model.path, wide=takes_wide(model.path.stat().st_size, options))
+    graph = ensure_converted(model.path, wide=takes_wide(model.path, options))
     architecture = model.metadata["general.architecture"]
     runner, details = runner_of(graph, model.trained_context, options, adapters, architecture)
     decided = numerics([*files_of(graph), *options.adapter_files], details["runner"])
