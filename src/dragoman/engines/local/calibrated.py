@@ -48,7 +48,7 @@ _END_S = 2.0
 _MOMENT_S = 0.25
 _SHARED = 0.25
 """Of a core may go to others while both are measured."""
-_WAY = 2
+_WAY = 3
 """Another number for another way to compute with either: what was found before says nothing then."""
 _CHILD = (sys.executable, "-P", "-m", "dragoman.engines.local.measuring")
 _NAMES = {"llamacpp": "llama.cpp", "openvino": "OpenVINO"}
@@ -223,7 +223,7 @@ def _key(path: Path, options: LocalOptions, readers: int) -> str:
         machine.cpu_name(),
         options.threads or machine.cores(),
         (options.kv_cache, options.deterministic, options.flash_attention, options.batch, readers, RECIPE),
-        count_readers(options) > 1,
+        count_readers(options),
         _WAY,
         (version("openvino"), version("xllamacpp")),
     )
