@@ -29,6 +29,7 @@ from dragoman.types import Job, Sampling
 
 OURS, PLAIN, THEIRS = SIDES = ("dragoman", "dragoman, no guesses", "OpenVINO GenAI")
 KV_GIB = 2
+REST_S = 4.0
 
 
 class Options(Struct, frozen=True):
@@ -53,8 +54,10 @@ def measure(side: str, model: Path, threads: int, options: Options) -> Found:
     try:
         for streams in options.levels:
             texts = [f"{text} ({streams})" for text in islice(prompts(200), streams)]
-            # Once for what is prepared at the first step of so many rows.
+            # Once for what is prepared at the first step of so many rows, and time for what a server does
+            # before it is asked.
             answer(texts, 4)
+            time.sleep(REST_S)
             began = time.perf_counter()
             answer([text + "\n" for text in texts], options.tokens)
             rates.append(streams * options.tokens / (time.perf_counter() - began))
