@@ -101,7 +101,7 @@ def forced(description: str) -> dict[str, Any]:
 
 SUMS = {"type": "mcp", "server_label": "sums", "require_approval": "never"}
 HI, FORCED, MCP, TOKEN = 'chat "hi"', "forced call", "response with an MCP call", "streamed token"
-AIMS = {HI: 32, FORCED: 47, MCP: 52, TOKEN: 8}
+AIMS = {HI: 32, FORCED: 48, MCP: 53, TOKEN: 8}
 REQUESTS: dict[str, tuple[str, list[dict[str, Any]]]] = {
     HI: (CHAT, [chat("hi"), chat("hi, you"), chat("hi, they")]),
     FORCED: (CHAT, [forced("one"), forced("other"), forced("third")]),

@@ -12,7 +12,7 @@ from dragoman.errors import DragomanError, EngineFailed, Unavailable
 from dragoman.settings import Settings
 from dragoman.turns.adapters import AdapterChanges
 from dragoman.turns.queue import EngineQueue, Workers
-from dragoman.turns.turn import ServedModel
+from dragoman.turns.served import ServedModel
 
 CHECK_TIMEOUT_S = 5.0
 ALIVE_TIMEOUT_S = 0.5

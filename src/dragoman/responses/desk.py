@@ -28,7 +28,7 @@ from dragoman.store import Most, Record, Store, StoreBounds, StoredConversation,
 from dragoman.store.sqlite import SqliteStore
 from dragoman.tracing import current
 from dragoman.turns.queue import Aside, Workers
-from dragoman.turns.turn import ServedModel
+from dragoman.turns.served import ServedModel
 from dragoman.types import Traced
 
 if TYPE_CHECKING:

@@ -34,6 +34,7 @@ from dragoman.limits import check_count
 from dragoman.responses.context import Context, Offering, fit_items, new_id, recall
 from dragoman.responses.desk import Desk, EventLog, taken_over
 from dragoman.turns.queue import MUCH
+from dragoman.turns.served import ServedModel
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.tool_loop import (
     ClientGone,
@@ -46,7 +47,7 @@ from dragoman.turns.tool_loop import (
     ToolLoop,
     Written,
 )
-from dragoman.turns.turn import ServedModel, Turn, note_terms
+from dragoman.turns.turn import Turn, note_terms
 from dragoman.types import Event, Traced, Usage
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from msgspec.structs import replace
 
@@ -24,8 +24,11 @@ from dragoman.turns.constrain import must_hold, wanted_text
 from dragoman.turns.plan import TurnPlan
 from dragoman.turns.reading import INPUT
 from dragoman.turns.spec import TurnSpec, Wanted
-from dragoman.turns.turn import ServedModel, Turn
+from dragoman.turns.turn import Turn
 from dragoman.types import Answer, Conversation, Event, Fold, Message, Usage
+
+if TYPE_CHECKING:
+    from dragoman.turns.served import ServedModel
 
 logger = logging.getLogger("dragoman.turns")
 
@@ -33,7 +36,7 @@ TRIES = 3
 """Answers that a model may write before the turn fails."""
 
 
-def checked_turn(model: ServedModel, plan: TurnPlan, spec: TurnSpec, source: str) -> Turn:
+def checked_turn(model: "ServedModel", plan: TurnPlan, spec: TurnSpec, source: str) -> Turn:
     """A turn of which something is asked that the engine is not held to, or whose key has a budget."""
     if not plan.unenforced:
         return model.made(MeteredTurn, plan, spec, source)
@@ -48,7 +51,7 @@ def checked_turn(model: ServedModel, plan: TurnPlan, spec: TurnSpec, source: str
 
 
 class CheckedTurn(Turn):
-    model: ServedModel
+    model: "ServedModel"
     spec: TurnSpec
     source: str
 

@@ -28,9 +28,10 @@ from dragoman.media import Media
 from dragoman.media.read import check_media, mention
 from dragoman.tracing import current
 from dragoman.turns.checked import note_fault
+from dragoman.turns.served import ServedModel
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.traced import trace_call, trace_list
-from dragoman.turns.turn import ServedModel, Turn, note_terms, note_turn
+from dragoman.turns.turn import Turn, note_terms, note_turn
 from dragoman.types import (
     Answer,
     Conversation,
