@@ -70,9 +70,10 @@ def wide(weights: Path, tmp_path_factory: pytest.TempPathFactory, request: pytes
 WAYS = {
     "one reader": LocalOptions(readers=1),
     "some": LocalOptions(readers=8),
+    "some, bf16": LocalOptions(readers=8, kv_cache="bf16"),
     "several": LocalOptions(readers=32, deterministic=True),
 }
-PROMISED = [(shape, way) for shape in SHAPES for way in WAYS if (shape, way) != ("experts", "some")]
+PROMISED = [("dense", way) for way in WAYS] + [("experts", way) for way in ("one reader", "several")]
 
 
 @pytest.mark.parametrize(("wide", "way"), PROMISED, indirect=["wide"])
@@ -108,6 +109,8 @@ OWN = "f16 keys and values"
         ("Q4_K_M", {"readers": 1}, OWN, True),
         ("Q4_K_M", {"readers": 2}, "int8 keys and f16 values", True),
         ("Q4_K_M", {"readers": 2, "kv_cache": "f16"}, OWN, False),
+        ("Q4_K_M", {"readers": 2, "kv_cache": "bf16"}, "bf16 keys and values", True),
+        ("Q4_K_M", {"readers": 2, "kv_cache": "int8"}, "int8 keys and values", True),
         # Int8 would cost them speed, and bring them nothing.
         ("Q4_K_M", {"readers": 9}, OWN, False),
         ("Q4_K_M", {"readers": 9, "deterministic": True}, "int8 keys and f16 values", True),
