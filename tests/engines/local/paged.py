@@ -45,6 +45,9 @@ class FakePagedRunner(ScriptedRunner):
         self.held[table[position // self.page]][position % self.page] = rows.tokens[number]
         return [self.held[table[place // self.page]][place % self.page] for place in range(position + 1)]
 
+    def forget_all(self) -> None:
+        self.held = [[NOTHING] * self.page for _ in range(self.pages)]
+
     def copy_page(self, source: int, target: int) -> None:
         self.copies.append((source, target))
         self.held[target] = list(self.held[source])

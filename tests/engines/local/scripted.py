@@ -53,6 +53,7 @@ class ScriptedRunner(ABC):
     blocks = None
     adapters: tuple[str, ...] = ("red", "blue")
     mixes_adapters = False
+    interruptible = True
 
     def __init__(
         self,
@@ -76,6 +77,7 @@ class ScriptedRunner(ABC):
         self.before_step: Callable[[], None] = lambda: None
         self.failing = False
         self.interrupted = False
+        self.resets = self.rebuilds = 0
         self.closed = False
 
     def warm_up(self) -> None:
@@ -118,6 +120,17 @@ class ScriptedRunner(ABC):
 
     def interrupt(self) -> None:
         self.interrupted = True
+
+    def reset(self) -> None:
+        self.resets += 1
+
+    def rebuild(self) -> None:
+        self.rebuilds += 1
+        self.forget_all()
+
+    @abstractmethod
+    def forget_all(self) -> None:
+        """All memory is as it was at first."""
 
     def embed(self, prompts: Sequence[Sequence[int]]) -> Iterator[list[float] | None]:
         for prompt in prompts:

@@ -50,6 +50,9 @@ class FakeRunner(ScriptedRunner):
         held.append(rows.tokens[number])
         return held
 
+    def forget_all(self) -> None:
+        self.held = [[] for _ in range(self.slots)]
+
     def keep(self, slot: int, length: int) -> None:
         assert length <= len(self.held[slot])
         assert self.rewinds or not length or length == len(self.held[slot])

@@ -101,10 +101,10 @@ def test_an_error_in_the_thread_ends_everything(caplog: pytest.LogCaptureFixture
         runner = FakeRunner()
         engine = engine_over(runner)
 
-        def break_down() -> None:
+        def break_down(beside: object) -> None:
             raise ZeroDivisionError("a secret")
 
-        runner.before_step = break_down
+        engine._scheduler.step = break_down  # type: ignore[method-assign, assignment]
         steps: list[Step] = []
         engine.submit(job([1, 2], 5, n=2), steps.append)
         with pytest.raises(EngineFailed):

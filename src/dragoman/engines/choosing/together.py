@@ -1,6 +1,7 @@
 """Which id comes next: for one continuation, for the rows of many at once, and for all of a step."""
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Protocol, runtime_checkable
@@ -22,8 +23,13 @@ from dragoman.engines.choosing.sampler import (
     leaves_few,
 )
 from dragoman.engines.steps import join_steps
-from dragoman.errors import BadRequest, ConstraintFailed
+from dragoman.errors import BadRequest, ConstraintFailed, EngineFailed
 from dragoman.types import FinishReason, Foreseeing, Job, Preparing, Sampling, Step, TokenLogprob
+
+_log = logging.getLogger("dragoman.engine")
+NOT_FINITE = -2
+"""In the place of an id that was chosen elsewhere: the logits of its row were not numbers."""
+_CANNOT = "The next token of this answer could not be chosen."
 
 # One continuation of a job: which id comes next, and whether the answer ends there.
 
@@ -141,6 +147,8 @@ class Continuation:
 
     def took(self, token: int, logprob: TokenLogprob | None) -> Step:
         """`take`, of an id that was chosen elsewhere: there may have been none."""
+        if token == NOT_FINITE:
+            return Step([], self.index, finish="error", error=EngineFailed(_CANNOT))
         if token < 0:
             return Step([], self.index, finish="error", error=self._nothing_left())
         return self.take(token, logprob)
@@ -236,7 +244,7 @@ class Choosers:
         """The next step of each continuation, in order."""
         self._wait()
         chosen = {} if blocks is None else _chosen(choices, logits, blocks)
-        return self._told(choices, [choice.advance(logits, chosen.get(choice.row)) for choice in choices])
+        return self._told(choices, [_advance(choice, logits, chosen.get(choice.row)) for choice in choices])
 
     def begin(self, choices: Sequence[TokenChoice], logits: Logits, drawer: "Drawer") -> "Begun":
         """Have ids chosen where the rows are; what only Python can choose is chosen now.
@@ -249,7 +257,7 @@ class Choosers:
         for number, choice in enumerate(choices):
             answer, place, rules = choice.answer, len(drawn.rows), None
             if not answer.plain and (rules := answer.rules()) is None:
-                steps[number] = choice.advance(logits)
+                steps[number] = _advance(choice, logits)
                 drawn.known[place] = (steps[number].ids or [0])[-1]
             elif rules is not None:
                 drawn.rules[place] = rules
@@ -286,7 +294,9 @@ class Choosers:
 
     def _wait(self) -> None:
         for begun in self._begun:
-            begun.result()
+            if (error := begun.exception()) is not None:
+                # The mask is computed again when it is needed; if that fails, that answer ends.
+                _log.error("a mask could not be prepared", exc_info=error)
 
     def _told(self, choices: Sequence[TokenChoice], steps: list[Step]) -> list[Step]:
         both = zip(choices, steps, strict=True)
@@ -358,9 +368,31 @@ def _chosen(choices: Sequence[TokenChoice], logits: Logits, blocks: RowBlocks) -
         if len(greedy) >= SEVERAL:
             chosen.update(zip(greedy, largest_ids(logits, blocks.maxima, [*greedy]), strict=True))
         if len(few) >= SEVERAL:
-            asked, uniforms = [one.sampling for one in few.values()], [one.uniform() for one in few.values()]
-            chosen.update(zip(few, draw_few(logits, blocks, [*few], asked, uniforms), strict=True))
+            chosen.update(_draw_together(logits, blocks, few))
     return chosen
+
+
+def _draw_together(
+    logits: Logits, blocks: RowBlocks, few: Mapping[int, Continuation]
+) -> dict[int, int | None]:
+    """Where that fails, nothing is drawn: each row is drawn by itself then, by the same numbers."""
+    sampling, uniforms = [one.sampling for one in few.values()], [one.uniform() for one in few.values()]
+    try:
+        return dict(zip(few, draw_few(logits, blocks, [*few], sampling, uniforms), strict=True))
+    except Exception:
+        _log.exception("rows could not be drawn together")
+        for answer, uniform in zip(few.values(), uniforms, strict=True):
+            answer.give_back([uniform])
+        return {}
+
+
+def _advance(choice: TokenChoice, logits: Logits, token: int | None = None) -> Step:
+    """A fault of a sampler or a grammar ends the answer that has it, and no other."""
+    try:
+        return choice.advance(logits, token)
+    except Exception:
+        _log.exception("an answer could not be sampled")
+        return Step([], choice.answer.index, finish="error", error=EngineFailed(_CANNOT))
 
 
 @contextmanager

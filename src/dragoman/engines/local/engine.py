@@ -13,6 +13,7 @@ from dragoman.engines.local.options import LocalOptions, check_job, check_prompt
 from dragoman.engines.local.runner import AnyRunner, TrainableRunner
 from dragoman.engines.local.scheduler import Scheduler
 from dragoman.engines.local.sequence import Group, make_group
+from dragoman.engines.local.step_guard import StepFaults
 from dragoman.engines.local.worker import Embedding, Worker
 from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.engines.steps import iterate
@@ -146,6 +147,11 @@ class LocalEngine:
     def close(self) -> None:
         """`stop`, for those who have no event loop."""
         self._worker.stop()
+
+    @property
+    def faults(self) -> StepFaults:
+        """Steps that failed, and how often the runner was rebuilt, since the engine was opened."""
+        return self._scheduler.faults
 
     @property
     def kv_usage(self) -> float:

@@ -185,18 +185,27 @@ class LlamaRunner:
         self._library = library = model.library
         self.vocabulary: int = library.vocab_n_tokens(library.model_get_vocab(model.pointer))
         # Behind a piece there may be rows that nobody reads.
-        unread = _MANY if evenly else 0
-        self._context: int | None = self._open(
-            context * slots, slots, self.max_rows + unread, self.max_outputs + unread
+        self._unread = _MANY if evenly else 0
+        self._wanted_context = context
+        self._context: int | None = None
+        self._embedder: _Embedder | None = None
+        self._set_up()
+        self.context = min(context, self._room)
+        self._buffer = _BatchBuffer(self.max_rows + self._unread)
+
+    def _set_up(self) -> None:
+        """A context of the library, with an empty KV cache."""
+        self._context = self._open(
+            self._wanted_context * self.slots,
+            self.slots,
+            self.max_rows + self._unread,
+            self.max_outputs + self._unread,
         )
         # The library rounds up.
-        self._room = int(library.n_ctx_seq(self._context))
-        self.context = min(context, self._room)
-        self._memory = library.get_memory(self._context)
-        self._buffer = _BatchBuffer(self.max_rows + unread)
+        self._room = int(self._library.n_ctx_seq(self._context))
+        self._memory = self._library.get_memory(self._context)
         self._adapters: Adapters = ()
-        self._beat = Beat(library, self._context)
-        self._embedder: _Embedder | None = None
+        self._beat = Beat(self._library, self._context)
 
     def warm_up(self) -> None:
         # OpenMP keeps a team of threads for each thread that computes. With a second team it takes the
@@ -327,10 +336,26 @@ class LlamaRunner:
         read: int = self._library.state_seq_set_data(self._context, state.ctypes.data, state.size, slot)
         return read > 0
 
+    @property
+    def interruptible(self) -> bool:
+        """What an interrupted step left behind must be cut off again, which recurrent models cannot."""
+        return self.rewinds
+
     def interrupt(self) -> None:
-        # What a broken-off step left behind must be cut off again.
         if self.rewinds:
             self._beat.stop()
+
+    def reset(self) -> None:
+        """Nothing of a step outlives it but cells of the KV cache, and those are cut off when it fails."""
+
+    def rebuild(self) -> None:
+        if self._embedder is not None:
+            self._embedder.close()
+            self._embedder = None
+        if self._context:
+            context, self._context = self._context, None
+            self._library.free(context)
+        self._set_up()
 
     @property
     def pulse(self) -> int:

@@ -60,6 +60,10 @@ class Memory(ABC):
     def forget(self, slot: Slot) -> None:
         """Nothing that a slot got in this step can be relied on."""
 
+    @abstractmethod
+    def distrust(self, slot: Slot) -> None:
+        """Nothing that a slot holds can be relied on, nor what others have kept of the same prefix."""
+
     def clear(self) -> None:
         """Nothing that is kept for others can be relied on; no sequence runs."""
         for slot in self.slots:
@@ -128,7 +132,7 @@ class Slots(Memory):
     def place(self, sequence: Sequence) -> bool:
         if self.must_wait(sequence):
             return False
-        reusable = self._runner.rewinds and sequence.prompt_logprobs is None
+        reusable = self._runner.rewinds and sequence.prompt_logprobs is None and not sequence.suspect
         source, length = self._match(sequence) if reusable else (None, 0)
         if reusable and self.hold(sequence, length):
             return False
@@ -191,6 +195,12 @@ class Slots(Memory):
         """Nothing in this slot can be relied on."""
         self._runner.keep(slot.index, 0)
         slot.length = 0
+
+    def distrust(self, slot: Slot) -> None:
+        for other in self.slots:
+            alike = other.namespace == slot.namespace and other.length and slot.length
+            if other.sequence is None and alike and other.ids[0] == slot.ids[0]:
+                self.forget(other)
 
     def _match(self, sequence: Sequence) -> tuple[Slot | None, int]:
         """The slot with the longest usable prefix of a prompt; an idle one where there is a choice."""

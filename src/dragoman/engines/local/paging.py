@@ -130,6 +130,10 @@ class PageStore:
         self._after.setdefault(parent, {})[page] = tokens
         return name
 
+    def withdraw(self, page: int) -> None:
+        """What a page in use holds is of use to no other sequence."""
+        self._disown(page)
+
     def _disown(self, page: int) -> None:
         content = self._content.pop(page, None)
         if content is None:
@@ -184,7 +188,7 @@ class Paging(Memory):
     def place(self, sequence: Sequence) -> bool:
         if self.must_wait(sequence):
             return False
-        reusable = sequence.prompt_logprobs is None
+        reusable = sequence.prompt_logprobs is None and not sequence.suspect
         prompt = sequence.prompt[:-1] if reusable else sequence.prompt[:0]
         found = self._store.find(root_of(sequence.group.namespace), prompt)
         length = len(found.pages) * self._runner.page + found.part_length
@@ -242,6 +246,10 @@ class Paging(Memory):
         # The end goes first, because it is of less use than what it builds on.
         self._leave(slot.pages[::-1])
         slot.pages, slot.chain, slot.length = [], [], 0
+
+    def distrust(self, slot: Slot) -> None:
+        for page in slot.pages:
+            self._store.withdraw(page)
 
     def clear(self) -> None:
         self._store = PageStore(self._runner.pages, self._runner.page)

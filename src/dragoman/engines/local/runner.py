@@ -17,7 +17,7 @@ from dragoman.types import Adapters, TokenLogprob
 
 
 class StepFailed(Exception):
-    """One step could not be computed; the slots that took part have lost their contents."""
+    """One step could not be computed; what its slots held before is not to be relied on."""
 
 
 class StepInterrupted(Exception):
@@ -137,8 +137,18 @@ class Runner(Protocol):
         The result is a view that the next step overwrites. Raises StepFailed or StepInterrupted.
         """
 
+    @property
+    def interruptible(self) -> bool:
+        """Whether `interrupt` ends a running step. Where it does not, the scheduler keeps steps short."""
+
     def interrupt(self) -> None:
-        """From any thread: break off the step that is running, if one is."""
+        """From any thread: end the running step early, if there is one and the runner can."""
+
+    def reset(self) -> None:
+        """After a failed step: put right what the library may have left in doubt, in milliseconds."""
+
+    def rebuild(self) -> None:
+        """After repeated failures: set up everything but the weights again. All slots are empty then."""
 
     def read_adapter(self, name: str, path: Path) -> Callable[[], None]:
         """From any thread, while steps are computed: what adds the adapter, for the thread that computes.

@@ -42,6 +42,10 @@ Rules of this file:
 - Where the runner applies one set of adapters to all rows of a step, the sets take turns.
 - Rows are in the order of their slots, because the native library splits a step where slots are not adjacent.
 - Where nothing is left to do, answers are read again for those who will go on from them (see rereading.py).
+- A step that was interrupted leaves nothing behind: its pieces are planned again. Where the runner cannot
+  interrupt a step, steps are short: quiet ones take about 10 ms, those of prompts alone about 250.
+- A step that failed is computed again before any client hears of it, each of its sequences by itself, so that
+  only the one that cannot be computed ends with an error (see `_recover` and step_guard.py).
 - Only the engine's thread comes here.
 """
 
@@ -65,6 +69,7 @@ from dragoman.engines.local.rereading import Rereading
 from dragoman.engines.local.runner import AnyRunner, PagedRunner, StepFailed, StepInterrupted
 from dragoman.engines.local.sequence import Group, Plan, Sequence, StepPiece, level_apart, share_out
 from dragoman.engines.local.shares import Account, Pace, Places, Turns, last_of_most
+from dragoman.engines.local.step_guard import StepFaults, StepGuard
 from dragoman.errors import DragomanError, EngineFailed
 from dragoman.types import FinishReason, Step
 
@@ -73,6 +78,12 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("dragoman.engine")
 _NOTHING: Mapping[Sequence, StepPiece] = {}
+QUIET_STEP_S, _QUIET_ROWS = 0.010, 8
+"""A step that no client waits for takes about so long, for the next request waits until it is over."""
+ALONE_STEP_S, _ALONE_ROWS = 0.25, 64
+"""The same of steps that only read prompts, where they cannot be interrupted. With fewer rows than these,
+weights would be read too often."""
+_CANNOT = "The model could not compute this answer."
 
 
 class Flight(Struct):
@@ -100,6 +111,7 @@ class Scheduler:
         pause: float = math.inf,
     ) -> None:
         self._runner = runner
+        self._guard = StepGuard(runner)
         self._batch = batch
         self._chunk = chunk
         self._memory: Memory = Paging(runner) if isinstance(runner, PagedRunner) else Slots(runner)
@@ -110,6 +122,11 @@ class Scheduler:
         """What there is to read while nobody waits."""
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
+        self._suspects: set[Sequence] = set()
+        """Sequences whose last step failed."""
+        self._suspects_turn = False
+        self._failures_in_a_row = 0
+        """Answers that ended because they could not be computed, with no good step in between."""
         self._turns = Turns()
         self._pictures = pictures
         self._pause = pause
@@ -129,6 +146,11 @@ class Scheduler:
     def busy(self) -> bool:
         runs = self._running or self._flight is not None
         return bool(runs) or any(not one.group.shown.waits for one in self._waiting)
+
+    @property
+    def faults(self) -> StepFaults:
+        """What has gone wrong in steps. Other threads may look."""
+        return self._guard.faults
 
     @property
     def kv_usage(self) -> float:
@@ -219,15 +241,16 @@ class Scheduler:
         return Flight(plan, logits, began)
 
     def _compute(self, plan: Plan) -> Logits | None:
-        """None where the step was broken off, or failed."""
+        """None where the step was interrupted, or failed."""
         self.in_step = [piece.sequence for piece in plan.pieces]
         try:
-            return self._runner.step(plan.rows())
+            return self._guard.step(plan.rows())
         except StepInterrupted:
             self._go_back(plan.pieces)
         except StepFailed:
-            _log.exception("a step of %d sequences failed", len(plan.pieces))
-            self._fail(self.in_step)
+            # The ids of a step before it are read first: they were chosen, and count.
+            self.settle()
+            self._recover(plan.pieces)
         finally:
             self.in_step = []
         return None
@@ -255,7 +278,11 @@ class Scheduler:
         following = self._begin(plan, time.perf_counter())
         if following is not None and all(piece.sequence.answer.plain for piece in plan.pieces):
             self._choose(following, self._drawer)
+        rebuilds = self.faults.rebuilds
         self.settle()
+        if self.faults.rebuilds > rebuilds:
+            # What was begun was of the runner before.
+            return True
         for piece in plan.pieces:
             if piece.newest is not None and piece.sequence.slot is not None:
                 piece.newest = piece.sequence.answer.output[-1]
@@ -297,7 +324,13 @@ class Scheduler:
 
     def _land(self, flight: Flight) -> None:
         assert flight.begun is not None
-        steps = self._choosers.finish(flight.begun)
+        try:
+            steps = self._choosers.finish(flight.begun)
+        except Exception as error:
+            # A device tells of a failed step when its results are fetched. Everything after it is in doubt.
+            self._guard.note(error, "a step on the device")
+            self._rebuild()
+            return
         now = time.perf_counter()
         self._took(flight.plan, now - max(flight.began, self._landed))
         self._landed = now
@@ -318,6 +351,70 @@ class Scheduler:
         for sequence in [*self._running]:
             self._step_back(sequence)
         self._memory.clear()
+
+    def _recover(self, pieces: list[StepPiece]) -> None:
+        """The step of these pieces raised: compute them again, or end an answer that failed by itself."""
+        ended = [piece for piece in pieces if self._retry_or_end(piece)]
+        if ended or not self._guard.reset():
+            self._rebuild()
+
+    def recover_embedding(self, error: Exception, *, again: bool) -> bool:
+        """A step of an embedding failed; whether it is worth another try."""
+        self._guard.note(error, "a step of an embedding")
+        self.settle()
+        if not again or not self._guard.reset():
+            self._rebuild()
+        return again
+
+    def _retry_or_end(self, piece: StepPiece) -> bool:
+        """Let a sequence begin again by itself; where it was by itself already, end it. Whether it ended."""
+        sequence, slot = piece.sequence, piece.sequence.slot
+        if slot is None:
+            return False
+        self._memory.forget(slot)
+        if sequence.group.quiet:
+            self._leave(sequence)
+            return False
+        if sequence in self._suspects:
+            self._failures_in_a_row += 1
+            self._end(sequence, "error", EngineFailed(_CANNOT))
+            return True
+        sequence.failed_at = piece.end
+        self._suspects.add(sequence)
+        self._step_back(sequence)
+        return False
+
+    def _rebuild(self) -> None:
+        """Set up the runner again. Answers at work wait for it, and go on."""
+        self.start_over()
+        self._guard.rebuild()
+        self._failures_in_a_row = 0
+
+    def _failed_rows(self, plan: Plan, logits: Logits) -> set[StepPiece]:
+        """The pieces whose logits are not numbers. They are computed again; the others have their ids."""
+        rows = self._guard.rows_without_numbers(logits)
+        if not rows:
+            self._failures_in_a_row = 0
+            return set()
+        failed, row = set[StepPiece](), 0
+        for piece in plan.pieces:
+            if any(row <= bad < row + piece.outputs for bad in rows):
+                failed.add(piece)
+            row += piece.outputs
+        for piece in failed:
+            if piece.sequence.slot is not None:
+                self._memory.distrust(piece.sequence.slot)
+            self._retry_or_end(piece)
+        if self._failures_in_a_row > 1:
+            self._rebuild()
+            return {*plan.pieces}
+        return failed
+
+    def _trust_again(self) -> None:
+        """Suspects that have passed the place where their step failed."""
+        for sequence in [one for one in self._suspects if one.computed >= one.failed_at]:
+            sequence.failed_at = 0
+            self._suspects.discard(sequence)
 
     def saw(self, picture: "Picture") -> None:
         """A picture was encoded that some wait for, or could not be."""
@@ -364,7 +461,7 @@ class Scheduler:
         self, beside: Set[str], encoding: bool, following: Mapping[Sequence, StepPiece] = _NOTHING
     ) -> list[StepPiece]:
         """What each computes next. `following`: of those whose newest token is not known yet."""
-        mine = self._running
+        mine = self._running if not self._suspects else self._apart()
         if self._runner.adapters and not self._runner.mixes_adapters:
             adapters = self._turns.next(mine)
             mine = [s for s in mine if s.group.job.adapters == adapters]
@@ -373,11 +470,17 @@ class Scheduler:
         due = [sequence for sequence in mine if sequence.decoding or sequence in sizes]
         return [following.get(one) or StepPiece(one, sizes.get(one, 1)) for one in due]
 
+    def _apart(self) -> list[Sequence]:
+        """In every other step one sequence whose last step failed, by itself; else all others."""
+        self._suspects_turn = not self._suspects_turn
+        others = [one for one in self._running if one not in self._suspects]
+        suspects = [one for one in self._running if one in self._suspects]
+        return suspects[:1] if self._suspects_turn or not others else others
+
     def _sizes(self, mine: list[Sequence], reading: list[Sequence], encoding: bool) -> dict[Sequence, int]:
         """How much of each prompt is read now, beside the answers among `mine`."""
         alone = len(reading) == len(mine) and not self.account.crowded
-        # A long step would be a long one to break off.
-        rows = self._batch if alone and not mine[0].group.quiet else self._chunk
+        rows = self._rows_alone(mine[0].group.quiet, encoding) if alone else self._chunk
         if any(one.decoding for one in self._running):
             # Also those with other adapters, whose turn is another one.
             answers, most = sum(one.decoding for one in mine), self._longest
@@ -385,6 +488,14 @@ class Scheduler:
         rows, block = max(rows, self._runner.block), self._runner.block
         sizes = share_out(reading, rows, self._runner.max_outputs - self._runner.slots, block)
         return level_apart(sizes) if self._runner.equal_pieces else sizes
+
+    def _rows_alone(self, quiet: bool, encoding: bool) -> int:
+        """Rows of a step beside which nothing is to be done."""
+        if self._runner.interruptible:
+            return self._chunk if quiet else self._batch
+        least, seconds = (_QUIET_ROWS, QUIET_STEP_S) if quiet else (_ALONE_ROWS, ALONE_STEP_S)
+        rows = self._pace.rows(0, encoding, seconds)
+        return int(min(self._chunk if quiet else self._batch, max(least, rows)))
 
     @property
     def _longest(self) -> float:
@@ -408,12 +519,16 @@ class Scheduler:
 
     def _read(self, plan: Plan, logits: Logits) -> None:
         """Go through the rows of logits, which are in the order of the plan, and choose what comes next."""
-        self._note_read(plan)
+        failed = self._failed_rows(plan, logits)
+        self._note_read(plan, failed)
         row = 0
         answering: list[StepPiece] = []
         choices: list[TokenChoice] = []
         for piece in plan.pieces:
             end = row + piece.outputs
+            if piece in failed:
+                row = end
+                continue
             if piece.newest is None:
                 piece.report_prompt(logits, row)
             if piece.sequence.decoding:
@@ -425,6 +540,8 @@ class Scheduler:
         steps = self._choosers.advance(choices, logits, self._runner.blocks)
         for piece, step in zip(answering, steps, strict=True):
             self._tell(piece, step)
+        if self._suspects:
+            self._trust_again()
 
     def _tell(self, piece: StepPiece, step: Step) -> None:
         if piece.newest is not None:
@@ -445,11 +562,11 @@ class Scheduler:
             self._memory.cut_back(sequence.slot)
         self._memory.written(sequence.slot)
 
-    def _note_read(self, plan: Plan) -> None:
+    def _note_read(self, plan: Plan, failed: Set[StepPiece] = frozenset()) -> None:
         """Parts of prompts are in their slots."""
         for piece in plan.pieces:
             slot = piece.sequence.slot
-            if piece.newest is None and slot is not None:
+            if piece.newest is None and slot is not None and piece not in failed:
                 piece.read()
                 self._memory.written(slot)
                 self._let_go(piece.sequence.group)
@@ -472,6 +589,7 @@ class Scheduler:
     def _leave(self, sequence: Sequence) -> None:
         """Take a sequence out of wherever it is. Nothing holds it then: grammars are not left for later."""
         sequence.group.sequences.remove(sequence)
+        self._suspects.discard(sequence)
         if sequence.slot is None:
             self._waiting.remove(sequence)
         else:
@@ -479,12 +597,6 @@ class Scheduler:
             self._memory.release(sequence.slot)
             sequence.slot = None
         self._let_go(sequence.group)
-
-    def _fail(self, sequences: list[Sequence]) -> None:
-        for sequence in sequences:
-            if sequence.slot is not None:
-                self._memory.forget(sequence.slot)
-            self._end(sequence, "error", EngineFailed("The model could not compute this step."))
 
 
 def _order(sequence: Sequence) -> tuple[int, int, int]:

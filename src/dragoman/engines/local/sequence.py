@@ -136,6 +136,7 @@ class Sequence:
         "cached",
         "cancelled",
         "computed",
+        "failed_at",
         "group",
         "held_by",
         "held_until",
@@ -165,6 +166,8 @@ class Sequence:
         """Tokens in the slot. Once the prompt is done, all but the newest."""
         self.cached = 0
         self.cancelled = False
+        self.failed_at = 0
+        """Where a step of it has failed: up to there it is computed by itself; 0 if none has."""
         self.spoken = 0
         """Tokens of the answer that were said when it got its slot."""
         self.trust: float | None = None
@@ -217,6 +220,11 @@ class Sequence:
     @property
     def decoding(self) -> bool:
         return self.computed >= self.prompt_length
+
+    @property
+    def suspect(self) -> bool:
+        """Whether a step that it was in has failed, and has not been computed since."""
+        return bool(self.failed_at)
 
     def held(self) -> bool:
         """Whether the sequence it waits for is still on its way."""

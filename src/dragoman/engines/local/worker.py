@@ -20,7 +20,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, TypeAlias
 
 from dragoman.engines.local.process_pages import use_large_pages
-from dragoman.engines.local.runner import Pulsing, Runner, StepFailed, StepInterrupted
+from dragoman.engines.local.runner import Pulsing, Runner, StepInterrupted
 from dragoman.engines.local.scheduler import Scheduler
 from dragoman.engines.local.sequence import Group
 from dragoman.engines.steps import deliver
@@ -46,8 +46,10 @@ class Embedding:
         self.owner = owner
         self.future: asyncio.Future[list[list[float]]] = loop.create_future()
         self._loop = loop
-        self._work = runner.embed(prompts)
+        self._begin = partial(runner.embed, prompts)
+        self._work = self._begin()
         self._found: list[list[float]] = []
+        self.retried = False
 
     def advance(self) -> bool:
         """Do one piece of the work; whether there is more."""
@@ -61,6 +63,11 @@ class Embedding:
         if vector is not None:
             self._found.append(vector)
         return True
+
+    def retry(self) -> None:
+        """Begin again, after a step of it has failed."""
+        self.retried = True
+        self._work, self._found = self._begin(), []
 
     def fail(self, error: DragomanError) -> None:
         self._resolve(error)
@@ -191,8 +198,8 @@ class Worker:
         self._break_off()
 
     def _break_off(self) -> None:
-        """The step that is being computed, if it is of no use, or keeps somebody waiting for what is not."""
-        in_step = self._scheduler.in_step
+        """Interrupt the running step if it is of no use, or keeps a request waiting for what is not."""
+        in_step = self._scheduler.in_step if self._runner.interruptible else []
         if in_step and all(sequence.cancelled or sequence.group.quiet for sequence in in_step):
             self._runner.interrupt()
 
@@ -247,9 +254,10 @@ class Worker:
             while not self._stopping:
                 self._turn()
             self._end_all("The engine has been stopped.")
-        except Exception:
+        except Exception as error:
             _log.exception("the engine's thread ended by an error")
-            self._close(EngineFailed("The engine failed and takes no more requests."))
+            message = "The engine failed and takes no more requests."
+            self._close(EngineFailed(error.message if isinstance(error, EngineFailed) else message))
             self._end_all("The engine failed.", failed=True)
         finally:
             self._close_all()
@@ -319,10 +327,12 @@ class Worker:
             # Meant for a step that was over just then, or for everything.
             embedding.fail(Unavailable("The embedding was interrupted; try again."))
             more = False
-        except StepFailed:
-            _log.exception("an embedding failed")
-            embedding.fail(EngineFailed("The model could not compute this embedding."))
-            more = False
+        except Exception as error:
+            more = self._scheduler.recover_embedding(error, again=not embedding.retried)
+            if more:
+                embedding.retry()
+            else:
+                embedding.fail(EngineFailed("The model could not compute this embedding."))
         if not more:
             self._embeddings.remove(embedding)
         self._scheduler.account.embedded(embedding.owner, time.perf_counter() - began)

@@ -28,6 +28,8 @@ class Subject:
         self.runner = engine._runner
         self.salt = salt
         self.rereads = isinstance(self.runner, PagedRunner) and self.runner.rereads
+        self.exact = "llama.cpp" not in engine.card.details.get("runner", "")
+        """Whether answers are the same whatever runs beside them, with the options of the tests."""
         self.scripted = isinstance(self.runner, ScriptedRunner)
         self.prompt, self.long_prompt = self._counted(8), self._counted(28)
         self.end = min(engine.tokenizer.end_ids)

@@ -9,13 +9,11 @@ import pytest
 
 from dragoman.engines.choosing import Logits
 from dragoman.engines.choosing.sampler import BLOCK
-from dragoman.engines.local import machine
 from dragoman.engines.local.openvino.compiled import compile_graph
 from dragoman.engines.local.openvino.converted import ensure_converted
 from dragoman.engines.local.openvino.runner import OpenVinoRunner
 from dragoman.engines.local.runner import PagedRunner, Rows, StepInterrupted
 from tests.engines.local.openvino.conftest import write_model
-from tests.engines.local.support import Interrupting
 
 PROMPT = list(range(2000, 2050))
 
@@ -120,22 +118,11 @@ def test_a_step_shows_from_another_thread(runner: OpenVinoRunner) -> None:
     assert seen[0] > before
 
 
-def test_an_interrupt_between_steps_harms_none(runner: OpenVinoRunner) -> None:
-    expected = read(runner, [0, 1], 0, PROMPT)
+def test_an_interrupt_ends_the_warm_up(graph: Path) -> None:
+    runner = OpenVinoRunner(
+        compile_graph(graph, threads=1, kv_cache="int8"), slots=2, context=64, pages=8, batch=32
+    )
     runner.interrupt()
-    assert np.array_equal(read(runner, [0, 1], 0, PROMPT), expected)
-
-
-@pytest.mark.skipif(machine.cores() < 2, reason="OPENVINO HEARS NO INTERRUPT IN A SINGLE THREAD")
-def test_an_interrupt_within_a_step_breaks_it_off(graph: Path) -> None:
-    long = PROMPT * 40
-    compiled = compile_graph(graph, threads=2, kv_cache="int8")
-    pages = list(range(-(-len(long) // compiled.page)))
-    runner = OpenVinoRunner(compiled, slots=1, context=len(long), pages=len(pages), batch=len(long))
-    whole = read(runner, pages, 0, long)
-    with pytest.raises(StepInterrupted), Interrupting(runner.interrupt):
-        # It is heard within the step, not before or after.
-        while True:
-            read(runner, pages, 0, long)
-    assert np.allclose(read(runner, pages, 0, long), whole, atol=1e-2)
+    with pytest.raises(StepInterrupted):
+        runner.warm_up()
     runner.close()

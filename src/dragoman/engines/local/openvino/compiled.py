@@ -189,7 +189,13 @@ def _beside(threads: int) -> dict[str, Any]:
 
 
 class Body:
-    """The request of the body, with memory for `pages` pages. It is touched only as far as it is used."""
+    """The request of the body, with memory for `pages` pages. It is touched only as far as it is used.
+
+    A run is never cancelled. `InferRequest.cancel` stops between two nodes of the graph: those before it keep
+    the shapes of the cancelled run, and those behind it the shapes of the run before. A later run with the
+    earlier shapes then skips their shape inference, and fails or computes something else. So whoever wants
+    short reactions asks for short runs.
+    """
 
     def __init__(
         self, compiled: Compiled, pages: int, tensors: Mapping[str, ov.Tensor] | None = None
@@ -226,9 +232,6 @@ class Body:
         tensor = ov.Tensor(values)
         self._request.set_tensor(name, tensor)
         self._said[name] = tensor.data
-
-    def cancel(self) -> None:
-        self._request.cancel()
 
     def copy_page(self, source: int, target: int) -> None:
         for cache in self._caches:

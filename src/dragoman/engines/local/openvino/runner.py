@@ -25,7 +25,7 @@ from dragoman.engines.local.openvino.family import NotForOpenVino
 from dragoman.engines.local.openvino.layout import Layout
 from dragoman.engines.local.options import LocalOptions
 from dragoman.engines.local.process_pages import read_pages_given_back
-from dragoman.engines.local.runner import Rows, StepFailed, StepInterrupted
+from dragoman.engines.local.runner import Rows, StepInterrupted
 from dragoman.engines.model_files import LLAMA_CPP, in_folder
 from dragoman.engines.protocol import ModelCard
 from dragoman.errors import BadRequest, ModelFileError
@@ -46,6 +46,7 @@ class OpenVinoRunner:
     block = 1
     mixes_adapters = True
     rereads = True
+    interruptible = False
 
     def __init__(
         self,
@@ -56,6 +57,7 @@ class OpenVinoRunner:
         pages: int,
         batch: int,
         adapting: "Adapting | None" = None,
+        compile_again: Callable[[], Compiled] | None = None,
     ) -> None:
         """Without `adapting` it has the adapters of the graph, and no others."""
         self.slots = slots
@@ -74,7 +76,9 @@ class OpenVinoRunner:
         self.all_pages = pages + len(self._spare) + 1
         self._body: Body | None = Body(compiled, self.all_pages)
         self._head: OutputHead | None = OutputHead(compiled)
-        self._interrupted = False
+        self._stop_warm_up = False
+        self._compiled = compiled
+        self._compile_again = compile_again
         self._clock: int | None = None
         self._closing = threading.Lock()
         self._weights = compiled.weights
@@ -100,6 +104,8 @@ class OpenVinoRunner:
 
     def _try_numbers_of_rows(self) -> None:
         for count, more in pairwise(_TRIED):
+            if self._stop_warm_up:
+                raise StepInterrupted
             # One row by itself is a step only where it is of an answer.
             among_many = self._try(_TRIED[-1], said=count == 1)[:count]
             if not np.array_equal(self._try(count, said=count == 1), among_many):
@@ -110,7 +116,6 @@ class OpenVinoRunner:
         self.step(rows)
 
     def step(self, rows: Rows) -> Logits:
-        self._interrupted = False
         states = self._states(rows)
         wanted = np.flatnonzero(rows.outputs)
         assert self._head is not None
@@ -123,11 +128,33 @@ class OpenVinoRunner:
         self._body.copy_page(source, target)
 
     def interrupt(self) -> None:
-        # The runtime listens between two nodes of the graph; but not if it has a single thread.
-        self._interrupted = True
+        """Ends the warm-up between two of its steps. A step is never cancelled: see `Body`."""
+        self._stop_warm_up = True
+
+    def reset(self) -> None:
+        """Fresh requests, and runs of two sizes, so that every node of the graph infers its shapes again."""
+        self._open_requests(self._compiled)
+        for count in (2, 1):
+            self._try(count, said=False)
+        rows = Rows()
+        rows.add(0, 0, 0)
+        rows.tables[0] = self._spare[:1]
+        self.step(rows)
+
+    def rebuild(self) -> None:
+        """Compile the graph again: its nodes keep state that no request can reset."""
+        if self._compile_again is not None:
+            self._compiled = self._compile_again()
+            self._in_graph = self._compiled.adapters
+        self.reset()
+
+    def _open_requests(self, compiled: Compiled) -> None:
         with self._closing:
-            if self._body is not None:
-                self._body.cancel()
+            assert self._body is not None
+            tensors = self._body.tensors
+            self._body = self._head = None
+            self._body = Body(compiled, self.all_pages, tensors)
+            self._head = OutputHead(compiled)
 
     def embed(self, prompts: Sequence[Sequence[int]]) -> Iterator[list[float] | None]:
         for prompt in prompts:
@@ -154,6 +181,7 @@ class OpenVinoRunner:
             with self._closing:
                 assert self._body is not None
                 self._body = Body(compiled, self.all_pages, self._body.tensors)
+                self._compiled = compiled
             self._layout.least = trial._layout.least
             self._in_graph = compiled.adapters
             self.adapters = (*self.adapters, name)
@@ -165,9 +193,9 @@ class OpenVinoRunner:
         self.adapters = tuple(other for other in self.adapters if other != name)
 
     def close(self) -> None:
-        # Whoever interrupts must not be the last to hold what is freed here.
         with self._closing:
             self._body = self._head = None
+            self._compile_again = None
 
     def _sum(self, tokens: Sequence[int], start: int) -> NDArray[np.float64]:
         rows = Rows()
@@ -186,16 +214,11 @@ class OpenVinoRunner:
 
     def _states(self, rows: Rows) -> NDArray[np.float32]:
         assert self._body is not None
-        try:
-            inputs, places = self._layout.of(rows)
-            if self._in_graph:
-                inputs[INPUT] = np.zeros((len(inputs["input_ids"]), 1, len(self._in_graph)), np.float32)
-                inputs[INPUT][places, 0] = scales_of(rows, self._in_graph)
-            return self._body.run(inputs)[places]
-        except RuntimeError as error:
-            if self._interrupted:
-                raise StepInterrupted from None
-            raise StepFailed(f"OpenVINO: {error}") from error
+        inputs, places = self._layout.of(rows)
+        if self._in_graph:
+            inputs[INPUT] = np.zeros((len(inputs["input_ids"]), 1, len(self._in_graph)), np.float32)
+            inputs[INPUT][places, 0] = scales_of(rows, self._in_graph)
+        return self._body.run(inputs)[places]
 
 
 # A compiled graph as a runner, and folders that were exported for OpenVINO.
@@ -213,6 +236,10 @@ class Adapting:
         self._architecture = architecture
         self._files = dict(files)
         self._make = make
+
+    def again(self) -> Compiled:
+        """The graph with the adapters that it has."""
+        return self._make(read_adapters(self._files, self._architecture))
 
     def compiled(self, kept: Sequence[str], name: str, path: Path) -> Compiled:
         """With those that are kept, and a new one."""
@@ -241,7 +268,13 @@ def runner_of(
     adapting = None if architecture is None else Adapting(architecture, options.adapters, make)
     slots, context, pages = pages_for(compiled.page, compiled.page_bytes, trained, options)
     runner = OpenVinoRunner(
-        compiled, slots=slots, context=context, pages=pages, batch=options.batch, adapting=adapting
+        compiled,
+        slots=slots,
+        context=context,
+        pages=pages,
+        batch=options.batch,
+        adapting=adapting,
+        compile_again=partial(make, adapters) if adapting is None else adapting.again,
     )
     version = ov.__version__.split("-")[0]
     return runner, {

@@ -5,6 +5,7 @@ nothing to do meanwhile. There is one for each of a few numbers of rows; rows th
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -16,14 +17,14 @@ from torch import Tensor
 
 from dragoman.engines.choosing import Logits
 from dragoman.engines.choosing.tensors import Draw, Pending, at, chosen_ids, put
-from dragoman.engines.choosing.together import Drawn
+from dragoman.engines.choosing.together import NOT_FINITE, Drawn
 from dragoman.engines.local.pytorch import plain
 from dragoman.engines.local.pytorch.adapters import TorchAdapter, read_adapter, shares_tensor
 from dragoman.engines.local.pytorch.decoder import Forward
 from dragoman.engines.local.pytorch.plain import StepBatch
 from dragoman.engines.local.pytorch.training import WeightSource, read_weights
 from dragoman.engines.local.pytorch.weights import Weights
-from dragoman.engines.local.runner import Rows, StepFailed, StepInterrupted
+from dragoman.engines.local.runner import Rows, StepFailed
 from dragoman.types import Sampling, TokenLogprob
 
 PAGE = 32
@@ -42,6 +43,7 @@ class TorchRunner:
     block = 1
     mixes_adapters = True
     rereads = True
+    interruptible = False
     blocks = None
     page = PAGE
 
@@ -75,9 +77,8 @@ class TorchRunner:
         shared = weights.shape.heads // weights.shape.kv_heads
         self._rows_at_once = 1 << 30 if operations is plain else operations.lines_of(False, shared) // shared
         fixed_rows = FIXED_ROWS[self._device.type] if deterministic else 0
-        self._forward: Forward | None = Forward(
-            weights, operations, pages + each + 1, PAGE, context, fixed_rows
-        )
+        self._new_forward = partial(Forward, weights, operations, pages + each + 1, PAGE, context, fixed_rows)
+        self._forward: Forward | None = self._new_forward()
         self._loaded = self._forward.adapters
         self.adapters: tuple[str, ...] = ()
         # Which experts have how many rows is looked at on the way, and what looks cannot be recorded.
@@ -87,7 +88,6 @@ class TorchRunner:
         self._graphs: dict[tuple[int, int], _Graph] = {}
         """By their rows, and the adapters that they count with."""
         self._logits: Tensor | None = None
-        self._interrupted = False
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -106,7 +106,6 @@ class TorchRunner:
 
     @torch.inference_mode()
     def step(self, rows: Rows) -> Logits:
-        self._interrupted = False
         try:
             states = self._states(rows)
             wanted = np.flatnonzero(rows.outputs)
@@ -116,8 +115,6 @@ class TorchRunner:
             self._logits = self._forward.logits(states).float()
         except torch.cuda.OutOfMemoryError as error:
             raise StepFailed("The GPU has too little memory for this step.") from error
-        if self._interrupted:
-            raise StepInterrupted
         return cast(Logits, RowsOnCard(self._logits, self._draw))
 
     @torch.inference_mode()
@@ -126,6 +123,8 @@ class TorchRunner:
         assert self._logits is not None
         rows = at(self._logits, drawn.rows)
         ids = chosen_ids(rows, drawn, self._draw)
+        # The maximum of a row is NaN where any of its numbers is.
+        ids = torch.where(torch.isfinite(rows.amax(dim=-1)), ids, NOT_FINITE)
         torch.clamp(ids, min=0, out=self._layout.chosen[: len(ids)])
         return Pending(rows, ids, drawn.asked, self._draw)
 
@@ -134,8 +133,19 @@ class TorchRunner:
         self._forward.copy_page(source, target)
 
     def interrupt(self) -> None:
-        """A step on a card is short, and cannot be broken off: what comes of it does not count."""
-        self._interrupted = True
+        """A step is short, and runs to its end."""
+
+    def reset(self) -> None:
+        """No state outlives a step but the KV cache, and that is written again."""
+        self._logits = None
+
+    def rebuild(self) -> None:
+        self._graphs.clear()
+        adapters = self._loaded.all
+        self._forward = self._logits = None
+        self._forward = self._new_forward()
+        self._loaded = self._forward.adapters
+        self._loaded.all = adapters
 
     def embed(self, prompts: Sequence[Sequence[int]]) -> Iterator[list[float] | None]:
         for prompt in prompts:
