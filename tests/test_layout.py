@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src" / "dragoman"
-FILES, FILE_LINES, FUNCTION_LINES = 365, 500, 50
+FILES, FILE_LINES, FUNCTION_LINES = 400, 700, 50
 ROOMS = [
     "ray",
     "cli",

@@ -362,6 +362,23 @@ def weights_of(engine: Engine) -> str | None:
     return None if version is None else str(version)
 
 
+class EngineFaults(Struct):
+    """Counters of what went wrong since an engine was opened first."""
+
+    failed_steps: int = 0
+    """Steps that raised, or whose logits were not numbers."""
+    rebuilds: int = 0
+    """How often what computes was set up again, with the engine still there."""
+    restarts: int = 0
+    """How often the engine was opened anew."""
+
+
+def faults_of(engine: Engine) -> EngineFaults | None:
+    """The counters of an engine that has `faults`."""
+    faults: EngineFaults | None = getattr(engine, "faults", None)
+    return faults
+
+
 def kv_usage_of(engine: Engine) -> float | None:
     """The part of its memory for keys and values that is in use, from 0 to 1, where it has a `kv_usage`."""
     used: float | None = getattr(engine, "kv_usage", None)

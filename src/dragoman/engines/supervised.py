@@ -14,11 +14,13 @@ from dragoman.engines.asked import ask_engine, close_engine, open_engine
 from dragoman.engines.border import start
 from dragoman.engines.protocol import (
     Engine,
+    EngineFaults,
     Handle,
     LivingEngine,
     MediaEngine,
     PulsingEngine,
     Tokenizer,
+    faults_of,
     kv_usage_of,
     weights_of,
 )
@@ -298,6 +300,9 @@ class Supervised:
         self._task: asyncio.Task[None] | None = None
         self._backoff = Backoff()
         self._failed_openings = 0
+        self._faults = EngineFaults()
+        self._reason = ""
+        """Why the last engine failed."""
         self._paused = False
         self._stopped = False
         self._loaded: dict[str, str] = {}
@@ -313,6 +318,15 @@ class Supervised:
     def weight_version(self) -> str | None:
         """An engine that was opened again has the weights that it was opened with."""
         return weights_of(self._engine) if self._engine is not None else None
+
+    @property
+    def faults(self) -> EngineFaults:
+        """Of all engines that were opened so far."""
+        faults = self._faults
+        if self._engine is not None and (own := faults_of(self._engine)) is not None:
+            failed, rebuilds = faults.failed_steps + own.failed_steps, faults.rebuilds + own.rebuilds
+            return EngineFaults(failed, rebuilds, faults.restarts)
+        return faults
 
     @property
     def kv_usage(self) -> float | None:
@@ -362,10 +376,13 @@ class Supervised:
         """Whether requests can be served; EngineFailed says that a restart would not help any more."""
         if self._failed_openings >= FREE:
             raise EngineFailed("The engine cannot be opened again; the log says why.")
+        if self._engine is None and not self._stopped:
+            # For probes, that is a failure until the next engine is there.
+            raise Unavailable(f"{self._reason} {_RESTARTING}", code=EngineFailed.code)
         watch = self._present()
         await watch.answered.wait()
         if watch.over.done():
-            raise Unavailable(_RESTARTING)
+            raise Unavailable(f"{self._reason} {_RESTARTING}", code=EngineFailed.code)
         if watch.silence >= watch.quiet_s:
             raise Unavailable(f"The engine has not moved for {watch.silence:.0f} seconds.")
         if watch.trouble is not None:
@@ -395,9 +412,13 @@ class Supervised:
                 await self._watch_over(watch)
             except _Stuck:
                 stuck = True
+                self._reason = f"The engine gave no sign of life for {watch.silence:.0f} seconds."
                 _log.error("The engine is stuck: no sign of life for %.0f seconds.", watch.silence)
             except Exception as error:
+                self._reason = error.message if isinstance(error, DragomanError) else "The engine failed."
                 _log.error("The engine has failed: %s", describe(error))
+            self._faults = self.faults
+            self._faults.restarts += 1
             self._engine = self._watch = None
             watch.close()
             self._jobs.fail()

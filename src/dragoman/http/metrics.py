@@ -21,7 +21,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from dragoman._version import __version__
-from dragoman.engines.protocol import kv_usage_of
+from dragoman.engines.protocol import faults_of, kv_usage_of
 from dragoman.http.admission import FINISHES, LiveModel, Metrics, ModelFigures, Spread
 
 if TYPE_CHECKING:
@@ -102,6 +102,11 @@ GAUGES: tuple[tuple[Figure, Callable[[LiveModel], float | None]], ...] = (
         lambda live: kv_usage_of(live.engine),
     ),
 )
+FAULTS: Mapping[str, Figure] = {
+    "failed_steps": Figure("dragoman_engine_failed_steps", "Engine steps that failed"),
+    "rebuilds": Figure("dragoman_engine_rebuilds", "Times the engine set up its runner again"),
+    "restarts": Figure("dragoman_engine_restarts", "Times a failed engine was opened again"),
+}
 FINISHED = Figure("dragoman_finishes", "Answers by how they ended", ("request_success",))
 VLLM_REASONS = {"disconnect": "abort"}
 
@@ -139,6 +144,7 @@ class Figures(Collector):
         live, counted = self._metrics.live, self._metrics.models
         # Models that have not answered yet have figures too: all of them 0.
         models = {**{name: ModelFigures() for name in live}, **counted}
+        yield from _describe_faults(live)
         for naming in self._namings:
             yield from _describe_live(naming, live)
             yield from _describe_models(naming, models)
@@ -156,6 +162,15 @@ def _describe_live(naming: Naming, live: Mapping[str, LiveModel]) -> Iterator[Me
             for model, value in seen.items():
                 gauge.add_metric([model], value)
             yield gauge
+
+
+def _describe_faults(live: Mapping[str, LiveModel]) -> Iterator[Metric]:
+    faults = {name: found for name, model in live.items() if (found := faults_of(model.engine)) is not None}
+    for field, figure in FAULTS.items() if faults else ():
+        counter = CounterMetricFamily(figure.name, figure.text, labels=[OURS.model])
+        for name, counters in faults.items():
+            counter.add_metric([name], getattr(counters, field))
+        yield counter
 
 
 def _describe_models(naming: Naming, models: Mapping[str, ModelFigures]) -> Iterator[Metric]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dragoman.engines.local import LocalEngine
+from dragoman.engines.local.step_guard import MOST_REBUILDS
 from dragoman.engines.protocol import (
     DirectEngine,
     EmbeddingEngine,
@@ -387,10 +388,13 @@ def test_a_local_engine_whose_runner_breaks_comes_back_and_nothing_of_it_is_kept
         return engine
 
     async def use(engine: Supervised) -> None:
-        broken = Steps()
-        engine.submit(greedy([1], 3), broken)
-        await broken.over.wait()
+        # Each answer that fails costs a rebuild of the runner, until there were too many of them.
+        for _ in range(MOST_REBUILDS + 1):
+            broken = Steps()
+            engine.submit(greedy([1], 3), broken)
+            await broken.over.wait()
         await back(engine)
+        assert engine.faults.rebuilds == MOST_REBUILDS and engine.faults.restarts == 1
         steps = [step async for step in engine.generate(greedy([1, 2], 5))]
         assert len(steps) == 5
         assert opened[0]() is None

@@ -13,9 +13,8 @@ from dragoman.engines.local.options import LocalOptions, check_job, check_prompt
 from dragoman.engines.local.runner import AnyRunner, TrainableRunner
 from dragoman.engines.local.scheduler import Scheduler
 from dragoman.engines.local.sequence import Group, make_group
-from dragoman.engines.local.step_guard import StepFaults
 from dragoman.engines.local.worker import Embedding, Worker
-from dragoman.engines.protocol import ModelCard, Tokenizer
+from dragoman.engines.protocol import EngineFaults, ModelCard, Tokenizer
 from dragoman.engines.steps import iterate
 from dragoman.media import Media, unsupported
 from dragoman.types import Job, Sink, Step
@@ -149,7 +148,7 @@ class LocalEngine:
         self._worker.stop()
 
     @property
-    def faults(self) -> StepFaults:
+    def faults(self) -> EngineFaults:
         """Steps that failed, and how often the runner was rebuilt, since the engine was opened."""
         return self._scheduler.faults
 

@@ -69,7 +69,8 @@ from dragoman.engines.local.rereading import Rereading
 from dragoman.engines.local.runner import AnyRunner, PagedRunner, StepFailed, StepInterrupted
 from dragoman.engines.local.sequence import Group, Plan, Sequence, StepPiece, level_apart, share_out
 from dragoman.engines.local.shares import Account, Pace, Places, Turns, last_of_most
-from dragoman.engines.local.step_guard import StepFaults, StepGuard
+from dragoman.engines.local.step_guard import StepGuard
+from dragoman.engines.protocol import EngineFaults
 from dragoman.errors import DragomanError, EngineFailed
 from dragoman.types import FinishReason, Step
 
@@ -148,7 +149,7 @@ class Scheduler:
         return bool(runs) or any(not one.group.shown.waits for one in self._waiting)
 
     @property
-    def faults(self) -> StepFaults:
+    def faults(self) -> EngineFaults:
         """What has gone wrong in steps. Other threads may look."""
         return self._guard.faults
 

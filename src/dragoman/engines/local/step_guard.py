@@ -16,10 +16,10 @@ import time
 from collections import deque
 
 import numpy as np
-from msgspec import Struct
 
 from dragoman.engines.choosing import Logits
 from dragoman.engines.local.runner import AnyRunner, Rows, StepFailed, StepInterrupted
+from dragoman.engines.protocol import EngineFaults
 from dragoman.errors import EngineFailed
 
 _log = logging.getLogger("dragoman.engine")
@@ -28,21 +28,12 @@ _SAME_MESSAGE_S = 60.0
 _LONGEST_TEXT = 300
 
 
-class StepFaults(Struct):
-    """Counters of what went wrong, since the engine was opened."""
-
-    failed_steps: int = 0
-    """Steps that raised, or had rows that were not numbers."""
-    rebuilds: int = 0
-    """How often the runner was set up again."""
-
-
 class StepGuard:
     """Computes the steps of a runner. For the engine's thread only."""
 
     def __init__(self, runner: AnyRunner) -> None:
         self._runner = runner
-        self.faults = StepFaults()
+        self.faults = EngineFaults()
         self._rebuilt_at: deque[float] = deque(maxlen=MOST_REBUILDS)
         self._logged_at: dict[str, float] = {}
         self._reason = ""
@@ -89,7 +80,10 @@ class StepGuard:
         """Raises EngineFailed where that was done too often, or cannot be done."""
         now = time.monotonic()
         if len(self._rebuilt_at) == MOST_REBUILDS and now - self._rebuilt_at[0] < WITHIN_S:
-            message = f"The model failed again after {MOST_REBUILDS} rebuilds within a minute: {self._reason}"
+            _log.error("the runner failed again after %d rebuilds: %s", MOST_REBUILDS, self._reason)
+            message = (
+                f"The model failed again after {MOST_REBUILDS} rebuilds within a minute; the log says why."
+            )
             raise EngineFailed(message)
         self._rebuilt_at.append(now)
         self.faults.rebuilds += 1
@@ -97,7 +91,10 @@ class StepGuard:
         try:
             self._runner.rebuild()
         except Exception as error:
-            raise EngineFailed(f"The model cannot be set up again: {_text_of(error)}") from error
+            _log.error("the runner cannot be set up again: %s", _text_of(error))
+            raise EngineFailed(
+                "The model cannot be set up again after a failure; the log says why."
+            ) from error
         _log.warning("the runner is rebuilt, after %.1f seconds", time.monotonic() - now)
 
     def _log_once(self, kind: str, message: str) -> None:
