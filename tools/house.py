@@ -1,7 +1,8 @@
 """Texts of the code drawn at random, for a person to judge: `python -m tools.house --texts 40`.
 
-They are docstrings, comments, messages of errors, log lines and help under `src/`. A reader who knows vLLM and
-httpx, but not this project, should understand them at first reading. `tools/words.py` checks what a machine can.
+They are docstrings, comments, messages of errors, log lines and help under `src/`. A reader who knows vLLM
+and httpx, but not this project, should understand them at first reading. `tools/words.py` checks what a
+machine can.
 """
 
 import argparse

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.engines.local.runner import Rows
-from dragoman.engines.local.scheduler import Scheduler
+from dragoman.engines.local.scheduler import ALONE_STEP_S, Scheduler
 from tests.engines.local.scripted import expected
 from tests.engines.local.support import Desk
 
@@ -132,3 +132,33 @@ def test_answers_with_other_adapters_wait_no_longer(monkeypatch: pytest.MonkeyPa
     desk.ask([50, *LONG], 3)
     took = [desk.timed_step()[0] for _ in range(10)]
     assert max(took) < 1.25 * PAUSE_S
+
+
+def steps_of_a_prompt(patch: pytest.MonkeyPatch, *, interruptible: bool, quiet: bool = False) -> list[int]:
+    """Rows of the steps in which a prompt is read beside which nothing is to be done."""
+    desk = TimedDesk(patch)
+    desk.runner.interruptible = interruptible
+    desk.speak(1, 3)
+    desk.run(600)
+    group = desk.ask(LONG, 1)
+    group.quiet = quiet
+    begun = len(desk.runner.steps)
+    desk.run()
+    return [len(rows) for rows in desk.runner.steps[begun:]]
+
+
+def test_steps_that_cannot_be_interrupted_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that comes waits for the running step, also where the client before it has left."""
+    rows = steps_of_a_prompt(monkeypatch, interruptible=False)
+    assert len(rows) > 2
+    assert max(rows) * ROW_S <= 1.2 * ALONE_STEP_S
+    assert min(rows[:-1]) >= 64, "weights are not read for a few rows"
+
+
+def test_steps_that_can_be_interrupted_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(steps_of_a_prompt(monkeypatch, interruptible=True)) == 1
+
+
+def test_steps_that_no_client_waits_for_are_the_shortest(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = steps_of_a_prompt(monkeypatch, interruptible=False, quiet=True)
+    assert max(rows) <= 16
