@@ -32,7 +32,6 @@ from dragoman.api.shared_fields import SharedFields, TemplateFields
 from dragoman.api.vectors import EmbeddingRequest, RerankRequest, ScoreRequest
 from dragoman.constrain.schema import rewrites
 from dragoman.constrain.schema.keywords import KEYWORDS
-from dragoman.dialects.describe import parts_of
 from dragoman.dialects.registry import list_dialects
 from dragoman.engines.local.options import LocalOptions
 from dragoman.engines.remote.pool import RemoteOptions
@@ -82,13 +81,13 @@ def field_table(struct: type[Struct], section: str, without: type[Struct] | None
     inherited = {spec.name for spec in fields(without)} if without else set()
     own = [spec for spec in fields(struct) if spec.name not in inherited]
     said = notes(section, [spec.name for spec in own])
-    return table(("field", "type", "range", "note"), [field_row(spec, said[spec.name]) for spec in own])
+    return table(("field", "type", "note"), [field_row(spec, said[spec.name]) for spec in own])
 
 
-def field_row(spec: FieldInfo, note: str) -> tuple[str, str, str, str]:
+def field_row(spec: FieldInfo, note: str) -> tuple[str, str, str]:
     kind = inspect.type_info(spec.type)
     required = " (required)" if spec.required else ""
-    return f"`{spec.name}`{required}", spell(kind), bounds(kind), note
+    return f"`{spec.name}`{required}", ", ".join(filter(None, (spell(kind), bounds(kind)))), note
 
 
 def spell(kind: inspect.Type) -> str:
@@ -219,11 +218,8 @@ def _codes(tree: ast.AST) -> Iterator[tuple[str, str]]:
 
 def setting_table(*, limits: bool) -> str:
     chosen = [option for option in settings.options() if (option.path[0] == "limits") == limits]
-    rows = [
-        (f"`{one.flag}`", f"`{one.env}`", f"`{one.path[-1]}`", _default(one.default), _help(one))
-        for one in chosen
-    ]
-    return table(("flag", "environment", "key in the file", "default", "meaning"), rows)
+    rows = [(f"`{one.flag}`", _default(one.default), _help(one)) for one in chosen]
+    return table(("flag", "default", "meaning"), rows)
 
 
 def _default(value: Any) -> str:
@@ -259,10 +255,10 @@ def _option_default(spec: FieldInfo) -> str:
 
 def dialect_table() -> str:
     rows = [
-        (f"`{one.name}`", one.models, ", ".join(parts_of(one)), " ".join(f"`{name}`" for name in one.aliases))
+        (f"`{one.name}`", one.models, " ".join(f"`{name}`" for name in one.aliases))
         for one in list_dialects().values()
     ]
-    return table(("name", "models", "has", "aliases"), rows)
+    return table(("name", "models", "aliases"), rows)
 
 
 def schema_words(fate: str) -> str:
@@ -298,8 +294,7 @@ def block_table() -> str:
 
 def client_table() -> str:
     """`make clients` runs these."""
-    rows = [(client.name, client.version, f"`tests/clients/programs/{client.program}`") for client in CLIENTS]
-    return table(("client", "version", "what is asked of it"), rows)
+    return ", ".join(f"{client.name} {client.version}" for client in CLIENTS) + "."
 
 
 TABLES: Mapping[str, Callable[[], str]] = {
