@@ -35,6 +35,9 @@ NOTE = "`our tokens/s` is dragoman's rate over the peer's; `its CPU` is the peer
 
 class Round(Struct, frozen=True):
     tokens: int
+    """As the server counts them."""
+    events: int
+    """Those that had text."""
     seconds: float
     cpu_us: float
     """Processor time of the server for one token, in microseconds."""
@@ -85,8 +88,8 @@ def measure(server: Server, streams: int, tokens: int) -> Round:
     server_cpu, own_cpu = server.cpu_s() - server_cpu, time.process_time() - own_cpu
     answers = [check(read(trace), tokens) for trace in traces]
     times = [moment for answer in answers for moment in answer.times if moment > opened]
-    seconds = max(times) - min(times)
-    return Round(len(times), seconds, server_cpu / len(times) * 1e6, own_cpu / seconds)
+    seconds, count = max(times) - min(times), sum(answer.tokens for answer in answers)
+    return Round(count, len(times), seconds, server_cpu / count * 1e6, own_cpu / seconds)
 
 
 def check(answer: Answer, tokens: int) -> Answer:
