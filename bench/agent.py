@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -112,9 +113,9 @@ def over_http(folder: Path, loop: Loop, options: Options) -> tuple[list[float], 
 
 
 def _first(times: Sequence[float], data: Sequence[bytes]) -> float:
-    """When the first words came; the opening chunk has none."""
-    found = (moment for moment, piece in zip(times, data, strict=True) if piece.count(b"data: ") > 1)
-    return next(found, times[-1])
+    """When the first words came; the opening event, which may leave by itself, has none."""
+    events = accumulate(piece.count(b"data: ") for piece in data)
+    return next((moment for moment, count in zip(times, events, strict=True) if count > 1), times[-1])
 
 
 def turns_that_count(options: Options) -> list[int]:

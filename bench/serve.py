@@ -76,7 +76,7 @@ class Asker:
         """All at once, or by so many streams; every answer has the length that was asked for."""
         bodies = [self._body(prompt, tokens) for prompt in prompts]
         flight = Flight(self._server.port, bodies, limit_s=max(LIMIT_S, len(bodies)), at_once=streams)
-        answers = [read(trace) for trace in flight.finish()]
+        answers = [read(trace, tokens) for trace in flight.finish()]
         short = [answer.tokens for answer in answers if answer.tokens != tokens]
         if short and self._server.name in peers.EXACT:
             raise BenchError(f"{self._server.name} gave answers of {short} tokens instead of {tokens}.")
