@@ -12,17 +12,18 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import httpx
 from msgspec import Struct
 
-from bench import machine
+from bench import machine, ratios
 from bench.answers import read
 from bench.client import Flight
 from bench.errors import told
 from bench.process import Server
+from bench.ratios import Ratio
 from bench.stream import body as chat_body
 from bench.stream import check, flow_s
 from bench.tables import Table, keep, ratio
@@ -55,6 +56,8 @@ class Rate(Struct, frozen=True):
     streams: int
     tokens_per_s: float
     cpu_us: float
+    rounds: list[float]
+    """Tokens a second."""
 
 
 class Writes(Struct, frozen=True):
@@ -112,7 +115,13 @@ def _level(options: Options, streams: int, core: int) -> list[Rate]:
             for way, found in seen.items():
                 found.append(measure(server, way, streams, options.tokens))
     return [
-        Rate(way, streams, *(statistics.median(column) for column in zip(*found, strict=True)))
+        Rate(
+            way,
+            streams,
+            statistics.median(rate for rate, _ in found),
+            statistics.median(cost for _, cost in found),
+            [rate for rate, _ in found],
+        )
         for way, found in seen.items()
     ]
 
@@ -201,9 +210,17 @@ def tables(results: Results, options: Options, where: str) -> list[Table]:
     ]
 
 
+def compared(found: Sequence[Rate]) -> Iterator[Ratio]:
+    chat = {rate.streams: rate.rounds for rate in found if WAYS[rate.way] == CHAT}
+    for rate in found:
+        if WAYS[rate.way] != CHAT:
+            yield Ratio(f"{rate.streams} streams, {rate.way}", "tokens/s", rate.rounds, chat[rate.streams])
+
+
 def main(options: Options) -> None:
     results = Results(rates(options), writes(options), resumes(options))
     keep("responses", results, tables(results, options, machine.describe()))
+    ratios.write("responses", compared(results.rates))
 
 
 def cli() -> None:

@@ -11,16 +11,17 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 
 from msgspec import Struct
 
-from bench import machine, plots, words
+from bench import machine, plots, ratios, words
 from bench.answers import Answer, read
 from bench.client import Flight
 from bench.errors import BenchError, told
 from bench.process import Server
+from bench.ratios import Ratio
 from bench.tables import Table, keep, ratio
 
 SERVERS = {
@@ -189,10 +190,27 @@ def table(results: list[Result], where: str) -> Table:
     )
 
 
+def compared(results: Sequence[Result]) -> Iterator[Ratio]:
+    ours = {result.streams: result.rounds for result in results if result.server == OURS}
+    for result in results:
+        if result.server != OURS:
+            key, mine = f"{result.streams} streams, {result.server}", ours[result.streams]
+            yield Ratio(key, "tokens/s", *_columns(mine, result.rounds, lambda one: one.tokens_per_s))
+            costs = _columns(mine, result.rounds, lambda one: one.cpu_us)
+            yield Ratio(f"{key}, CPU", "µs/token", *costs, less_is_better=True)
+
+
+def _columns(
+    ours: Sequence[Round], theirs: Sequence[Round], of: Callable[[Round], float]
+) -> tuple[list[float], list[float]]:
+    return [of(one) for one in ours], [of(one) for one in theirs]
+
+
 def main(options: Options, plot_folder: str | None) -> None:
     where = machine.describe()
     results = run(options)
     keep("stream", results, [table(results, where)])
+    ratios.write("stream", compared(results))
     plots.stream([(each.server, each.streams, each.cpu_us) for each in results], plot_folder)
 
 
