@@ -218,6 +218,13 @@ def compared(cases: Sequence[Case]) -> Iterator[Ratio]:
             last["the faster peer"] = min(last.values())
         for name, theirs in last.items():
             yield Ratio(f"{case.template}, {name}", "ms", [ours], [theirs], less_is_better=True)
+    turns = [both(case.inside)[1] for case in cases]
+    grown = [last / early for early, last in (both(case.inside) for case in cases)]
+    yield Ratio("all templates, growth", "", [statistics.median(grown)], [1.0], less_is_better=True)
+    known = [statistics.median(case.vllm[-AROUND:]) for case in cases if case.vllm]
+    if known:
+        medians = [statistics.median(turns)], [statistics.median(known)]
+        yield Ratio("all templates, vLLM's way", "ms", *medians, less_is_better=True)
 
 
 def main(options: Options, folder: Path | None, tokenizer: Path, names: list[str]) -> None:

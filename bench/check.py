@@ -1,9 +1,9 @@
 """Whether documented ratios are true: `python -m bench.check`, or with names of modules: `... stream serve`.
 
 Runs the quick form of each command of docs/figures.toml, one after the other, and compares. It exits with 1
-if a ratio is off by more than a factor of 1.5, or if a command fails. What needs something that is not here is
-named and left out. With `--full` the full forms are run, and with `--write` the rows get what came out: that
-is for a machine on which nothing else runs.
+if a ratio is off by more than a factor of 1.5, or if a command fails. What needs something that is not here
+is named and left out. With `--full` the full forms are run, and with `--write` the rows get what came out:
+that is for a machine on which nothing else runs.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bench import documented, machine, ratios
-from bench.documented import Figure
+from bench.documented import Command, Figure
 from bench.errors import BenchError, told
 from bench.process import LOGS, ROOT
 from bench.ratios import Ratio
@@ -35,6 +35,7 @@ GPU = Path("/dev/nvidia0")
 class Outcome(Struct, frozen=True):
     """What became of one documented ratio."""
 
+    command: Command
     figure: Figure
     found: Ratio | None = None
     why: str = ""
@@ -50,27 +51,36 @@ class Outcome(Struct, frozen=True):
     @property
     def row(self) -> tuple[str, ...]:
         figure, found = self.figure, self.found
-        name = f"{figure.bench}: {figure.name}"
+        name = f"{self.command.bench}: {figure.key}", f"{figure.ratio:.2f}x"
         if found is None:
-            return name, f"{figure.ratio:.2f}x", "", "", f"FAILED: {self.why}" if self.failed else self.why
+            return *name, "", "", f"FAILED: {self.why}" if self.failed else self.why
         spread = f"{min(found.rounds):.2f} to {max(found.rounds):.2f}" if len(found.rounds) > 1 else ""
-        off = f"OFF by {max(found.median / figure.ratio, figure.ratio / found.median):.2f}"
-        return name, f"{figure.ratio:.2f}x", f"{found.median:.2f}x", spread, off if self.is_off else "true"
+        off = max(found.median / figure.ratio, figure.ratio / found.median)
+        return *name, f"{found.median:.2f}x", spread, f"OFF by {off:.2f}" if self.is_off else "true"
 
 
-def check(figures: Sequence[Figure], *, full: bool) -> Iterator[Outcome]:
-    """Each command is run once, for all ratios that it writes."""
-    commands: dict[tuple[str, str | None, tuple[str, ...]], list[Figure]] = {}
-    for figure in figures:
-        command = figure.bench, figure.arguments if full else figure.quick, tuple(figure.needs)
-        commands.setdefault(command, []).append(figure)
-    for (name, arguments, needs), asked in commands.items():
-        if lacking := [need for need in needs if not is_here(need)]:
-            yield from (Outcome(figure, why=f"needs {', '.join(lacking)}") for figure in asked)
-        elif arguments is None:
-            yield from (Outcome(figure, why="has no quick form") for figure in asked)
-        else:
-            yield from _compare(name, arguments, asked)
+def check(command: Command, *, full: bool) -> list[Outcome]:
+    """Its ratios, after it was run. A quick form need not have all of them."""
+    arguments = command.arguments if full else command.quick
+    lacking = [need for need in command.needs if not is_here(need)]
+    why, failed = "", False
+    found: Mapping[str, Ratio] = {}
+    if lacking:
+        why = f"needs {', '.join(lacking)}"
+    elif arguments is None:
+        why = "has no quick form"
+    else:
+        try:
+            found = run(command.bench, arguments)
+            why, failed = "is not in the quick form", full
+        except BenchError as error:
+            why, failed = str(error), True
+    return [
+        Outcome(command, figure, found[figure.key])
+        if figure.key in found
+        else Outcome(command, figure, why=why, failed=failed)
+        for figure in command.figures
+    ]
 
 
 def is_here(need: str) -> bool:
@@ -78,19 +88,6 @@ def is_here(need: str) -> bool:
     if kind == "module":
         return find_spec(name) is not None
     return GPU.exists() if need == "gpu" else (ROOT / need).exists()
-
-
-def _compare(name: str, arguments: str, asked: Sequence[Figure]) -> Iterator[Outcome]:
-    try:
-        found = run(name, arguments)
-    except BenchError as error:
-        yield from (Outcome(figure, why=str(error), failed=True) for figure in asked)
-        return
-    for figure in asked:
-        if figure.key in found:
-            yield Outcome(figure, found[figure.key])
-        else:
-            yield Outcome(figure, why=f"bench.{name} writes no ratio {figure.key!r}", failed=True)
 
 
 def run(name: str, arguments: str) -> Mapping[str, Ratio]:
@@ -112,24 +109,31 @@ def run(name: str, arguments: str) -> Mapping[str, Ratio]:
     return ratios.read(name)
 
 
-def updated(outcome: Outcome, commit: str) -> Figure:
-    """The row with what was measured, or as it was."""
-    if outcome.found is None:
-        return outcome.figure
-    found = outcome.found
-    several = len(found.rounds) > 1
+def update(command: Command, outcomes: Sequence[Outcome], commit: str) -> Command:
+    """The command with what was measured; as it was, if not all of its ratios were."""
+    found = [outcome.found for outcome in outcomes if outcome.found is not None]
+    if len(found) < len(command.figures):
+        return command
     return replace(
-        outcome.figure,
-        unit=found.unit,
-        ours=_short(statistics.median(found.ours)),
-        theirs=_short(statistics.median(found.theirs)),
-        ratio=_short(found.median),
-        least=_short(min(found.rounds)) if several else None,
-        most=_short(max(found.rounds)) if several else None,
-        rounds=len(found.rounds),
+        command,
+        rounds=max(len(one.rounds) for one in found),
         hardware=machine.hardware(),
         commit=commit,
         date=datetime.date.today(),
+        figures=[_measured(figure, one) for figure, one in zip(command.figures, found, strict=True)],
+    )
+
+
+def _measured(figure: Figure, found: Ratio) -> Figure:
+    several = len(found.rounds) > 1
+    return replace(
+        figure,
+        ratio=_short(found.median),
+        least=_short(min(found.rounds)) if several else None,
+        most=_short(max(found.rounds)) if several else None,
+        ours=_short(statistics.median(found.ours)),
+        theirs=_short(statistics.median(found.theirs)),
+        unit=found.unit,
     )
 
 
@@ -150,7 +154,7 @@ def _commit() -> str:
 def table(outcomes: Sequence[Outcome]) -> Table:
     off = sum(outcome.is_off for outcome in outcomes)
     measured = sum(outcome.found is not None for outcome in outcomes)
-    notes = [f"{measured} of {len(outcomes)} were measured, {off} are off or failed. {machine.describe()}."]
+    notes = [f"{measured} of {len(outcomes)} were measured; {off} are off or failed. {machine.describe()}."]
     head = ("ratio", "documented", "measured", "rounds", "")
     return Table("Documented ratios", head, [outcome.row for outcome in outcomes], notes)
 
@@ -165,20 +169,22 @@ def cli() -> None:
     parser.add_argument("--full", action="store_true", help="run the full forms")
     parser.add_argument("--write", action="store_true", help="write what came out into docs/figures.toml")
     args = parser.parse_args()
-    figures = documented.read()
-    if strange := set(args.only) - {figure.bench for figure in figures}:
-        raise BenchError(f"docs/figures.toml has no ratio of bench.{min(strange)}.")
+    commands = documented.read()
+    if strange := set(args.only) - {command.bench for command in commands}:
+        raise BenchError(f"docs/figures.toml has no command of bench.{min(strange)}.")
     commit = _commit() if args.write else ""
-    asked = [figure for figure in figures if not args.only or figure.bench in args.only]
-    outcomes = list(check(asked, full=args.full))
+    outcomes: list[Outcome] = []
+    for number, command in enumerate(commands):
+        if not args.only or command.bench in args.only:
+            outcomes += (found := check(command, full=args.full))
+            if args.write:
+                commands[number] = update(command, found, commit)
+                documented.write(commands)
     print(table(outcomes).plain(), flush=True)
-    if args.write:
-        new = {id(outcome.figure): updated(outcome, commit) for outcome in outcomes}
-        documented.write([new.get(id(figure), figure) for figure in figures])
-    elif off := [outcome for outcome in outcomes if outcome.is_off]:
-        raise BenchError(f"{len(off)} documented ratios are not true here.")
     if any(outcome.failed for outcome in outcomes):
-        raise BenchError("Some commands failed.")
+        raise BenchError("A command failed, or lacks a ratio.")
+    if not args.write and (off := sum(outcome.is_off for outcome in outcomes)):
+        raise BenchError(f"{off} documented ratios are not true here.")
 
 
 if __name__ == "__main__":
