@@ -12,19 +12,21 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
-from bench import agent_llamacpp, machine
+from bench import agent_llamacpp, machine, ratios
 from bench.agent_loop import TOKENIZER, Loop, make_loop, make_tokenizer, templates
 from bench.agent_peer import Peer
 from bench.client import Flight
 from bench.errors import BenchError, told
 from bench.process import Server
+from bench.ratios import Ratio
 from bench.servers.agent import AgentEngine
 from bench.tables import Table, keep, ratio
 from dragoman.http.app import App
@@ -112,9 +114,9 @@ def over_http(folder: Path, loop: Loop, options: Options) -> tuple[list[float], 
 
 
 def _first(times: Sequence[float], data: Sequence[bytes]) -> float:
-    """When the first words came; the opening chunk has none."""
-    found = (moment for moment, piece in zip(times, data, strict=True) if piece.count(b"data: ") > 1)
-    return next(found, times[-1])
+    """When the first words came; the opening event, which may leave by itself, has none."""
+    events = accumulate(piece.count(b"data: ") for piece in data)
+    return next((moment for moment, count in zip(times, events, strict=True) if count > 1), times[-1])
 
 
 def turns_that_count(options: Options) -> list[int]:
@@ -206,6 +208,25 @@ def _extremes(what: str, found: dict[str, float], most: float) -> list[str]:
     return [what, f"{middle:.2f}", f"{found.get(worst, 0):.2f}", worst, ", ".join(above) or "none"]
 
 
+def compared(cases: Sequence[Case]) -> Iterator[Ratio]:
+    """The last turns, in process, beside each peer's and the faster one's."""
+    for case in cases:
+        ours = both(case.inside)[1]
+        peers = {"vLLM's way": case.vllm, "llama.cpp": case.llamacpp}
+        last = {name: statistics.median(costs[-AROUND:]) for name, costs in peers.items() if costs}
+        if last:
+            last["the faster peer"] = min(last.values())
+        for name, theirs in last.items():
+            yield Ratio(f"{case.template}, {name}", "ms", [ours], [theirs], less_is_better=True)
+    turns = [both(case.inside)[1] for case in cases]
+    grown = [last / early for early, last in (both(case.inside) for case in cases)]
+    yield Ratio("all templates, growth", "", [statistics.median(grown)], [1.0], less_is_better=True)
+    known = [statistics.median(case.vllm[-AROUND:]) for case in cases if case.vllm]
+    if known:
+        medians = [statistics.median(turns)], [statistics.median(known)]
+        yield Ratio("all templates, vLLM's way", "ms", *medians, less_is_better=True)
+
+
 def main(options: Options, folder: Path | None, tokenizer: Path, names: list[str]) -> None:
     if not (tokenizer / "tokenizer.json").exists():
         raise BenchError(f"There is no tokenizer in {tokenizer}; name a folder of one with --tokenizer.")
@@ -222,6 +243,7 @@ def main(options: Options, folder: Path | None, tokenizer: Path, names: list[str
             except BenchError as error:
                 print(f"agent: {name} is left out: {error}", flush=True)
     keep("agent", cases, [table(cases, options, where), summary(cases)])
+    ratios.write("agent", compared(cases))
 
 
 def cli() -> None:

@@ -6,16 +6,17 @@ ratio is that of two answers that were written one after the other.
 
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from bench import flags, machine, peers
+from bench import flags, machine, peers, ratios
 from bench.errors import told
 from bench.figures import load_of
 from bench.pairs import paired, turns
 from bench.peers import LLAMA_CPP, OURS, Setup
 from bench.process import Server, running
+from bench.ratios import Ratio
 from bench.serve import Asker
 from bench.serve import Options as Asked
 from bench.tables import Table, keep
@@ -74,6 +75,16 @@ def table(rounds: Sequence[Round], memory: dict[str, float], where: str) -> Tabl
     return Table("One reader", head, rows, [f"Median of {len(rates(OURS))} answers in turns. {where}."])
 
 
+def compared(rounds: Sequence[Round], memory: Mapping[str, float]) -> Iterator[Ratio]:
+    def rates(name: str) -> list[float]:
+        return [each.tokens_per_s for each in rounds if each.server == name]
+
+    for name in memory if OURS in memory else ():
+        if name != OURS:
+            yield Ratio(name, "tokens/s", rates(OURS), rates(name))
+            yield Ratio(f"peak memory, {name}", "MiB", [memory[OURS]], [memory[name]], less_is_better=True)
+
+
 def cli() -> None:
     parser = flags.parser("alone", __doc__, Options().rounds)
     parser.add_argument("--tokens", type=int, help=f"tokens of an answer [default: {Options().tokens}]")
@@ -85,6 +96,7 @@ def cli() -> None:
     rounds, memory = run(setup, options, args.only or (OURS, LLAMA_CPP))
     where = f"{setup.model.name}. {machine.describe()}"
     keep("alone", rounds, [table(rounds, memory, where)])
+    ratios.write("alone", compared(rounds, memory))
 
 
 if __name__ == "__main__":

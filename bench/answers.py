@@ -1,4 +1,4 @@
-"""From what a client kept of an answer to its text, its counts and the times of its tokens."""
+"""From what a client kept of an answer to its text, its counts and the times of its events."""
 
 import httptools
 import msgspec
@@ -30,7 +30,15 @@ class TextDelta(Struct):
 class Usage(Struct):
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    output_tokens: int = 0
+    """What Responses and Messages call completion tokens."""
     prompt_tokens_details: Details | None = None
+
+
+class Response(Struct):
+    """That of Responses."""
+
+    usage: Usage | None = None
 
 
 class Chunk(Struct):
@@ -38,6 +46,7 @@ class Chunk(Struct):
 
     choices: list[Choice] = field(default_factory=list)
     usage: Usage | None = None
+    response: Response | None = None
     type: str = ""
     delta: str | TextDelta | None = None
 
@@ -46,8 +55,11 @@ class Answer(Struct):
     sent: float
     texts: list[str] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
-    """When each of the texts came."""
+    """When each of the texts came. A server may join tokens, and some tokens have no text."""
     usage: Usage = field(default_factory=Usage)
+    finish: str | None = None
+    most: int | None = None
+    """The tokens that were asked for at most."""
     done: bool = False
 
     @property
@@ -56,8 +68,15 @@ class Answer(Struct):
 
     @property
     def tokens(self) -> int:
-        """As the server counts them, if it does: a token that completes no character has no event."""
-        return self.usage.completion_tokens or len(self.times)
+        """As the server counts them; as many as were asked for where it tells no more than that they were.
+
+        Events are never counted: it is for the server to say how many tokens an event has.
+        """
+        if counted := self.usage.completion_tokens or self.usage.output_tokens:
+            return counted
+        if self.finish == "length" and self.most:
+            return self.most
+        raise BenchError("The server does not tell how many tokens an answer has.")
 
     @property
     def ttft_s(self) -> float:
@@ -73,9 +92,9 @@ TOLD = ("response.output_text.delta", "content_block_delta")
 _decode = msgspec.json.Decoder(Chunk).decode
 
 
-def read(trace: Trace) -> Answer:
-    """Raises BenchError when it is not a complete streamed answer."""
-    reader = _Reader(trace)
+def read(trace: Trace, most: int | None = None) -> Answer:
+    """Raises BenchError when it is not a complete streamed answer. `most`: tokens that were asked for."""
+    reader = _Reader(trace, most)
     parser = httptools.HttpResponseParser(reader)
     for reader.now, data in zip(trace.times, trace.data, strict=True):
         parser.feed_data(data)
@@ -89,8 +108,8 @@ def read(trace: Trace) -> Answer:
 class _Reader:
     """httptools calls `on_body`."""
 
-    def __init__(self, trace: Trace) -> None:
-        self.answer = Answer(trace.sent)
+    def __init__(self, trace: Trace, most: int | None) -> None:
+        self.answer = Answer(trace.sent, most=most)
         self.now = 0.0
         self.rest = b""
 
@@ -104,6 +123,7 @@ class _Reader:
 
     def _add(self, chunk: Chunk) -> None:
         for choice in chunk.choices:
+            self.answer.finish = choice.finish_reason or self.answer.finish
             if choice.delta.content:
                 self.answer.texts.append(choice.delta.content)
                 self.answer.times.append(self.now)
@@ -113,5 +133,6 @@ class _Reader:
             self.answer.times.append(self.now)
         if chunk.type == "message_stop":
             self.answer.done = True
-        if chunk.usage is not None:
-            self.answer.usage = chunk.usage
+        usage = chunk.usage or (chunk.response.usage if chunk.response else None)
+        if usage is not None:
+            self.answer.usage = usage

@@ -8,19 +8,20 @@ rate with a schema over that without, of one server; llama.cpp's has grammars of
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
-from bench import flags, machine, serve
+from bench import flags, machine, ratios, serve
 from bench.errors import told
 from bench.figures import load_of
 from bench.pairs import beside, paired, turns
 from bench.peers import EXACT, OURS, Setup, commands
 from bench.process import Server, running
+from bench.ratios import Ratio
 from bench.tables import Table, keep
 from dragoman.dialects.registry import get_dialect
 from dragoman.engines.local.model import LlamaTokenizer, Model
@@ -159,10 +160,23 @@ def _row(rounds: Sequence[Round], server: str, way: str) -> list[str]:
     return [server, way, *figures, "" if server == OURS else beside(rates(OURS, way), rates(server, way))]
 
 
+def compared(rounds: Sequence[Round]) -> Iterator[Ratio]:
+    """What a schema leaves of each server's rate, and ours beside the peers'."""
+    rates: dict[tuple[str, str], list[float]] = {}
+    for each in rounds:
+        rates.setdefault((each.server, each.way), []).append(each.tokens_per_s)
+    for server, way in rates:
+        if way != PLAIN:
+            yield Ratio(f"kept by {server}", "tokens/s", rates[server, way], rates[server, PLAIN])
+            if server != OURS and (OURS, way) in rates:
+                yield Ratio(f"{way}, {server}", "tokens/s", rates[OURS, way], rates[server, way])
+
+
 def main(setup: Setup, options: Options, only: Sequence[str] = ()) -> None:
     where = machine.describe()
     result = run(setup, options, only)
     keep("constrain", result, tables(result, options, where))
+    ratios.write("constrain", compared(result.rounds))
 
 
 def cli() -> None:

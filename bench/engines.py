@@ -10,17 +10,18 @@ import json
 import random
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 
 from msgspec import Struct
 
-from bench import machine, vllm_peers
+from bench import machine, ratios, vllm_peers
 from bench.answers import Answer, read
 from bench.client import Flight
 from bench.errors import BenchError, told
 from bench.figures import Load, load_of
 from bench.process import Server
+from bench.ratios import Ratio
 from bench.serve import WORDS
 from bench.tables import Table, keep, ratio
 from bench.vllm_peers import OURS
@@ -135,10 +136,29 @@ def _row(rounds: Sequence[Round], name: str, streams: int) -> list[str]:
     return [name, str(streams), *figures, *ours]
 
 
+def compared(rounds: Sequence[Round]) -> Iterator[Ratio]:
+    ways: dict[tuple[int, str], list[Round]] = {}
+    for each in rounds:
+        ways.setdefault((each.load.streams, each.server), []).append(each)
+    for (streams, server), theirs in ways.items():
+        if server == OURS:
+            continue
+        key = f"{streams} streams, {server}"
+        kinds: list[tuple[str, str, Callable[[Round], float]]] = [
+            (key, "tokens/s", lambda each: each.load.tokens_per_s),
+            (f"{key}, first token p99", "ms", lambda each: each.load.first_p99_ms),
+            (f"{key}, frontend", "µs/token", lambda each: each.frontend_us),
+        ]
+        for name, unit, of in kinds:
+            ours, peers = [of(each) for each in ways[streams, OURS]], [of(each) for each in theirs]
+            yield Ratio(name, unit, ours, peers, less_is_better=unit != "tokens/s")
+
+
 def main(options: Options, rust: str | None = None) -> None:
     where = machine.describe()
     rounds = run(options, rust)
     keep("engines", rounds, [table(rounds, where)])
+    ratios.write("engines", compared(rounds))
 
 
 def cli() -> None:

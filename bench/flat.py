@@ -7,18 +7,19 @@ from the first request to the last token.
 
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from msgspec import Struct
 
-from bench import flags, machine, serve
+from bench import flags, machine, ratios, serve
 from bench.errors import BenchError, told
 from bench.figures import load_of
 from bench.pairs import beside, paired, turns
 from bench.peers import EXACT, OURS, Setup, commands
 from bench.process import Server, running
+from bench.ratios import Ratio
 from bench.tables import Table, keep
 
 ROOM = 64
@@ -146,10 +147,26 @@ def _table(title: str, rounds: Sequence[Round], cases: tuple[int, int], notes: S
     return Table(title, head, rows, notes)
 
 
+def compared(result: Result, options: Options) -> Iterator[Ratio]:
+    cases = (
+        ("long contexts", result.contexts, options.short, options.long),
+        ("a long line", result.lines, options.at_once, options.line),
+    )
+    for name, rounds, few, many in cases:
+        rates: dict[tuple[str, int], list[float]] = {}
+        for each in rounds:
+            rates.setdefault((each.server, each.case), []).append(each.tokens_per_s)
+        for server in dict.fromkeys(each.server for each in rounds):
+            yield Ratio(f"{name}, kept by {server}", "tokens/s", rates[server, many], rates[server, few])
+            if server != OURS and (OURS, many) in rates:
+                yield Ratio(f"{name}, {server}", "tokens/s", rates[OURS, many], rates[server, many])
+
+
 def main(model: Path, threads: int, options: Options, only: Sequence[str] = ()) -> None:
     where = machine.describe()
     result = run(model, threads, options, only)
     keep("flat", result, tables(result, options, f"{model.name}. {where}"))
+    ratios.write("flat", compared(result, options))
 
 
 def cli() -> None:

@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from bench import flags, machine
+from bench import flags, machine, ratios
 from bench.drive import drive
 from bench.errors import BenchError, told
 from bench.pairs import paired, turns
+from bench.ratios import Ratio
 from bench.runner_texts import prompts
 from bench.tables import Table, keep
 from dragoman.engines.local import LocalEngine, LocalOptions
@@ -131,9 +132,19 @@ def table(found: dict[str, list[Found]], model: Path, options: Options) -> Table
     return Table("Beside OpenVINO GenAI, tokens/s", ("streams", *SIDES, "ratio"), rows, [note])
 
 
+def compared(found: dict[str, list[Found]], options: Options) -> Iterator[Ratio]:
+    for level, streams in enumerate(options.levels):
+        for side in (OURS, PLAIN):
+            ours, theirs = ([each.rates[level] for each in found[one]] for one in (side, THEIRS))
+            yield Ratio(f"{streams} streams, {side}", "tokens/s", ours, theirs)
+    ours, theirs = ([each.memory / 2**20 for each in found[side]] for side in (OURS, THEIRS))
+    yield Ratio("peak memory", "MiB", ours, theirs, less_is_better=True)
+
+
 def main(model: Path, threads: int, options: Options) -> None:
     found = in_turns(model, threads, options)
     keep("genai", found, [table(found, model, options)])
+    ratios.write("genai", compared(found, options))
 
 
 def cli() -> None:

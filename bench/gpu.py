@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -22,11 +22,12 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bench import machine
+from bench import machine, ratios
 from bench.drive import KINDS, drive
 from bench.errors import BenchError, told
 from bench.figures import Load
 from bench.gpu_watch import Pace, WatchedApart, WatchedEngine, open_apart, open_torch, open_transformers
+from bench.ratios import Ratio
 from bench.servers.llama import SHAPES, Shape, make
 from bench.tables import Table, keep
 from dragoman.engines.local import LocalEngine, LocalOptions
@@ -161,6 +162,16 @@ def _row(rounds: Sequence[Round], kind: str, way: str) -> list[str]:
     ]
 
 
+def compared(rounds: Sequence[Round]) -> Iterator[Ratio]:
+    """What is left of the rate behind HTTP."""
+    for kind in KINDS:
+        ours, alone = (
+            [each.pace.tokens_per_s for each in rounds if (each.kind, each.way) == (kind, way)]
+            for way in (HTTP, ALONE)
+        )
+        yield Ratio(kind, "tokens/s", ours, alone)
+
+
 def describe(device: str) -> str:
     import torch
     import transformers
@@ -179,6 +190,7 @@ def main(options: Options) -> None:
     engine = f"{options.engine}, weights {options.weights}, up to {options.guesses} guesses"
     engine += ", deterministic" if options.deterministic else ""
     keep("gpu", rounds, [table(rounds, SHAPES[options.shape], where, engine)])
+    ratios.write("gpu", compared(rounds))
 
 
 def cli() -> None:

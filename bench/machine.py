@@ -9,11 +9,12 @@ def cores() -> list[int]:
     return sorted(os.sched_getaffinity(0))
 
 
+def hardware() -> str:
+    return f"{len(cores())} cores of {_processor()}, Python {platform.python_version()}"
+
+
 def describe() -> str:
-    load = os.getloadavg()[0]
-    return (
-        f"{len(cores())} cores of {_processor()}, Python {platform.python_version()}, load {load:.1f} before"
-    )
+    return f"{hardware()}, load {os.getloadavg()[0]:.1f} before"
 
 
 def _processor() -> str:

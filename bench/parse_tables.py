@@ -1,6 +1,10 @@
 """What the parsers cost, and whether they were right, as tables."""
 
+from collections.abc import Iterator
+
+from bench import ratios
 from bench.parse_worker import OURS, SGLANG, VLLM, Outcome
+from bench.ratios import Ratio
 from bench.tables import Table, keep, ratio
 
 PARSERS = (OURS, VLLM, SGLANG)
@@ -17,6 +21,20 @@ def tables(outcomes: list[Outcome], where: str, rounds: int) -> None:
     names = list(dict.fromkeys(each.case for each in outcomes))
     notes = [f"Median of {rounds} rounds. {where}.", *_verdict(found, names)]
     keep("parse", outcomes, [_costs(found, names, notes), _answers(found, names)])
+    ratios.write("parse", _compared(outcomes))
+
+
+def _compared(outcomes: list[Outcome]) -> Iterator[Ratio]:
+    """Beside the faster one of the peers that were right."""
+    cases: dict[str, list[Outcome]] = {}
+    for each in outcomes:
+        if each.rounds and (each.right or each.parser == OURS):
+            cases.setdefault(f"{each.case}{', 8x' if each.long else ''}", []).append(each)
+    for key, able in cases.items():
+        peers = [each for each in able if each.parser != OURS]
+        if ours := [each for each in able if each.parser == OURS and peers]:
+            faster = min(peers, key=lambda each: each.us)
+            yield Ratio(key, "µs/token", ours[0].rounds, faster.rounds, less_is_better=True)
 
 
 def _costs(found: dict[tuple[str, bool, str], Outcome], names: list[str], notes: list[str]) -> Table:

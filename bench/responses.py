@@ -1,7 +1,7 @@
 """Responses and Messages beside Chat Completions, what the store takes, and how soon a broken stream goes on.
 
 Streams are compared as in `bench.stream`: one server, one engine without a model, one token per stream and
-step. A response is stored unless it says otherwise, so both are shown.
+step, which is one event of each API. A response is stored unless it says otherwise, so both are shown.
 """
 
 import argparse
@@ -12,19 +12,20 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import httpx
 from msgspec import Struct
 
-from bench import machine
+from bench import machine, ratios
 from bench.answers import read
 from bench.client import Flight
 from bench.errors import told
 from bench.process import Server
+from bench.ratios import Ratio
 from bench.stream import body as chat_body
-from bench.stream import check
+from bench.stream import check, flow_s
 from bench.tables import Table, keep, ratio
 from dragoman.store import Record, StoreBounds, StoredItem
 from dragoman.store.sqlite import SqliteStore
@@ -53,8 +54,10 @@ QUICK = Options(levels=(64,), tokens=256, rounds=3, writes=500)
 class Rate(Struct, frozen=True):
     way: str
     streams: int
-    events_per_s: float
+    tokens_per_s: float
     cpu_us: float
+    rounds: list[float]
+    """Tokens a second."""
 
 
 class Writes(Struct, frozen=True):
@@ -81,14 +84,14 @@ def bodies(way: str, tokens: int) -> bytes:
 
 
 def measure(server: Server, way: str, streams: int, tokens: int) -> tuple[float, float]:
-    """Events a second, and microseconds of the server's processor for each."""
+    """Tokens a second, and microseconds of the server's processor for each."""
     flight = Flight(server.port, [bodies(way, tokens)] * streams, path=WAYS[way])
     flight.open()
     opened, cpu = time.perf_counter(), server.cpu_s()
     answers = [check(read(trace), tokens) for trace in flight.finish()]
     cpu = server.cpu_s() - cpu
-    times = [moment for answer in answers for moment in answer.times if moment > opened]
-    return len(times) / (max(times) - min(times)), cpu / len(times) * 1e6
+    count = sum(answer.tokens for answer in answers)
+    return count / flow_s(answers, opened), cpu / count * 1e6
 
 
 def rates(options: Options) -> list[Rate]:
@@ -112,7 +115,13 @@ def _level(options: Options, streams: int, core: int) -> list[Rate]:
             for way, found in seen.items():
                 found.append(measure(server, way, streams, options.tokens))
     return [
-        Rate(way, streams, *(statistics.median(column) for column in zip(*found, strict=True)))
+        Rate(
+            way,
+            streams,
+            statistics.median(rate for rate, _ in found),
+            statistics.median(cost for _, cost in found),
+            [rate for rate, _ in found],
+        )
         for way, found in seen.items()
     ]
 
@@ -172,14 +181,14 @@ def _resume(client: httpx.Client, url: str, after: int) -> Resume:
 
 
 def tables(results: Results, options: Options, where: str) -> list[Table]:
-    chat = {rate.streams: rate.events_per_s for rate in results.rates if WAYS[rate.way] == CHAT}
+    chat = {rate.streams: rate.tokens_per_s for rate in results.rates if WAYS[rate.way] == CHAT}
     streamed = [
         (
             rate.way,
             str(rate.streams),
-            f"{rate.events_per_s:,.0f}",
+            f"{rate.tokens_per_s:,.0f}",
             f"{rate.cpu_us:.1f}",
-            ratio(rate.events_per_s, chat[rate.streams]),
+            ratio(rate.tokens_per_s, chat[rate.streams]),
         )
         for rate in results.rates
     ]
@@ -187,8 +196,8 @@ def tables(results: Results, options: Options, where: str) -> list[Table]:
     resumed = [(f"after event {each.after:,}", f"{each.ms:.1f}") for each in results.resumes]
     return [
         Table(
-            "Events of Responses and Messages beside chunks of Chat Completions",
-            ("API", "streams", "events/s", "CPU \u00b5s/event", "of chat"),
+            "Responses and Messages beside Chat Completions",
+            ("API", "streams", "tokens/s", "CPU \u00b5s/token", "of chat"),
             streamed,
             [f"Median of {options.rounds} rounds. {where}."],
         ),
@@ -201,9 +210,17 @@ def tables(results: Results, options: Options, where: str) -> list[Table]:
     ]
 
 
+def compared(found: Sequence[Rate]) -> Iterator[Ratio]:
+    chat = {rate.streams: rate.rounds for rate in found if WAYS[rate.way] == CHAT}
+    for rate in found:
+        if WAYS[rate.way] != CHAT:
+            yield Ratio(f"{rate.streams} streams, {rate.way}", "tokens/s", rate.rounds, chat[rate.streams])
+
+
 def main(options: Options) -> None:
     results = Results(rates(options), writes(options), resumes(options))
     keep("responses", results, tables(results, options, machine.describe()))
+    ratios.write("responses", compared(results.rates))
 
 
 def cli() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from bench import flags, machine, peers, plots, serve_tables
+from bench import flags, machine, peers, plots, ratios, serve_tables
 from bench.answers import Answer, read
 from bench.client import Flight
 from bench.errors import BenchError, told
@@ -46,7 +46,7 @@ class Options(Struct, frozen=True):
     """Streams that ask with a known prefix at once."""
 
 
-QUICK = Options(levels=(1, 8), tokens=32, rounds=1, least=2)
+QUICK = Options(tokens=64, rounds=1, least=4)
 
 
 class Asker:
@@ -76,7 +76,7 @@ class Asker:
         """All at once, or by so many streams; every answer has the length that was asked for."""
         bodies = [self._body(prompt, tokens) for prompt in prompts]
         flight = Flight(self._server.port, bodies, limit_s=max(LIMIT_S, len(bodies)), at_once=streams)
-        answers = [read(trace) for trace in flight.finish()]
+        answers = [read(trace, tokens) for trace in flight.finish()]
         short = [answer.tokens for answer in answers if answer.tokens != tokens]
         if short and self._server.name in peers.EXACT:
             raise BenchError(f"{self._server.name} gave answers of {short} tokens instead of {tokens}.")
@@ -143,6 +143,7 @@ def main(setup: Setup, options: Options, plot_folder: str | None, only: Sequence
     visits = run(setup, options, only)
     tables = serve_tables.tables(visits, f"Median of {options.rounds} rounds. {setup.model.name}. {where}.")
     keep("serve", visits, tables)
+    ratios.write("serve", serve_tables.compared(visits))
     plots.serve(serve_tables.load_bars(visits), plot_folder)
     plots.first_token(serve_tables.first_bars(visits), plot_folder)
 

@@ -1,10 +1,11 @@
 """The tables and bars of `bench.serve`: medians over the rounds, and dragoman beside each peer."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from bench.figures import First, Load, Visit
 from bench.peers import OURS
+from bench.ratios import Ratio
 from bench.tables import Table, ratio
 
 
@@ -81,6 +82,29 @@ def _process_table(visits: Sequence[Visit], note: str) -> Table:
         start = _median(visits, server, lambda visit: visit.start_s)
         rows.append([server, f"{peak:,.0f}", f"{start:.1f}"])
     return Table("The process", ("server", "peak memory, MiB", "start, s"), rows, [note])
+
+
+def compared(visits: Sequence[Visit]) -> Iterator[Ratio]:
+    """dragoman and each peer, visit by visit."""
+    first = visits[0]
+    kinds = [
+        (f"{each.streams} streams", "tokens/s", _load(number, lambda load: load.tokens_per_s))
+        for number, each in enumerate(first.loads)
+    ]
+    kinds += [
+        (f"first token, {each.case}", "ms", _first(number, lambda first: first.p50_ms))
+        for number, each in enumerate(first.firsts)
+    ]
+    kinds.append(("peak memory", "MiB", lambda visit: visit.peak_mib))
+    servers = _servers(visits)
+    for server in servers if OURS in servers else ():
+        for key, unit, of in kinds if server != OURS else ():
+            ours, theirs = _each(visits, OURS, of), _each(visits, server, of)
+            yield Ratio(f"{key}, {server}", unit, ours, theirs, less_is_better=unit != "tokens/s")
+
+
+def _each(visits: Sequence[Visit], server: str, of: Callable[[Visit], float]) -> list[float]:
+    return [of(visit) for visit in visits if visit.server == server]
 
 
 def load_bars(visits: Sequence[Visit]) -> list[tuple[str, int, float]]:

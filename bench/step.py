@@ -16,10 +16,11 @@ from typing import Any
 
 from msgspec import Struct
 
-from bench import flags, machine
+from bench import flags, machine, ratios
 from bench.drive import KINDS, drive
 from bench.errors import BenchError, told
 from bench.pairs import turns
+from bench.ratios import Ratio
 from bench.runner_texts import prompts
 from bench.tables import Table, keep
 from dragoman.engines.choosing import Logits
@@ -68,7 +69,11 @@ class Part(Struct, frozen=True):
 class Case(Struct):
     runner: str
     kind: str
-    parts: list[Part]
+    rounds: list[list[Part]]
+
+    @property
+    def parts(self) -> list[Part]:
+        return [part for each in self.rounds for part in each]
 
 
 class Watch:
@@ -115,7 +120,7 @@ def measure(model: Path, runner: RunnerName, threads: int, options: Options) -> 
                 print(f"step: round {number + 1} of {options.rounds}, {case.runner}, {case.kind}", flush=True)
                 watch.beats = []
                 asyncio.run(drive(engine, jobs_of(engine, options, case.kind, number)))
-                case.parts += watch.parts(options.streams)
+                case.rounds.append(list(watch.parts(options.streams)))
     finally:
         engine.close()
     return cases
@@ -142,10 +147,20 @@ def table(cases: Sequence[Case], options: Options, where: str) -> Table:
     return Table("The engine's own work", head, rows, [f"{options.streams} streams, medians. {where}."])
 
 
+def compared(cases: Sequence[Case]) -> Iterator[Ratio]:
+    """The engine's own work, as a part of a step."""
+    for case in cases:
+        rounds = [parts for parts in case.rounds if parts]
+        rest = [statistics.median(part.rest_ms for part in parts) for parts in rounds]
+        whole = [statistics.median(part.runner_ms + part.rest_ms for part in parts) for parts in rounds]
+        yield Ratio(f"{case.runner}, {case.kind}", "ms", rest, whole)
+
+
 def main(model: Path, threads: int, options: Options) -> None:
     where = machine.describe()
     cases = run(model, threads, options)
     keep("step", cases, [table(cases, options, f"{model.name}. {where}")])
+    ratios.write("step", compared(cases))
 
 
 def cli() -> None:

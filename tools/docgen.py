@@ -10,11 +10,14 @@ import sys
 import textwrap
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from inspect import getsource
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from bench import documented
+from bench.documented import Command, Figure
 from msgspec import NODEFAULT, Struct, inspect
 from msgspec.structs import FieldInfo, fields
 from tests.clients.table import CLIENTS
@@ -38,6 +41,7 @@ from dragoman.engines.remote.pool import RemoteOptions
 from dragoman.http.routes import table as routing
 from dragoman.options import Option
 
+FIGURES = sorted({command.table for command in documented.read()} - {""})
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "dragoman"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -297,6 +301,23 @@ def client_table() -> str:
     return ", ".join(f"{client.name} {client.version}" for client in CLIENTS) + "."
 
 
+def figure_table(name: str) -> str:
+    """The ratios of docs/figures.toml that are told in one table, and how they were measured."""
+    commands = [command for command in documented.read() if command.table == name]
+    rows = [_figure_row(command, figure) for command in commands for figure in command.figures]
+    head = ("", "dragoman", "beside it", "ratio", "least to most", "rounds", "measured")
+    hardware = "; ".join(dict.fromkeys(command.hardware for command in commands))
+    return f"{table(head, rows)}\n\nOn {hardware}."
+
+
+def _figure_row(command: Command, figure: Figure) -> Sequence[str]:
+    values = [f"{value:,g} {figure.unit}" if value else "" for value in (figure.ours, figure.theirs)]
+    spread = f"{figure.least:g} to {figure.most:g}" if figure.least and figure.most else ""
+    ratio = f"{figure.ratio:.2f}x" if figure.ratio >= 0.1 else f"{figure.ratio:.1%}"
+    told = (ratio, spread, str(command.rounds), f"{command.date}, {command.commit}")
+    return figure.name, *values, *told
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "shared": lambda: field_table(SharedFields, "shared", without=SamplerFields),
     "samplers": lambda: field_table(SamplerFields, "samplers", without=ConstraintFields),
@@ -330,6 +351,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "schema-notes": schema_notes,
     "formats": format_table,
     "clients": client_table,
+    **{f"figures-{name}": partial(figure_table, name) for name in FIGURES},
 }
 
 if __name__ == "__main__":

@@ -39,5 +39,8 @@ class PulseEngine:
 
 
 if __name__ == "__main__":
-    args = options.parser("dragoman around an engine without a model").parse_args()
-    serve(PulseEngine(Pulse(args.streams, args.tokens)), Settings(port=args.port))
+    parser = options.parser("dragoman around an engine without a model")
+    parser.add_argument("--write-interval", type=float, default=0.0, help="as `dragoman serve` [default: 0]")
+    args = parser.parse_args()
+    settings = Settings(port=args.port, write_interval=args.write_interval)
+    serve(PulseEngine(Pulse(args.streams, args.tokens)), settings)

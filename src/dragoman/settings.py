@@ -328,6 +328,9 @@ class Settings(PoolSettings, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     keep_alive: Annotated[
         float, Meta(gt=0, description="seconds of silence on a stream after which a comment is sent")
     ] = 15.0
+    write_interval: Annotated[
+        float, Meta(ge=0, le=1, description="seconds that a stream's events wait to leave in one write")
+    ] = 0.0
     header_timeout: Annotated[
         float, Meta(gt=0, description="seconds in which the head of a request must be there")
     ] = 10.0

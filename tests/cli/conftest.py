@@ -28,6 +28,9 @@ class Fake:
         self.breaks_after: int | None = None
         self.fails_with: str | None = None
         self.is_dragoman = True
+        self.tells_usage = True
+        self.joined = 1
+        """Tokens of an event."""
         self.url = ""
 
     def error(self, body: dict[str, Any]) -> str | None:
@@ -36,7 +39,9 @@ class Fake:
 
     def events(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         chat = "messages" in body
-        for place, word in enumerate(self.words[: body.get("max_tokens", 99)]):
+        words = self.words[: body.get("max_tokens", 99)]
+        for place in range(0, len(words), self.joined):
+            word = "".join(words[place : place + self.joined])
             if self.breaks_after == place:
                 yield {"error": {"message": self.fails_with}} if self.fails_with else {}
                 return
@@ -44,6 +49,8 @@ class Fake:
         yield {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
         count = min(len(self.words), body.get("max_tokens", 99))
         cached = {"cached_tokens": 3}
+        if not self.tells_usage:
+            return
         yield {
             "choices": [],
             "usage": {"prompt_tokens": 7, "completion_tokens": count, "prompt_tokens_details": cached},

@@ -32,6 +32,18 @@ def test_json_has_all_figures(fake: Fake, capsys: Capture) -> None:
     assert (body["max_tokens"], body["top_k"], len(body["prompt"].split())) == (3, 1, 5)
 
 
+@pytest.mark.parametrize(("tells_usage", "tokens"), [(True, 4), (False, 2)])
+def test_tokens_are_those_of_the_usage_and_events_only_without(
+    fake: Fake, capsys: Capture, tells_usage: bool, tokens: int
+) -> None:
+    fake.tells_usage, fake.joined = tells_usage, 2
+    assert main(["bench", "--url", fake.url, "--streams", "1", "--tokens", "4", "--json"]) == 0
+    captured = capsys.readouterr()
+    (result,) = json.loads(captured.out)
+    assert (result["tokens"], result["counted"]) == (tokens, tells_usage)
+    assert ("tokens are events" in captured.err) != tells_usage
+
+
 def test_ignore_eos_is_left_out_where_it_is_refused(fake: Fake) -> None:
     fake.refuses = {"ignore_eos"}
     result = asyncio.run(load(fake.url, "m", 1, 4))

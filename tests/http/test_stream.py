@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 import pytest
@@ -17,7 +18,7 @@ from dragoman.http.run_turn import Pump, TurnStream
 from dragoman.turns.reading import Pieces
 from dragoman.turns.turn import Turn
 from tests.http.conftest import Serve
-from tests.support.http import HELLO
+from tests.support.http import HELLO, stream
 from tests.support.turns import spec, turn_of
 from tests.support.wait import becomes
 
@@ -28,9 +29,15 @@ def writer_of(turn: Turn, engine: ScriptedEngine) -> StreamWriter:
     return StreamWriter(Head("id", 1, "m", "f"), spelling, ChunkOptions(), lambda: turn.usage, plain=True)
 
 
-def text_of(data: bytes) -> str:
+def contents(data: bytes) -> list[str]:
+    """The text of each event that has some."""
     events = [json.loads(line[6:]) for line in data.decode().split("\n\n") if line.startswith("data: {")]
-    return "".join(event["choices"][0]["delta"].get("content", "") for event in events if event["choices"])
+    deltas = [event["choices"][0]["delta"] for event in events if event["choices"]]
+    return [delta["content"] for delta in deltas if delta.get("content")]
+
+
+def text_of(data: bytes) -> str:
+    return "".join(contents(data))
 
 
 class Gate:
@@ -105,12 +112,12 @@ def test_the_last_events_can_be_held_for_what_follows_them() -> None:
     assert text_of(b"".join(sent) + last) == "Hello"
 
 
-async def crowd(streams: int, text: str) -> list[list[bytes]]:
-    """What so many streams of one server send each, of an engine that says a token at a time."""
-    pump = Pump()
+async def many(streams: int, text: str, write_interval: float = 0.0) -> list[list[bytes]]:
+    """What so many streams of one server send each, of an engine that gives each a token at each step."""
+    pump, engine = Pump(write_interval), ScriptedEngine(say(text))
 
     async def one() -> list[bytes]:
-        engine, gate = ScriptedEngine(say(text)), Gate()
+        gate = Gate()
         async with turn_of(engine, spec()) as turn:
             written = TurnStream(
                 turn, writer_of(turn, engine).write, lambda: b"", gate.send, pump, keep_alive=60
@@ -119,21 +126,52 @@ async def crowd(streams: int, text: str) -> list[list[bytes]]:
             written.close()
         return gate.sent
 
-    sent = await asyncio.gather(*(one() for _ in range(streams)))
-    assert pump.open == 0
-    return sent
+    return await asyncio.gather(*(one() for _ in range(streams)))
 
 
-def test_a_crowd_of_streams_says_together_what_comes_within_milliseconds() -> None:
-    for sent in asyncio.run(crowd(run_turn.CROWD, "x" * 50)):
-        assert text_of(b"".join(sent)) == "x" * 50
-        assert text_of(sent[0]) == "x"
-        assert b"".join(sent).count(b"data: ") < 25
+@pytest.mark.parametrize("streams", [1, 64])
+def test_each_step_of_the_engine_is_one_event_and_one_send(streams: int) -> None:
+    for sent in asyncio.run(many(streams, "x" * 50)):
+        assert [contents(data) for data in sent[:50]] == [["x"]] * 50
 
 
-def test_a_few_streams_say_each_token_as_it_comes() -> None:
-    for sent in asyncio.run(crowd(run_turn.CROWD - 1, "x" * 50)):
-        assert b"".join(sent).count(b"data: ") >= 50
+def test_steps_within_the_write_interval_leave_in_one_send_and_stay_events() -> None:
+    for sent in asyncio.run(many(64, "x" * 50, write_interval=0.01)):
+        assert contents(b"".join(sent)) == ["x"] * 50
+        assert contents(sent[0]) == ["x"]
+        assert len(sent) < 25
+
+
+def test_no_event_is_joined_however_long_the_write_interval_is() -> None:
+    """More events than a turn keeps apart for a client that reads slowly."""
+    for sent in asyncio.run(many(2, "x" * 200, write_interval=1.0)):
+        assert contents(b"".join(sent)) == ["x"] * 200
+
+
+def test_steps_that_are_ready_together_leave_in_one_send_and_stay_events() -> None:
+    """The event loop was busy while the engine went on."""
+
+    class Ahead(ScriptedEngine):
+        def _step(self) -> None:
+            for _ in range(4):
+                super()._step()
+
+    async def main() -> list[bytes]:
+        return await run(Ahead(say("x" * 40)), Gate())
+
+    sent = asyncio.run(main())
+    assert contents(b"".join(sent)) == ["x"] * 40
+    assert len(sent) <= 11
+
+
+@pytest.mark.parametrize("write_interval", [0.0, 0.01])
+def test_64_streams_over_sockets_get_an_event_for_each_step(serve: Serve, write_interval: float) -> None:
+    url = serve(ScriptedEngine(say("x" * 50), interval=0.002), write_interval=write_interval)
+    with ThreadPoolExecutor(64) as clients:
+        asked = [clients.submit(stream, url, "/v1/chat/completions", HELLO) for _ in range(64)]
+        for one in asked:
+            deltas = [chunk["choices"][0]["delta"] for chunk in one.result() if chunk["choices"]]
+            assert [delta["content"] for delta in deltas if delta.get("content")] == ["x"] * 50
 
 
 def test_a_failing_send_fails_the_stream() -> None:

@@ -70,6 +70,11 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(table(HEAD, map(_row, results), Paint(sys.stdout)))
     paint = Paint(sys.stderr)
+    if not all(result.counted for result in results):
+        print(
+            f"{paint('yellow', 'note:')} the server tells no usage: tokens are events with text",
+            file=sys.stderr,
+        )
     for result in results:
         if result.first_error:
             print(f"{paint('red', 'error:')} {result.streams} streams: {result.first_error}", file=sys.stderr)

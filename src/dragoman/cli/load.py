@@ -40,6 +40,9 @@ class LoadStream(asyncio.Protocol):
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.tokens = self.prompt_tokens = self.cached_tokens = 0
         self._heard = 0
+        """Events with text: counted as tokens only where the server tells no usage."""
+        self.counted = False
+        """Whether the server has told how many tokens there were."""
         self.gaps: list[float] = []
         self.first: float | None = None
         self.error: str | None = None
@@ -96,12 +99,13 @@ class LoadStream(asyncio.Protocol):
         if chunk.error is not None:
             self.error = _reason_of(problem_of(chunk.error))
         self._heard += sum(map(_speaks, chunk.choices))
-        self.tokens = max(self.tokens, self._heard)
+        if not self.counted:
+            self.tokens = self._heard
         if chunk.usage is not None:
             usage = chunk.usage.usage()
             self.prompt_tokens, self.cached_tokens = usage.prompt_tokens, usage.cached_tokens
             # Servers may join tokens into one event, and some tokens have no text: usage knows better.
-            self.tokens = max(self._heard, usage.completion_tokens)
+            self.tokens, self.counted = usage.completion_tokens, True
 
     def on_message_complete(self) -> None:
         if self._parser.get_status_code() != 200:
@@ -174,6 +178,8 @@ class Result(Struct, frozen=True, kw_only=True):
     streams: int
     requests: int
     tokens: int
+    counted: bool
+    """Whether the server told the tokens of every answer; else they are events with text."""
     prompt_tokens: int
     cached_tokens: int
     seconds: float
@@ -290,6 +296,7 @@ def _sum_up(done: list[LoadStream], streams: int, seconds: float) -> Result:
         streams=streams,
         requests=len(done),
         tokens=tokens,
+        counted=all(stream.counted for stream in done if stream.error is None),
         prompt_tokens=sum(stream.prompt_tokens for stream in done),
         cached_tokens=sum(stream.cached_tokens for stream in done),
         seconds=seconds,

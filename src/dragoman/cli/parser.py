@@ -23,7 +23,7 @@ GROUPS: dict[str, frozenset[str]] = {
     ),
     "server": frozenset(
         {"host", "port", "ollama_port", "uds", "uds_mode", "reuse_port", "tls_cert", "tls_key", "root_path"}
-        | {"unknown_fields", "keep_alive", "request_timeout", "shutdown_grace"}
+        | {"unknown_fields", "keep_alive", "write_interval", "request_timeout", "shutdown_grace"}
     ),
     "doors": frozenset(
         {"api_key", "api_key_file", "admin_key", "admin_key_file", "allow_media_host"}

@@ -71,6 +71,13 @@ def single(job: Job, index: int) -> Job:
     return replace(job, id=f"{job.id}-{index}", n=1, sampling=sampling)
 
 
+MOST_APART = 8
+"""Steps of an engine that may wait for the event loop before those of one continuation are joined.
+
+Up to then each becomes an event of its own. A server that falls further behind than that has to save work.
+"""
+
+
 def join_steps(first: Step, second: Step) -> Step:
     """Two steps of one continuation as one; the second becomes it."""
     second.ids = first.ids + second.ids

@@ -56,7 +56,7 @@ class Host:
     ) -> None:
         self.settings = settings
         self.limits = settings.limits
-        self.pump = Pump()
+        self.pump = Pump(settings.write_interval)
         self.tracing = open_tracing(settings)
         self.journal = Journal(self.tracing)
         self.workers = Workers()

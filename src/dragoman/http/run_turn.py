@@ -1,14 +1,15 @@
 """A turn over HTTP: planned, then streamed or whole. On every way out its scope aborts the engine's work.
 
 What it takes to stream one without a task switch per token comes first. An engine step wakes the event loop
-once, and the sinks of all its jobs run. A stream of one choice writes right there; one of several is
-marked, and flushed when all its choices have spoken, in one send. Only a client that reads too slowly, or
-what is too much for one write, costs a task: meanwhile events wait in the turn, where neighbours are
-joined, until the socket takes more. A turn gives few of them at a time, so that others come between.
+once, and the sinks of all its jobs run. They mark their streams, which are flushed in the next turn of the
+loop: what all choices of a stream say leaves in one send, and so do several steps where the event loop was
+behind the engine. Each step keeps an event of its own, so clients may count events. Only a client that reads
+too slowly, or what is too much for one write, costs a task: meanwhile events wait in the turn, where
+neighbours are joined, until the socket takes more. A turn gives few of them at a time, so that others come
+between.
 
-A write costs more than all else that is done for a token, here and at the client. So where many streams are
-open and steps are short, what a stream says within ten milliseconds leaves together. First and last words
-never wait.
+A write costs more than all else that is done for a token, here and at the client. With the setting
+`write_interval` several steps of a stream leave in one send. The first and the last events never wait.
 """
 
 import asyncio
@@ -26,8 +27,8 @@ from dragoman.http.exchange import SSE, Exchange, send_in_pieces, unless_gone
 from dragoman.turns.checked import note_fault
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.tool_loop import ClientGone, HiddenCalls, Quiet, Speaker, Written, wait_patiently
-from dragoman.turns.turn import Turn, note_terms, note_turn
-from dragoman.types import Answer, Event, Fold, coalesce
+from dragoman.turns.turn import MOST_PENDING, Turn, note_terms, note_turn
+from dragoman.types import Answer, Event, Fold
 
 if TYPE_CHECKING:
     from dragoman.http.host import ModelHost
@@ -42,22 +43,18 @@ MUCH = 1024 * 1024
 OPENING_S = 0.1
 """So long at most the head of a stream waits for its first words, with which it leaves in one go; and before
 it is made, for others who come."""
-CROWD = 16
-"""So many streams at once, and what each says is joined."""
-TOGETHER_S = 0.010
-"""So long at most words of a crowd wait for those that come after them."""
 
 
 class Pump:
     """Collects the streams that have something to say, and flushes them together."""
 
-    def __init__(self) -> None:
-        self.open = 0
-        """Streams that are being written."""
+    def __init__(self, write_interval: float = 0.0) -> None:
+        """`write_interval`: seconds between two writes of a stream; 0 writes each step at once."""
+        self.write_interval = write_interval
         self._marked: list[TurnStream] = []
         self._waiting: list[TurnStream] = []
-        self._turn_at = 0.0
-        """When those who wait were written last."""
+        self._written_at = 0.0
+        """When the streams that wait were written last."""
         self._later: list[Callable[[], None]] = []
         self._put_off: list[asyncio.Future[None]] = []
         self._until = 0.0
@@ -108,20 +105,16 @@ class Pump:
         for stream in streams:
             stream.flush()
 
-    @property
-    def crowded(self) -> bool:
-        return self.open >= CROWD
-
     def wait(self, stream: "TurnStream") -> None:
-        """It is written with the others of a crowd, a pause after the last time that they were."""
+        """The stream is flushed with all others that wait, `write_interval` after the last time."""
         if not self._waiting:
             loop = asyncio.get_running_loop()
-            loop.call_at(self._turn_at + TOGETHER_S, self._next_turn, loop)
+            loop.call_at(self._written_at + self.write_interval, self._flush_waiting, loop)
         self._waiting.append(stream)
 
-    def _next_turn(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _flush_waiting(self, loop: asyncio.AbstractEventLoop) -> None:
         streams, self._waiting = self._waiting, []
-        self._turn_at = loop.time()
+        self._written_at = loop.time()
         for stream in streams:
             stream.flush()
 
@@ -199,24 +192,23 @@ class TurnStream(Outflow):
         self._spoken = False
         self._period = keep_alive
         self._timer = self._loop.call_later(keep_alive, self._tick)
+        self._most = max(MOST_PENDING // 2, turn.choices)
+        """Events that are written at once: of more than MOST_PENDING the turn joins neighbours."""
         turn.on_ready = self._ready
-        pump.open += 1
         self._mark()
 
     def close(self) -> None:
-        self._pump.open -= 1
         self._timer.cancel()
         self._turn.on_ready = None
         super().close()
 
     def _ready(self) -> None:
-        if self._begun and self._pump.crowded and not self._turn.all_said:
+        if self._turn.pending >= self._most:
+            self.flush()
+        elif self._pump.write_interval and self._begun and not self._turn.all_said:
             if not self._waits:
                 self._waits = True
                 self._pump.wait(self)
-        elif self._turn.choices == 1:
-            # It has one step per engine step: there is nothing to wait for and join.
-            self.flush()
         else:
             self._mark()
 
@@ -226,13 +218,11 @@ class TurnStream(Outflow):
             self._pump.mark(self)
 
     def flush(self) -> None:
-        joined, self._marked, self._waits = self._waits, False, False
+        self._marked = self._waits = False
         if self._sending is not None or self.done.done():
             return
         try:
             events = self._turn.take()
-            if joined:
-                events = coalesce(events)
             if events and (data := self._write(events)):
                 if self._holds_last and self._turn.over and isinstance(data, bytes):
                     self.last = data

@@ -186,6 +186,11 @@ class Turn:
         return bool(self._pending) and not self._closed
 
     @property
+    def pending(self) -> int:
+        """Events that were not taken yet."""
+        return len(self._pending)
+
+    @property
     def all_said(self) -> bool:
         """Whether the engine has nothing more to say, though some of it may not be taken yet."""
         return not self._left

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dragoman.engines.steps import MOST_APART
 from dragoman.engines.vllm.core import MOST_UNSENT, Core
 from dragoman.engines.vllm.outputs import CoreContinuation, error_of
 from dragoman.errors import DragomanError, EngineFailed
@@ -171,17 +172,25 @@ def test_a_sink_that_raises_costs_only_its_own_job() -> None:
     with_core(run)
 
 
-def test_what_piles_up_is_handed_out_at_once() -> None:
+@pytest.mark.parametrize(
+    ("waiting", "told"),
+    [
+        (MOST_APART, [([1, 2], None), *(([0], None) for _ in range(MOST_APART - 2)), ([4], "length")]),
+        (MOST_APART + 1, [([1, 2, *[0] * (MOST_APART - 1), 4], "length")]),
+    ],
+)
+def test_steps_stay_apart_until_too_many_wait(waiting: int, told: list[tuple[list[int], str | None]]) -> None:
     async def run(core: Core, client: Client) -> None:
         steps: dict[str, list[Step]] = {"a": [], "b": []}
         client.outputs_queue = client.outputs
         add(core, "a", steps["a"].append)
         add(core, "b", steps["b"].append)
         client.say(output("a", (1, 2)), output("b", (7,)))
-        client.say(output("a", (3,)))
+        for _ in range(waiting - 2):
+            client.say(output("a", (0,)))
         client.say(output("a", (4,), finish_reason="length"))
         await settled()
-        assert [(step.ids, step.finish) for step in steps["a"]] == [([1, 2, 3, 4], "length")]
+        assert [(step.ids, step.finish) for step in steps["a"]] == told
         assert [(step.ids, step.finish) for step in steps["b"]] == [([7], None)]
 
     with_core(run)

@@ -21,7 +21,7 @@ from dragoman.engines.isolated import wire
 from dragoman.engines.isolated.wire import recipe_of
 from dragoman.engines.local.options import check_job
 from dragoman.engines.protocol import ModelCard, Tokenizer
-from dragoman.engines.steps import iterate
+from dragoman.engines.steps import MOST_APART, iterate
 from dragoman.errors import BadRequest, DragomanError, EngineFailed, Unavailable
 from dragoman.media import Media
 from dragoman.types import FinishReason, Job, Sink, Step
@@ -313,7 +313,7 @@ class IsolatedEngine:
         try:
             while True:
                 told = [wire.news.decode(frame) for frame in await frames.read()]
-                for said in told if len(told) == 1 else wire.join_said(told):
+                for said in told if len(told) <= MOST_APART else wire.join_said(told):
                     self._take(said)
         except EOFError:
             pass

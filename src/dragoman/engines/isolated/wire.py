@@ -250,8 +250,8 @@ class Frames:
 
 
 def join_said(told: Iterable[News]) -> Iterator[News]:
-    """Messages that have waited behind each other, with the steps of each continuation as one. So the more
-    there is to do, the less each token costs."""
+    """Messages that have waited behind each other, with the steps of each continuation as one: what a server
+    does that is behind its engine (`MOST_APART`). So the more there is to do, the less each token costs."""
     steps: dict[tuple[int, int], Step] = {}
 
     def joined() -> Iterator[Said]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
-from dragoman.engines.steps import begin
+from dragoman.engines.steps import MOST_APART, begin
 from dragoman.engines.vllm.outputs import DEAD, FAILED, error_of, join_outputs
 from dragoman.errors import DragomanError, EngineFailed, Unavailable
 from dragoman.types import FinishReason, Step
@@ -291,7 +291,12 @@ class Core:
             self._end_all("error", self.failure)
 
     def _hand_out(self, told: Sequence[Any]) -> None:
-        """One call of a sink for all that a job has to hear: what is written together costs less."""
+        """Steps of the core stay apart, so that each becomes an event, but where too many wait."""
+        for messages in [told] if len(told) > MOST_APART else [[message] for message in told]:
+            self._hand_out_joined(messages)
+
+    def _hand_out_joined(self, told: Sequence[Any]) -> None:
+        """One call of a sink for all that a job has to hear."""
         steps: dict[str, tuple[Taker, Step]] = {}
         for message in told:
             version = getattr(message, "weight_version", None)
