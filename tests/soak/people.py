@@ -24,6 +24,7 @@ OVERTIME_S = 45.0
 TEMPERAMENTS: Mapping[str, Mapping[str, int]] = {
     "steady": {"ask what is known": 1},
     "repeating": {"ask the same without a seed": 1},
+    "leaving": {"leave at once": 1, "leave during the prompt": 4, "leave during the answer": 1},
     "impatient": {
         "ask": 3,
         "regenerate": 2,
@@ -55,12 +56,15 @@ TEMPERAMENTS: Mapping[str, Mapping[str, int]] = {
 }
 """How often each does what."""
 
+PAUSES = {"repeating": (0.05, 0.2), "impatient": (0.0, 0.1)}
+"""Seconds between two things, mostly; of the others up to 0.3."""
+
 
 class Person:
     def __init__(self, name: str, temperament: str, client: Client, chance: Random) -> None:
         self._name = f"{name}, {temperament}"
+        self._temperament = temperament
         self._weights = TEMPERAMENTS[temperament]
-        self._hurries = temperament == "repeating"
         self._client = client
         self._chance = chance
         self._until = 0.0
@@ -95,11 +99,10 @@ class Person:
 
     def _draw_pause(self) -> float:
         """Mostly short; now and then seconds."""
-        if self._hurries:
-            return self._chance.uniform(0.05, 0.2)
-        if self._chance.random() < 0.05:
+        if self._chance.random() < 0.03:
             return self._chance.uniform(1, 3)
-        return self._chance.choice((0.0, self._chance.uniform(0, 0.3)))
+        least, most = PAUSES.get(self._temperament, (0.0, 0.3))
+        return self._chance.choice((least, self._chance.uniform(least, most)))
 
     def _begin(self, ability: Ability | None = None) -> None:
         """Something new, with an API that can do what is needed."""
@@ -197,7 +200,7 @@ class Person:
 
     async def _leave_document(self) -> None:
         """It is of its own, so that all of it would have to be read."""
-        text = write_document(self._chance.choice(SIZES), str(self._chance.random()))
+        text = write_document(self._chance.choice((50, 300, *SIZES)), str(self._chance.random()))
         await self._leave(ask(text, max_tokens=8), Departure(seconds=self._chance.uniform(0.02, 1.5)))
 
     async def _leave_answer(self) -> None:

@@ -23,10 +23,11 @@ from tests.soak.windows import Windows
 
 CROWDS = {1: "one person", 2: "two people", 20: "twenty people"}
 ALONE = ("repeating", "impatient", "curious", "steady")
-BESIDE = ("curious", "curious", "curious", "impatient", "impatient", "repeating")
+WITH_ANOTHER = ("leaving", "curious", "impatient")
+IN_A_CROWD = ("curious", "curious", "curious", "impatient", "repeating", "leaving")
 SHORTEST_S, LONGEST_S, PHASES = 10.0, 30.0, 20
 RESTARTS = 24
-"""Phases from one to the next; the first is in the second phase, so that a life is long."""
+"""Phases from one to the next; the first is in the third phase, so that a life is long."""
 PROVEN_MINUTES = 3.0
 """From which on a run must have done each kind of thing."""
 PROGRESS_S = 10.0
@@ -99,9 +100,10 @@ class Soak:
         crowd = list(CROWDS)[number % len(CROWDS)]
         people = [self._make_person(place, crowd) for place in range(crowd)]
         work = [person.live(until) for person in people]
-        if number % RESTARTS == 1:
+        if number % RESTARTS == 2:
             work.append(self._restart(until))
-        else:
+        elif crowd > 1:
+            # One person alone has a quiet server.
             work.append(self._administrator.work(until))
         await asyncio.gather(*work)
         self.ledger.kinds[CROWDS[crowd]] += 1
@@ -109,12 +111,12 @@ class Soak:
     def _make_person(self, place: int, crowd: int) -> Person:
         """Beside others the first one asks what is known, and must not notice that they leave."""
         chance = Random(f"{self._options.seed} {self._phase} {place}")
-        temperament = chance.choice(BESIDE) if place else "steady"
         cycle = self._phase // len(CROWDS)
+        temperament = "steady" if place == 0 else chance.choice(IN_A_CROWD)
         if crowd == 1:
             temperament = ALONE[cycle % len(ALONE)]
         elif place == 1:
-            temperament = ("impatient", "curious")[cycle % 2]
+            temperament = WITH_ANOTHER[cycle % len(WITH_ANOTHER)]
         return Person(f"person {place} of phase {self._phase}", temperament, self._client, chance)
 
     async def _restart(self, until: float) -> None:
