@@ -88,14 +88,15 @@ class Ledger:
             text = f"an answer that is not the first one to the same:\n  first {first}\n  now   {answer}"
             raise Fault("differs", text)
 
-    def describe(self, resident: float) -> str:
-        """One line, as it is printed every ten seconds."""
+    def describe(self, resident: float = 0.0) -> str:
+        """One line, as it is printed every ten seconds, with the bytes that the server has."""
         count = self.faults
-        return (
+        line = (
             f"{self.elapsed_s:5.0f} s  {self.requests:6,} requests  {self.broken_off:5,} broken off  "
             f"{count['5xx'] + count['error in a stream']} 5xx  {count['differs']} differing  "
-            f"{sum(count.values())} faults  {self.announced} announced  RSS {resident / 2**20:,.0f} MiB"
+            f"{sum(count.values())} faults  {self.announced} announced"
         )
+        return f"{line}  RSS {resident / 2**20:,.0f} MiB" if resident else line
 
     def summarize(self, required: Sequence[str]) -> list[str]:
         """How often each kind was done; what never was, last."""

@@ -18,7 +18,7 @@ MOST_MESSAGES = 9
 """After which a person begins something new."""
 SEEDS = range(4)
 TEMPERATURES = (0.0, 0.7, 1.0, None)
-OVERTIME_S = 45.0
+OVERTIME_S = 15.0
 """How long somebody who reads a document stays when the others have gone."""
 
 TEMPERAMENTS: Mapping[str, Mapping[str, int]] = {
@@ -211,5 +211,6 @@ class Person:
             await self._leave(question, Departure(size=self._chance.randrange(1, 3000)))
 
     async def _leave(self, question: Question, departure: Departure) -> None:
-        """And the conversation stays as it was. Who was fast enough has an answer."""
+        """And the conversation stays as it was, whether the answer was faster or not."""
+        self._kind = "too late to leave"
         await self._send(question, departure)

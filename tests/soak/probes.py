@@ -16,8 +16,8 @@ REST_S = 60.0
 """Until what was left is done with."""
 SETTLE_S = 0.5
 """In which connections are closed whose clients have left."""
-WARM = 4
-"""Rests after which all that is made once has been made."""
+LEAST_RESTS = 4
+"""Of a life of the server that is looked at; it is warm after a third of them."""
 MOST_MIB, MOST_DESCRIPTORS, MOST_THREADS = 160, 8, 8
 """By which a server may have grown since it was warm."""
 
@@ -91,12 +91,14 @@ class Probes:
 
     def compare(self) -> None:
         """What the server holds at the end of its life with what it held when it was warm."""
-        if len(self._rests) <= WARM + 1:
+        rests = self._rests
+        print("MiB at rest:", *(rest.resident >> 20 for rest in rests), flush=True)
+        if len(rests) < LEAST_RESTS:
             return
-        warm, last = self._rests[WARM], self._rests[-1]
+        warm, last = rests[len(rests) // 3], rests[-1]
         self._ledger.kinds["growth measured"] += 1
         if self._grown(warm, last):
-            self._ledger.fail(NAME, Fault("growth", f"warm {warm}, now {last}, all {self._rests}"))
+            self._ledger.fail(NAME, Fault("growth", f"it held {warm} when it was warm, and holds {last}"))
 
     def _grown(self, warm: Resources, last: Resources) -> bool:
         return (
@@ -104,6 +106,3 @@ class Probes:
             or last.descriptors - warm.descriptors > MOST_DESCRIPTORS
             or last.threads - warm.threads > MOST_THREADS
         )
-
-    def describe(self) -> str:
-        return ", ".join(f"{rest.resident >> 20} MiB" for rest in self._rests)

@@ -11,14 +11,14 @@ from random import Random
 from msgspec import Struct
 
 from tests.soak.admin import KINDS, Administrator
-from tests.soak.client import Client
+from tests.soak.client import LONG_CHARS, Client
 from tests.soak.fault import Fault
 from tests.soak.ledger import Ledger
 from tests.soak.people import TEMPERAMENTS, Person
 from tests.soak.probes import Probes
 from tests.soak.question import PATHS
 from tests.soak.server import Server
-from tests.soak.topics import KNOWN
+from tests.soak.topics import KNOWN, KnownQuestion
 from tests.soak.windows import Windows
 
 CROWDS = {1: "one person", 2: "two people", 20: "twenty people"}
@@ -26,8 +26,8 @@ ALONE = ("repeating", "impatient", "curious", "steady")
 WITH_ANOTHER = ("leaving", "curious", "impatient")
 IN_A_CROWD = ("curious", "curious", "curious", "impatient", "repeating", "leaving")
 SHORTEST_S, LONGEST_S, PHASES = 10.0, 30.0, 20
-RESTARTS = 24
-"""Phases from one to the next; the first is in the third phase, so that a life is long."""
+RESTARTS = (2, 8, 32, 128)
+"""Phases of twenty people in which the server is restarted: each life is longer than the one before."""
 PROVEN_MINUTES = 3.0
 """From which on a run must have done each kind of thing."""
 PROGRESS_S = 10.0
@@ -87,11 +87,15 @@ class Soak:
         """First what is known is asked of the quiet server, one thing after the other."""
         for known in KNOWN:
             if not self.ledger.over.is_set():
-                await self._client.ask("the first", known.api, known.question, stream=False)
+                await self._ask_known(known)
         while time.monotonic() < end and not self.ledger.over.is_set():
             await self._play(end)
             await self._probes.rest()
             self._phase += 1
+
+    async def _ask_known(self, known: KnownQuestion) -> None:
+        kind = "read a document" if len(known.question.messages[0][1]) > LONG_CHARS else ""
+        await self._client.ask("the first", known.api, known.question, stream=False, kind=kind)
 
     async def _play(self, end: float) -> None:
         number = self._phase
@@ -100,7 +104,7 @@ class Soak:
         crowd = list(CROWDS)[number % len(CROWDS)]
         people = [self._make_person(place, crowd) for place in range(crowd)]
         work = [person.live(until) for person in people]
-        if number % RESTARTS == 2:
+        if number in RESTARTS:
             work.append(self._restart(until))
         elif crowd > 1:
             # One person alone has a quiet server.
@@ -143,7 +147,7 @@ class Soak:
             print(line)
         for failure in self.ledger.failures:
             print(failure, flush=True)
-        print(self.ledger.describe(0), flush=True)
+        print(self.ledger.describe(), flush=True)
         return not self.ledger.failures and not missing
 
 

@@ -24,7 +24,8 @@ from tests.support.tiny_projectors import write_projector
 TORCH = ROOT / "build" / "torch"
 TINY, SEEING = "tiny", "seeing"
 ADAPTERS = ("red", "blue")
-KV_MIB = 512
+KV_MIB = 256
+"""Soon used, and too little for all that is said in a minute."""
 START_S, STOP_S = 120.0, 30.0
 WIDTH = 576
 """Of the default model."""

@@ -22,7 +22,7 @@ from tests.soak.connection import Limits
 from tests.soak.fault import Fault
 from tests.soak.ledger import MOST_FAULTS, SHOWN_FAULTS, Ledger
 from tests.soak.people import TEMPERAMENTS, Person
-from tests.soak.probes import MOST_DESCRIPTORS, MOST_MIB, WARM, Probes
+from tests.soak.probes import MOST_DESCRIPTORS, MOST_MIB, Probes
 from tests.soak.question import PATHS, Question
 from tests.soak.server import Resources, Server
 from tests.soak.topics import ask
@@ -221,7 +221,7 @@ def test_growth_is_found(
 ) -> None:
     monkeypatch.setattr(probes, "SETTLE_S", 0.0)
     with served(lambda job: say("Hello")) as client:
-        rests = [Resources(1, 1, 1)] * WARM + [Resources(100 << 20, 10, 10)] * 2 + [last]
+        rests = [Resources(1, 1, 1)] + [Resources(100 << 20, 10, 10)] * 2 + [last]
         watcher = Probes(FakeServer(tmp_path / "log", client.url, *rests), client)
 
         async def main() -> None:
