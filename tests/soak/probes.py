@@ -1,7 +1,9 @@
 """Who looks at the server all the time: is it healthy, and does it hold more than before?"""
 
 import asyncio
+import statistics
 import time
+from collections.abc import Sequence
 
 import httpx
 
@@ -16,10 +18,11 @@ REST_S = 60.0
 """Until what was left is done with."""
 SETTLE_S = 0.5
 """In which connections are closed whose clients have left."""
-LEAST_RESTS = 4
-"""Of a life of the server that is looked at; it is warm after a third of them."""
+LEAST_RESTS = 5
+"""Of a life of the server that is looked at."""
 MOST_MIB, MOST_DESCRIPTORS, MOST_THREADS = 160, 8, 8
-"""By which a server may have grown since it was warm."""
+"""By which a server may have grown from the second third of its life to the last: a second model that is
+loaded or not is the most of it."""
 
 
 class Probes:
@@ -90,19 +93,27 @@ class Probes:
         self._rests.append(self._server.measure())
 
     def compare(self) -> None:
-        """What the server holds at the end of its life with what it held when it was warm."""
+        """What the server holds in the last third of its life with what it held in the one before."""
         rests = self._rests
         print("MiB at rest:", *(rest.resident >> 20 for rest in rests), flush=True)
         if len(rests) < LEAST_RESTS:
             return
-        warm, last = rests[len(rests) // 3], rests[-1]
+        third = len(rests) // 3
+        warm, last = _find_median(rests[third : 2 * third]), _find_median(rests[2 * third :])
         self._ledger.kinds["growth measured"] += 1
-        if self._grown(warm, last):
+        if _has_grown(warm, last):
             self._ledger.fail(NAME, Fault("growth", f"it held {warm} when it was warm, and holds {last}"))
 
-    def _grown(self, warm: Resources, last: Resources) -> bool:
-        return (
-            last.resident - warm.resident > MOST_MIB << 20
-            or last.descriptors - warm.descriptors > MOST_DESCRIPTORS
-            or last.threads - warm.threads > MOST_THREADS
-        )
+
+def _find_median(rests: Sequence[Resources]) -> Resources:
+    """Of each resource by itself."""
+    names = Resources.__struct_fields__
+    return Resources(*(int(statistics.median(getattr(rest, name) for rest in rests)) for name in names))
+
+
+def _has_grown(warm: Resources, last: Resources) -> bool:
+    return (
+        last.resident - warm.resident > MOST_MIB << 20
+        or last.descriptors - warm.descriptors > MOST_DESCRIPTORS
+        or last.threads - warm.threads > MOST_THREADS
+    )

@@ -221,7 +221,7 @@ def test_growth_is_found(
 ) -> None:
     monkeypatch.setattr(probes, "SETTLE_S", 0.0)
     with served(lambda job: say("Hello")) as client:
-        rests = [Resources(1, 1, 1)] + [Resources(100 << 20, 10, 10)] * 2 + [last]
+        rests = [rest for rest in (Resources(1, 1, 1), Resources(100 << 20, 10, 10), last) for _ in range(2)]
         watcher = Probes(FakeServer(tmp_path / "log", client.url, *rests), client)
 
         async def main() -> None:
