@@ -10,8 +10,9 @@ from msgspec.structs import replace
 from tests.media.samples import picture
 from tests.soak.client import Client
 from tests.soak.fault import Fault
+from tests.soak.files import ADAPTERS, SEEING, TINY
 from tests.soak.question import Question
-from tests.soak.server import ADAPTERS, SEEING, TINY, Server
+from tests.soak.server import Server
 from tests.soak.topics import TOPICS, ask
 
 NAME = "the administrator"
@@ -44,7 +45,7 @@ class Administrator:
 
     async def _change_adapter(self) -> None:
         name = self._chance.choice(ADAPTERS)
-        await self._client.command(LOAD_ADAPTER, {"lora_name": name, "lora_path": f"{name}.gguf"})
+        await self._client.command(LOAD_ADAPTER, {"lora_name": name, "lora_path": name})
         self._kinds["adapter loaded"] += 1
         question = ask(self._chance.choice(TOPICS), model=name)
         await asyncio.gather(*(self._ask(question, "adapter asked") for _ in range(2)))

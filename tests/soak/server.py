@@ -6,29 +6,18 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import httpx
 from bench.process import ROOT, free_port
 from msgspec import Struct
 
-from dragoman.engines.weights import default_model
-from tests.engines.local.test_adapters import write_adapter
 from tests.soak.fault import Fault
-from tests.support.tiny_gguf import write_tiny
-from tests.support.tiny_projectors import write_projector
+from tests.soak.files import make_command
 
 TORCH = ROOT / "build" / "torch"
-TINY, SEEING = "tiny", "seeing"
-ADAPTERS = ("red", "blue")
-KV_MIB = {"openvino": 256, "llamacpp": 256, "torch": 512}
-"""Soon used, and too little for all that is said in a minute."""
 START_S, STOP_S = 120.0, 30.0
-WIDTH = 576
-"""Of the default model."""
 
 
 _PROBE = re.compile(r'"path":"/(health|ready|metrics)","status":200')
@@ -49,7 +38,7 @@ class Server:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.log = folder / "log"
-        self._command = [*_command(runner, folder), "--port", str(port), *flags]
+        self._command = [*make_command(runner, folder), "--port", str(port), *flags]
         self._environ = dict(os.environ)
         if runner == "torch":
             paths = [os.environ.get("PYTHONPATH", ""), str(TORCH)]
@@ -146,32 +135,3 @@ def _is_error(line: str) -> bool:
     except ValueError:
         return False
     return isinstance(told, dict) and told.get("level") in ("error", "critical")
-
-
-def _command(runner: str, folder: Path) -> list[str]:
-    adapters, seeing = folder / "adapters", folder / SEEING
-    for place in (adapters, seeing):
-        place.mkdir()
-    for seed, name in enumerate(ADAPTERS):
-        write_adapter(adapters / f"{name}.gguf", seed, 0.3)
-    models = {
-        TINY: {"model": str(write_tiny(folder / "tiny.gguf")), "kv_memory": 16, "runner": "llamacpp"},
-        SEEING: _describe_seeing(write_projector(seeing / "mmproj.gguf", "plain", width=WIDTH)),
-    }
-    command = [sys.executable, "-m", "dragoman", "serve", str(default_model()), "--runner", runner]
-    command += ["--models", json.dumps(models), "--lora-dir", str(adapters), "--data-dir", str(folder)]
-    command += ["--kv-memory", str(KV_MIB[runner]), "--log-json"]
-    # What its runner promises for one reader holds for torch only so.
-    return [*command, "--deterministic"] if runner == "torch" else command
-
-
-def _describe_seeing(projector: Path) -> dict[str, Any]:
-    """The default model with a projector of random weights, over llama.cpp, which alone has pictures."""
-    return {
-        "model": str(default_model()),
-        "mmproj": str(projector),
-        "runner": "llamacpp",
-        "context": 2048,
-        "kv_memory": 128,
-        "deterministic": True,
-    }
