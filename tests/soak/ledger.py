@@ -20,7 +20,8 @@ SHOWN_FAULTS = 3
 MOST_KNOWN = 20_000
 """Answers that are kept to be compared with."""
 LOG_LINES = 30
-SHOWN = 4000
+SHOWN = 50_000
+"""Characters of a request and of a reply: all, but for what has gone wild."""
 
 
 class Failure(Struct):

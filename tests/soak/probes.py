@@ -45,7 +45,7 @@ class Probes:
             while True:
                 for path in ("/health", "/ready"):
                     await self._probe(client, path)
-                self._read_log()
+                self.read_log()
                 await asyncio.sleep(EVERY_S)
 
     async def _probe(self, client: httpx.AsyncClient, path: str) -> None:
@@ -73,7 +73,8 @@ class Probes:
             if fault.kind == "server":
                 self._ledger.over.set()
 
-    def _read_log(self) -> None:
+    def read_log(self) -> None:
+        """Lines of level error that are new."""
         for line in self._server.read_errors():
             self._ledger.fail(NAME, Fault("log", line))
 

@@ -70,8 +70,10 @@ class Soak:
                 self._probes.compare()
             finally:
                 for task in watching:
-                    task.cancel()
+                    # One that has died has seen nothing.
+                    task.result() if task.done() else task.cancel()
             await self._server.stop()
+            self._probes.read_log()
         except Fault as fault:
             self.ledger.fail("the soak", fault)
         finally:

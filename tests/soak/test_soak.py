@@ -234,6 +234,23 @@ def test_growth_is_found(
     assert client.ledger.kinds["growth measured"] == 1
 
 
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_restart_is_announced_and_ends_the_soak_where_it_fails(stops: bool, tmp_path: Path) -> None:
+    async def stop() -> None:
+        await asyncio.sleep(0)
+        if not stops:
+            raise Fault("server", "it was there after SIGTERM")
+
+    server, client = FakeServer(tmp_path / "log"), make_client("")
+    server.stop = stop  # type: ignore[method-assign]
+    began = time.monotonic()
+    asyncio.run(Administrator(server, client, Random(1)).restart())
+    assert client.windows.covers_restart(began)
+    assert client.windows.is_server_there
+    assert client.ledger.over.is_set() != stops
+    assert client.ledger.faults == ({} if stops else {"server": 1})
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_soak_ends_by_itself_and_says_how_it_went(
     fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
