@@ -13,14 +13,14 @@ from tests.support.tiny_gguf import write_tiny
 from tests.support.tiny_projectors import write_projector
 
 TINY, SEEING = "tiny", "seeing"
-"""Models beside the first one."""
+"""The names of the two models beside the default one."""
 ADAPTERS = ("red", "blue")
 KV_MIB = {"openvino": 256, "llamacpp": 256, "torch": 512}
-"""Soon used, and too little for all that is said in a minute."""
+"""Small, so that pages of the KV cache are evicted within a minute."""
 
 
 def make_command(runner: str, folder: Path) -> list[str]:
-    """Its files are written into that folder."""
+    """Write its files into that folder, and return the command."""
     adapters, seeing = folder / "adapters", folder / SEEING
     for place in (adapters, seeing):
         place.mkdir()

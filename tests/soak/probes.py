@@ -1,4 +1,4 @@
-"""Who looks at the server all the time: is it healthy, and does it hold more than before?"""
+"""Probes: health and readiness all the time, the log, and what the server holds between phases."""
 
 import asyncio
 import statistics
@@ -15,14 +15,14 @@ NAME = "the probes"
 EVERY_S = 0.5
 PATIENCE_S = 10.0
 REST_S = 60.0
-"""Until what was left is done with."""
+"""Seconds in which the engine must be rid of all requests."""
 SETTLE_S = 0.5
-"""In which connections are closed whose clients have left."""
+"""Seconds in which the server closes the connections of clients that have left."""
 LEAST_RESTS = 5
-"""Of a life of the server that is looked at."""
+"""A life of the server with fewer rests is too short to measure its growth."""
 MOST_MIB, MOST_DESCRIPTORS, MOST_THREADS = 160, 8, 8
-"""By which a server may have grown from the second third of its life to the last: a second model that is
-loaded or not is the most of it."""
+"""The most that a server may grow from the second third of its life to the last; most of it is a second model
+that is loaded in one of them and not in the other."""
 
 
 class Probes:
@@ -31,16 +31,16 @@ class Probes:
         self._client = client
         self._ledger = client.ledger
         self._failing: set[str] = set()
-        """Paths whose last probe failed: what lasts is told once."""
+        """Paths whose last probe failed: a fault that lasts is counted once."""
         self._rests: list[Resources] = []
-        """Of this life of the server, after each phase."""
+        """What this process of the server held after each phase."""
 
     def forget(self) -> None:
-        """The server has been restarted."""
+        """Start anew with a new process."""
         self._rests.clear()
 
     async def watch(self) -> None:
-        """Health, readiness, and whether the process is there, for ever."""
+        """Probe health, readiness and the process until this is cancelled."""
         async with httpx.AsyncClient(base_url=self._server.url, timeout=PATIENCE_S, verify=False) as client:
             while True:
                 for path in ("/health", "/ready"):
@@ -74,12 +74,12 @@ class Probes:
                 self._ledger.over.set()
 
     def read_log(self) -> None:
-        """Lines of level error that are new."""
+        """Count new lines of level error as faults."""
         for line in self._server.read_errors():
             self._ledger.fail(NAME, Fault("log", line))
 
     async def rest(self) -> None:
-        """Returns when nothing is computed any more; a `growth` fault is in the ledger where it is."""
+        """Wait until the engine has no request, and measure what the server holds."""
         until = time.monotonic() + REST_S
         try:
             while unfinished := await self._server.count_unfinished():
@@ -94,7 +94,7 @@ class Probes:
         self._rests.append(self._server.measure())
 
     def compare(self) -> None:
-        """What the server holds in the last third of its life with what it held in the one before."""
+        """Compare what the server held in the last third of its life with the third before."""
         rests = self._rests
         print("MiB at rest:", *(rest.resident >> 20 for rest in rests), flush=True)
         if len(rests) < LEAST_RESTS:
@@ -107,7 +107,7 @@ class Probes:
 
 
 def _find_median(rests: Sequence[Resources]) -> Resources:
-    """Of each resource by itself."""
+    """The median of each resource by itself."""
     names = Resources.__struct_fields__
     return Resources(*(int(statistics.median(getattr(rest, name) for rest in rests)) for name in names))
 

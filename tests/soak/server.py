@@ -1,4 +1,4 @@
-"""The server that is soaked: `dragoman serve` in a process of its own, as a person would start it."""
+"""The server under test: `dragoman serve` as a subprocess, started as a person starts it."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ _PROBE = re.compile(r'"path":"/(health|ready|metrics)","status":200')
 
 
 class Resources(Struct):
-    """What a process holds."""
+    """What the server process holds."""
 
     resident: int
     descriptors: int
@@ -32,7 +32,7 @@ class Resources(Struct):
 
 
 class Server:
-    """Starts, stops and restarts it on one port; its files are in one folder."""
+    """Starts and stops the subprocess, always on the same port and with the same folder."""
 
     def __init__(self, runner: str, folder: Path, flags: Sequence[str] = ()) -> None:
         port = free_port()
@@ -47,7 +47,7 @@ class Server:
         self._log_read = 0
 
     async def start(self) -> None:
-        """Returns when it is ready."""
+        """Start it, and return when it is ready."""
         with self.log.open("ab") as file:
             self._process = subprocess.Popen(self._command, stdout=file, stderr=file, env=self._environ)
         async with httpx.AsyncClient(verify=False) as client:
@@ -62,7 +62,7 @@ class Server:
         raise Fault("server", f"it was not ready after {START_S:.0f} s")
 
     async def stop(self) -> None:
-        """By SIGTERM, which it must obey."""
+        """Send SIGTERM; raises a `Fault` if it does not end well and in time."""
         process = self._running
         process.send_signal(signal.SIGTERM)
         try:
@@ -75,13 +75,13 @@ class Server:
             raise Fault("server", f"it ended with status {status} after SIGTERM")
 
     def kill(self) -> None:
-        """Whatever state it is in."""
+        """End it in any state, or do nothing if it has ended."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     def check(self) -> None:
-        """Raises a `Fault` where it has ended by itself."""
+        """Raises a `Fault` if it has ended by itself."""
         if (status := self._running.poll()) is not None:
             raise Fault("server", f"it has ended with status {status}")
 
@@ -101,7 +101,7 @@ class Server:
         return Resources(int(resident) * os.sysconf("SC_PAGE_SIZE"), descriptors, threads)
 
     async def count_unfinished(self) -> int:
-        """Answers that run or wait, as /metrics has them."""
+        """Requests that run or wait, as /metrics says."""
         async with httpx.AsyncClient(verify=False) as client:
             text = (await client.get(f"{self.url}/metrics", timeout=30)).text
         names = ("dragoman_answers_running{", "dragoman_answers_waiting{")
@@ -109,12 +109,12 @@ class Server:
         return int(sum(map(float, counts)))
 
     async def find_model(self) -> str:
-        """The name of the first one."""
+        """The name of the default model."""
         async with httpx.AsyncClient(verify=False) as client:
             return str((await client.get(f"{self.url}/v1/models", timeout=30)).json()["data"][0]["id"])
 
     def read_errors(self) -> list[str]:
-        """Lines of level error or worse that were written since this was asked last."""
+        """New lines of level error or worse since the last call."""
         with self.log.open("rb") as file:
             file.seek(self._log_read)
             text = file.read()
@@ -123,7 +123,7 @@ class Server:
         return [line for line in whole.decode(errors="replace").splitlines() if _is_error(line)]
 
     def read_log(self, count: int) -> list[str]:
-        """Its last lines, without those of probes that went well."""
+        """The last lines of the log, without those of successful probes."""
         text = self.log.read_bytes()[-1_000_000:] if self.log.exists() else b""
         lines = text.decode(errors="replace").splitlines()
         return [line for line in lines if not _PROBE.search(line)][-count:]

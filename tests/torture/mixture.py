@@ -37,7 +37,7 @@ BAD: list[dict[str, Any]] = [
 ]
 
 
-class Measured(Struct):
+class MixtureFigures(Struct):
     states: list[State] = field(default_factory=list)
     """At rest, after each hundredth of the requests."""
     statuses: Counter[int] = field(default_factory=Counter)
@@ -120,8 +120,8 @@ class Mixture:
         self.statuses[reply.status] += 1
 
 
-def run_mixture(requests: int, samples: int, seed: int) -> Measured:
-    seen = Measured()
+def run_mixture(requests: int, samples: int, seed: int) -> MixtureFigures:
+    seen = MixtureFigures()
     with tempfile.TemporaryDirectory() as folder, attacked(store="sqlite", data_dir=folder) as server:
         for route in ROUTES:
             server.send(route, good(route))
