@@ -5,12 +5,16 @@ BIN := $(VENV)/bin
 ARGS ?=
 # Tests run in a process for each core, four at most: each loads models of its own. WORKERS=0 is one after another.
 WORKERS ?= logical
+# Of `make soak`; SEED is another each time.
+MINUTES ?= 5
+SEED ?=
+RUNNERS ?= openvino llamacpp
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist worksteal
 # The rooms that need no socket, and one file that goes all the way through one.
 QUICK := tests/api tests/constrain tests/dialects tests/prompt tests/properties tests/turns tests/test_*.py \
   tests/http/test_chat.py
 
-.PHONY: help serve test quick torch vllm ray clients check lint types docs bench torture pictures release clean
+.PHONY: help serve test quick torch vllm ray clients soak check lint types docs bench torture pictures release clean
 
 help:  ## show what there is
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -37,6 +41,9 @@ ray: $(VENV)/.test build/ray/bin/dragoman  ## the tests of Ray Serve, on a small
 clients: $(VENV)/.test  ## other people's clients, each in an environment of its own, as a table (ARGS="litellm llm")
 	$(BIN)/python -m tests.clients $(ARGS)
 
+soak: $(VENV)/.test  ## people at a real server with the real model (MINUTES=5 SEED=1 RUNNERS="openvino llamacpp torch")
+	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) --runners $(RUNNERS) $(ARGS)
+
 check: lint types docs test torch vllm ray  ## everything that must be green
 
 lint: $(VENV)/.test  ## ruff: rules and formatting
@@ -53,11 +60,12 @@ docs: build/docs/bin/mkdocs  ## the documentation as a site, in build/site (ARGS
 bench: $(VENV)/.bench  ## every figure of docs/figures.md, with tables and plots
 	$(BIN)/python -m bench
 
-torture: $(VENV)/.test build/torch  ## the long runs: laws with new examples, every promise as one page (ARGS="--scale 0.1"), real models
+torture: $(VENV)/.test build/torch  ## the long runs: laws with new examples, every promise as one page (ARGS="--scale 0.1"), real models, an hour of people for each runner
 	DRAGOMAN_EXAMPLES=10 $(BIN)/python -m pytest --hypothesis-profile=random tests/properties tests/constrain tests/dialects
 	SCHEMATHESIS_EXAMPLES=1000 $(BIN)/python -m pytest --hypothesis-profile=random tests/conformance/test_schemathesis.py
 	$(BIN)/python -m tests.torture $(ARGS)
 	PYTHONPATH=build/torch $(BIN)/python -m tests.torture trajectories transformers schemas $(ARGS)
+	$(BIN)/python -m tests.soak --minutes 60 --runners openvino llamacpp torch
 
 pictures: $(VENV)/.test build/chromium  ## the pictures of the page, for the README and docs/page.md
 	$(BIN)/python -m tests.page.pictures

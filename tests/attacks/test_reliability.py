@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from tests.attacks.frame import attacked
-from tests.torture import determinism, kills, soak, store_faults, utf8
+from tests.torture import determinism, kills, mixture, store_faults, utf8
 from tests.torture.parts import BY_NAME, PAGE
 from tests.torture.store_actions import ACTIONS
 
-TORTURE = Path(soak.__file__).parent
+TORTURE = Path(mixture.__file__).parent
 NO_SPACE, NOTHING_LEFT, *_ = store_faults.TROUBLES
 STORED = (
     "a streamed response",
@@ -44,7 +44,7 @@ def test_whichever_statement_of_the_store_fails_nothing_untrue_is_told(trouble: 
 
 
 def test_nothing_is_held_of_requests_of_every_kind() -> None:
-    seen = soak.soaked(requests=600, samples=3, seed=1)
+    seen = mixture.run_mixture(requests=600, samples=3, seed=1)
     _, before, after = seen.states
     assert seen.failed == 0
     assert {200, 400} <= set(seen.statuses)

@@ -10,8 +10,9 @@ from msgspec.structs import replace
 from tests.media.samples import picture
 from tests.soak.client import Client
 from tests.soak.fault import Fault
+from tests.soak.files import ADAPTERS, SEEING, TINY
 from tests.soak.question import Question
-from tests.soak.server import ADAPTERS, SEEING, TINY, Server
+from tests.soak.server import Server
 from tests.soak.topics import TOPICS, ask
 
 NAME = "the administrator"
@@ -31,7 +32,7 @@ class Administrator:
         self._turn = 0
 
     async def work(self, until: float) -> None:
-        """One thing after the other, until then."""
+        """Do one duty after the other until that time."""
         duties = (self._change_adapter, self._change_model, self._show_picture)
         while time.monotonic() < until and not self._client.ledger.over.is_set():
             await duties[self._turn % len(duties)]()
@@ -44,7 +45,7 @@ class Administrator:
 
     async def _change_adapter(self) -> None:
         name = self._chance.choice(ADAPTERS)
-        await self._client.command(LOAD_ADAPTER, {"lora_name": name, "lora_path": f"{name}.gguf"})
+        await self._client.command(LOAD_ADAPTER, {"lora_name": name, "lora_path": name})
         self._kinds["adapter loaded"] += 1
         question = ask(self._chance.choice(TOPICS), model=name)
         await asyncio.gather(*(self._ask(question, "adapter asked") for _ in range(2)))
@@ -52,7 +53,7 @@ class Administrator:
         self._kinds["adapter unloaded"] += 1
 
     async def _change_model(self) -> None:
-        """One that is asked while it goes."""
+        """Load the tiny model, ask it, and unload it while it answers."""
         question = ask("ab", model=TINY, max_tokens=32)
         with self._client.windows.announce_change(TINY):
             await self._client.command(LOAD_MODEL, {"model": TINY})
@@ -73,7 +74,7 @@ class Administrator:
             await self._client.command(UNLOAD_MODEL, {"model": SEEING})
 
     async def restart(self) -> None:
-        """Raises a `Fault` where the server does not stop or come back."""
+        """A server that does not stop, or does not come back, ends the soak."""
         with self._client.windows.announce_restart():
             try:
                 await self._server.stop()

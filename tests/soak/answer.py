@@ -1,4 +1,4 @@
-"""Replies as answers that can be compared: of every API, whole or in a stream."""
+"""Read a reply of any API, whole or a stream, as an answer that can be compared."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ class Answer(Struct):
     choices: list[Choice]
     tokens: int
     handle: Any = None
-    """What to continue from; another one each time."""
+    """The id or the context that a next question continues from; it is never compared."""
 
     @property
     def text(self) -> str:
@@ -89,7 +89,7 @@ def _lines(body: bytes) -> Iterator[dict[str, Any]]:
 
 
 def _call(name: str, arguments: Any) -> list[str]:
-    """Arguments as one API writes them are those that another one writes."""
+    """Write arguments in one way, since APIs differ in spaces and in whether they are a string."""
     try:
         value = json.loads(arguments) if isinstance(arguments, str) else arguments
     except ValueError:

@@ -1,4 +1,4 @@
-"""What all people share: they ask a server, and what they meet with goes into the ledger."""
+"""Ask the server one question, and write into the ledger what came of it."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ from tests.soak.question import PATHS, Api, Question, spell
 from tests.soak.windows import Windows
 
 LONG_CHARS = 4000
-"""Of a prompt that takes seconds to read."""
+"""A body with more characters has a long prompt, which takes seconds to prefill."""
 
 
 class Client:
@@ -25,7 +25,7 @@ class Client:
         self.ledger = ledger
         self.windows = windows
         self.reading = asyncio.Lock()
-        """Held by the one who has a long prompt read to its end."""
+        """The lock of the person who waits for a long prompt; others must not start another one."""
         self._model = model
         self._limits = limits or Limits()
 
@@ -39,7 +39,7 @@ class Client:
         kind: str = "",
         departure: Departure | None = None,
     ) -> Answer | None:
-        """None where the client has left, or met with a fault, which is in the ledger then."""
+        """The answer; None if the client left, or met with a fault, which is in the ledger."""
         path, body = PATHS[api], spell(api, question, self._model, stream)
         ledger, began = self.ledger, time.monotonic()
         ledger.count_request()
@@ -73,7 +73,7 @@ class Client:
         return await exchange(self.url, path, body, silence, limit, departure)
 
     async def command(self, path: str, body: dict[str, Any]) -> None:
-        """Of an administrator; it must work."""
+        """Send an administrator's command, which must succeed."""
         began = time.monotonic()
         self.ledger.count_request()
         try:

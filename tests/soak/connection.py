@@ -13,11 +13,11 @@ from tests.support.wire import Heard, request
 
 class Limits(Struct, frozen=True):
     silence_s: float = 30.0
-    """Without a byte of a stream."""
+    """A stream may be silent for so long."""
     whole_s: float = 120.0
-    """For all of a reply."""
+    """A whole reply may take so long."""
     long_s: float = 400.0
-    """For all of a reply to a long prompt."""
+    """A reply to a long prompt may take so long."""
 
 
 class Departure(Struct, frozen=True):
@@ -81,7 +81,7 @@ async def _read(reader: asyncio.StreamReader, patience_s: float, heard: Heard) -
 
 
 def _check_end(heard: Heard) -> None:
-    """The server has closed the connection: has it said all?"""
+    """Raises a `Fault` if the server closed the connection before the end of its reply."""
     head, _, rest = heard.data.partition(b"\r\n\r\n")
     lines = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:] if b": " in line)
     whole = rest.endswith(b"0\r\n\r\n")

@@ -1,4 +1,4 @@
-"""What a client can meet with that a person would not put up with."""
+"""A fault: something that a client met with and a person would not accept."""
 
 from typing import Literal, TypeAlias
 

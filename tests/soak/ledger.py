@@ -1,4 +1,4 @@
-"""What was done, what was answered, and what failed."""
+"""The ledger: what was done, which answers are known, and what failed."""
 
 import asyncio
 import hashlib
@@ -14,13 +14,14 @@ from tests.soak.answer import Answer
 from tests.soak.fault import Fault
 
 MOST_FAULTS = 10
-"""Of one kind, after which nothing more is to be learned."""
+"""So many faults of one kind end the soak."""
 SHOWN_FAULTS = 3
-"""Of one kind, with all that belongs to them."""
+"""So many faults of one kind are written out in full."""
 MOST_KNOWN = 20_000
 """Answers that are kept to be compared with."""
 LOG_LINES = 30
-SHOWN = 4000
+SHOWN = 50_000
+"""Characters of a request or a reply that are written out."""
 
 
 class Failure(Struct):
@@ -50,7 +51,7 @@ class Ledger:
         self._read_log = read_log
         self._known: dict[bytes, Answer] = {}
         self.kinds: Counter[str] = Counter()
-        """How often each kind of thing was done, to its end."""
+        """How often each kind of action came to its end."""
         self.faults: Counter[str] = Counter()
         self.failures: list[Failure] = []
         self.requests = self.broken_off = self.announced = 0
@@ -75,7 +76,7 @@ class Ledger:
             self.over.set()
 
     def compare(self, path: str, body: dict[str, Any], answer: Answer) -> None:
-        """With the first answer to the same, in a stream or not; raises a `Fault` where it differs."""
+        """Raises a `Fault` if the first answer to the same body, streamed or not, was another one."""
         asked = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
         digest = hashlib.sha256(f"{path} {json.dumps(asked, sort_keys=True)}".encode()).digest()
         if digest not in self._known:
@@ -99,7 +100,7 @@ class Ledger:
         return f"{line}  RSS {resident / 2**20:,.0f} MiB" if resident else line
 
     def summarize(self, required: Sequence[str]) -> list[str]:
-        """How often each kind was done; what never was, last."""
+        """How often each kind of action was done; required kinds that never were come last."""
         lines = [f"{count:7,}  {kind}" for kind, count in sorted(self.kinds.items())]
         return lines + [f"  NEVER  {kind}" for kind in self.find_missing(required)]
 

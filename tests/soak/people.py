@@ -15,11 +15,11 @@ from tests.soak.question import ABILITIES, Ability, Api, Question
 from tests.soak.topics import JOKE, KNOWN, SIZES, STOPS, TOPICS, ask, write_document
 
 MOST_MESSAGES = 9
-"""After which a person begins something new."""
+"""A conversation with more messages is ended, and a new one begun."""
 SEEDS = range(4)
 TEMPERATURES = (0.0, 0.7, 1.0, None)
 OVERTIME_S = 15.0
-"""How long somebody who reads a document stays when the others have gone."""
+"""Seconds that a person with a long prompt waits for it after the end of the phase."""
 
 TEMPERAMENTS: Mapping[str, Mapping[str, int]] = {
     "steady": {"ask what is known": 1},
@@ -54,10 +54,10 @@ TEMPERAMENTS: Mapping[str, Mapping[str, int]] = {
         "leave during the answer": 3,
     },
 }
-"""How often each does what."""
+"""The weights of actions, for each temperament."""
 
 PAUSES = {"repeating": (0.05, 0.2), "impatient": (0.0, 0.1)}
-"""Seconds between two things, mostly; of the others up to 0.3."""
+"""Seconds between two actions; other temperaments pause for up to 0.3 s."""
 
 
 class Person:
@@ -98,14 +98,14 @@ class Person:
             await asyncio.sleep(min(self._draw_pause(), max(until - time.monotonic(), 0)))
 
     def _draw_pause(self) -> float:
-        """Mostly short; now and then seconds."""
+        """Mostly short; one in thirty takes seconds."""
         if self._chance.random() < 0.03:
             return self._chance.uniform(1, 3)
         least, most = PAUSES.get(self._temperament, (0.0, 0.3))
         return self._chance.choice((least, self._chance.uniform(least, most)))
 
     def _begin(self, ability: Ability | None = None) -> None:
-        """Something new, with an API that can do what is needed."""
+        """Begin a new conversation, with an API that has the ability."""
         able = [api for api, abilities in ABILITIES.items() if ability is None or ability in abilities]
         self._api: Api = self._chance.choice(able)
         self._history: tuple[tuple[str, str], ...] = ()
@@ -119,7 +119,7 @@ class Person:
             self._begin(ability)
 
     def _draw_question(self) -> Question:
-        """The next of this conversation."""
+        """The next question of this conversation."""
         said = self._history if "history" in ABILITIES[self._api] else ()
         messages = (*said, ("user", self._chance.choice(TOPICS)))
         tokens = self._chance.choice((8, 16, 32))
@@ -138,7 +138,7 @@ class Person:
         )
 
     async def _converse(self, question: Question) -> None:
-        """What is answered becomes a part of the conversation."""
+        """Ask, and keep the question and its answer as the conversation."""
         self._question = question
         if answer := await self._send(question):
             self._answer = answer
@@ -153,13 +153,13 @@ class Person:
         await self._converse(self._question)
 
     async def _regenerate(self) -> None:
-        """Another answer in the place of the last one."""
+        """Ask the last question again with other sampling."""
         await self._converse(
             replace(self._question, seed=self._chance.choice((None, *SEEDS)), temperature=0.9)
         )
 
     async def _edit(self) -> None:
-        """An earlier message; what came after it is gone."""
+        """Replace an earlier message, and drop all that came after it."""
         self._need("history")
         places = [place for place, (role, _) in enumerate(self._history) if role == "user"]
         self._history = self._history[: self._chance.choice(places or [0])]
@@ -171,7 +171,7 @@ class Person:
         await self._converse(replace(self._question, temperature=self._temperature, seed=self._seed))
 
     async def _ask_with(self, ability: Ability, **how: Any) -> None:
-        """Its answer is no part of the conversation: it may be half an object."""
+        """Ask with a tool, a schema and so on; the conversation stays without its answer."""
         self._need(ability)
         await self._send(replace(self._draw_question(), **how))
 
@@ -190,7 +190,7 @@ class Person:
         await self._send(known.question, api=known.api)
 
     async def _read_document(self) -> None:
-        """One person at a time; others ask meanwhile."""
+        """Wait for a long prompt; only one person does so at a time."""
         if self._client.reading.locked():
             return
         async with self._client.reading:
@@ -199,7 +199,7 @@ class Person:
             await self._send(ask(text, temperature=0.0, max_tokens=8), Departure(seconds=stays_s), "chat")
 
     async def _leave_document(self) -> None:
-        """It is of its own, so that all of it would have to be read."""
+        """Leave a long prompt that no other request shares, so that none of it is in the prefix cache."""
         text = write_document(self._chance.choice((50, 300, *SIZES)), str(self._chance.random()))
         await self._leave(ask(text, max_tokens=8), Departure(seconds=self._chance.uniform(0.02, 1.5)))
 
@@ -211,6 +211,6 @@ class Person:
             await self._leave(question, Departure(size=self._chance.randrange(1, 3000)))
 
     async def _leave(self, question: Question, departure: Departure) -> None:
-        """And the conversation stays as it was, whether the answer was faster or not."""
+        """Ask and leave; the conversation stays as it was, even if the answer came first."""
         self._kind = "too late to leave"
         await self._send(question, departure)

@@ -1,7 +1,9 @@
-"""Who looks at the server all the time: is it healthy, and does it hold more than before?"""
+"""Probes: health and readiness all the time, the log, and what the server holds between phases."""
 
 import asyncio
+import statistics
 import time
+from collections.abc import Sequence
 
 import httpx
 
@@ -13,13 +15,14 @@ NAME = "the probes"
 EVERY_S = 0.5
 PATIENCE_S = 10.0
 REST_S = 60.0
-"""Until what was left is done with."""
+"""Seconds in which the engine must be rid of all requests."""
 SETTLE_S = 0.5
-"""In which connections are closed whose clients have left."""
-LEAST_RESTS = 4
-"""Of a life of the server that is looked at; it is warm after a third of them."""
+"""Seconds in which the server closes the connections of clients that have left."""
+LEAST_RESTS = 5
+"""A life of the server with fewer rests is too short to measure its growth."""
 MOST_MIB, MOST_DESCRIPTORS, MOST_THREADS = 160, 8, 8
-"""By which a server may have grown since it was warm."""
+"""The most that a server may grow from the second third of its life to the last; most of it is a second model
+that is loaded in one of them and not in the other."""
 
 
 class Probes:
@@ -28,21 +31,21 @@ class Probes:
         self._client = client
         self._ledger = client.ledger
         self._failing: set[str] = set()
-        """Paths whose last probe failed: what lasts is told once."""
+        """Paths whose last probe failed: a fault that lasts is counted once."""
         self._rests: list[Resources] = []
-        """Of this life of the server, after each phase."""
+        """What this process of the server held after each phase."""
 
     def forget(self) -> None:
-        """The server has been restarted."""
+        """Start anew with a new process."""
         self._rests.clear()
 
     async def watch(self) -> None:
-        """Health, readiness, and whether the process is there, for ever."""
+        """Probe health, readiness and the process until this is cancelled."""
         async with httpx.AsyncClient(base_url=self._server.url, timeout=PATIENCE_S, verify=False) as client:
             while True:
                 for path in ("/health", "/ready"):
                     await self._probe(client, path)
-                self._read_log()
+                self.read_log()
                 await asyncio.sleep(EVERY_S)
 
     async def _probe(self, client: httpx.AsyncClient, path: str) -> None:
@@ -70,12 +73,13 @@ class Probes:
             if fault.kind == "server":
                 self._ledger.over.set()
 
-    def _read_log(self) -> None:
+    def read_log(self) -> None:
+        """Count new lines of level error as faults."""
         for line in self._server.read_errors():
             self._ledger.fail(NAME, Fault("log", line))
 
     async def rest(self) -> None:
-        """Returns when nothing is computed any more; a `growth` fault is in the ledger where it is."""
+        """Wait until the engine has no request, and measure what the server holds."""
         until = time.monotonic() + REST_S
         try:
             while unfinished := await self._server.count_unfinished():
@@ -90,19 +94,27 @@ class Probes:
         self._rests.append(self._server.measure())
 
     def compare(self) -> None:
-        """What the server holds at the end of its life with what it held when it was warm."""
+        """Compare what the server held in the last third of its life with the third before."""
         rests = self._rests
         print("MiB at rest:", *(rest.resident >> 20 for rest in rests), flush=True)
         if len(rests) < LEAST_RESTS:
             return
-        warm, last = rests[len(rests) // 3], rests[-1]
+        third = len(rests) // 3
+        warm, last = _find_median(rests[third : 2 * third]), _find_median(rests[2 * third :])
         self._ledger.kinds["growth measured"] += 1
-        if self._grown(warm, last):
+        if _has_grown(warm, last):
             self._ledger.fail(NAME, Fault("growth", f"it held {warm} when it was warm, and holds {last}"))
 
-    def _grown(self, warm: Resources, last: Resources) -> bool:
-        return (
-            last.resident - warm.resident > MOST_MIB << 20
-            or last.descriptors - warm.descriptors > MOST_DESCRIPTORS
-            or last.threads - warm.threads > MOST_THREADS
-        )
+
+def _find_median(rests: Sequence[Resources]) -> Resources:
+    """The median of each resource by itself."""
+    names = Resources.__struct_fields__
+    return Resources(*(int(statistics.median(getattr(rest, name) for rest in rests)) for name in names))
+
+
+def _has_grown(warm: Resources, last: Resources) -> bool:
+    return (
+        last.resident - warm.resident > MOST_MIB << 20
+        or last.descriptors - warm.descriptors > MOST_DESCRIPTORS
+        or last.threads - warm.threads > MOST_THREADS
+    )

@@ -47,11 +47,11 @@ class Question(Struct, frozen=True):
     count: int = 1
     stop: tuple[str, ...] = ()
     model: str = ""
-    """An adapter, or another model than the first."""
+    """An adapter or another model; empty: the default model."""
     picture: str = ""
-    """The URL of one, with its data."""
+    """A data URL."""
     previous: Any = None
-    """What an answer before gave to continue from: an id or a context."""
+    """The handle of an earlier answer to continue from: a response id or a context."""
 
     @property
     def has_known_answer(self) -> bool:
@@ -59,7 +59,7 @@ class Question(Struct, frozen=True):
 
 
 def spell(api: Api, question: Question, model: str, stream: bool) -> dict[str, Any]:
-    """The body for that API; `model` is the one that is meant where the question names none."""
+    """The body for that API; `model` is for questions that name none."""
     body = {"model": question.model or model, "stream": stream, **_SPELLINGS[api](question)}
     if stream and api in ("chat", "completions"):
         body["stream_options"] = {"include_usage": True}

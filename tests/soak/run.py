@@ -27,9 +27,9 @@ WITH_ANOTHER = ("leaving", "curious", "impatient")
 IN_A_CROWD = ("curious", "curious", "curious", "impatient", "repeating", "leaving")
 SHORTEST_S, LONGEST_S, PHASES = 10.0, 30.0, 20
 RESTARTS = (2, 8, 32, 128)
-"""Phases of twenty people in which the server is restarted: each life is longer than the one before."""
+"""Phases in which the server is restarted, all with twenty people; each life is longer than the last."""
 PROVEN_MINUTES = 3.0
-"""From which on a run must have done each kind of thing."""
+"""A run of so many minutes must have done every required kind of action."""
 PROGRESS_S = 10.0
 LEAVES = ("left before the first byte", "left during the prompt", "left during the answer")
 REQUIRED = (
@@ -50,7 +50,7 @@ class Options(Struct, frozen=True):
     seed: int = 1
     requests: int = 1_000_000
     flags: Sequence[str] = ()
-    """Further ones of `dragoman serve`."""
+    """Further flags of `dragoman serve`."""
 
 
 class Soak:
@@ -70,8 +70,10 @@ class Soak:
                 self._probes.compare()
             finally:
                 for task in watching:
-                    task.cancel()
+                    # One that has died has seen nothing.
+                    task.result() if task.done() else task.cancel()
             await self._server.stop()
+            self._probes.read_log()
         except Fault as fault:
             self.ledger.fail("the soak", fault)
         finally:
@@ -84,7 +86,7 @@ class Soak:
         self._administrator = Administrator(self._server, self._client, Random(self._options.seed))
 
     async def _go_on(self, end: float) -> None:
-        """First what is known is asked of the quiet server, one thing after the other."""
+        """Collect the known answers from the quiet server, then play phases until the end."""
         for known in KNOWN:
             if not self.ledger.over.is_set():
                 await self._ask_known(known)
@@ -113,7 +115,7 @@ class Soak:
         self.ledger.kinds[CROWDS[crowd]] += 1
 
     def _make_person(self, place: int, crowd: int) -> Person:
-        """Beside others the first one asks what is known, and must not notice that they leave."""
+        """Beside others the first person asks known questions, and must not notice that others leave."""
         chance = Random(f"{self._options.seed} {self._phase} {place}")
         cycle = self._phase // len(CROWDS)
         temperament = "steady" if place == 0 else chance.choice(IN_A_CROWD)
@@ -124,7 +126,7 @@ class Soak:
         return Person(f"person {place} of phase {self._phase}", temperament, self._client, chance)
 
     async def _restart(self, until: float) -> None:
-        """In the middle of a phase."""
+        """Restart the server in the middle of a phase."""
         await asyncio.sleep(max(until - time.monotonic(), 0) / 2)
         self._probes.compare()
         await self._administrator.restart()
@@ -136,12 +138,12 @@ class Soak:
             print(self.ledger.describe(self._server.measure().resident), flush=True)
 
     def find_missing(self) -> list[str]:
-        """Kinds of things that a run of this length should have done and has not."""
+        """Required kinds of actions that a run of this length never did."""
         proves = self._options.minutes >= PROVEN_MINUTES and not self.ledger.failures
         return self.ledger.find_missing(REQUIRED) if proves else []
 
     def print_summary(self) -> bool:
-        """Whether all went well."""
+        """Print it, and return whether the soak held."""
         missing = self.find_missing()
         for line in self.ledger.summarize(missing):
             print(line)
@@ -152,7 +154,7 @@ class Soak:
 
 
 def soak(runner: str, options: Options) -> bool:
-    """Whether it held."""
+    """Run one soak, print its summary, and return whether it held."""
     with tempfile.TemporaryDirectory() as folder, suppress(KeyboardInterrupt):
         run = Soak(Server(runner, Path(folder), options.flags), options)
         asyncio.run(run.run())

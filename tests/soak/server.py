@@ -1,4 +1,4 @@
-"""The server that is soaked: `dragoman serve` in a process of its own, as a person would start it."""
+"""The server under test: `dragoman serve` as a subprocess, started as a person starts it."""
 
 import asyncio
 import json
@@ -6,36 +6,25 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import httpx
 from bench.process import ROOT, free_port
 from msgspec import Struct
 
-from dragoman.engines.weights import default_model
-from tests.engines.local.test_adapters import write_adapter
 from tests.soak.fault import Fault
-from tests.support.tiny_gguf import write_tiny
-from tests.support.tiny_projectors import write_projector
+from tests.soak.files import make_command
 
 TORCH = ROOT / "build" / "torch"
-TINY, SEEING = "tiny", "seeing"
-ADAPTERS = ("red", "blue")
-KV_MIB = 256
-"""Soon used, and too little for all that is said in a minute."""
 START_S, STOP_S = 120.0, 30.0
-WIDTH = 576
-"""Of the default model."""
 
 
 _PROBE = re.compile(r'"path":"/(health|ready|metrics)","status":200')
 
 
 class Resources(Struct):
-    """What a process holds."""
+    """What the server process holds."""
 
     resident: int
     descriptors: int
@@ -43,13 +32,13 @@ class Resources(Struct):
 
 
 class Server:
-    """Starts, stops and restarts it on one port; its files are in one folder."""
+    """Starts and stops the subprocess, always on the same port and with the same folder."""
 
     def __init__(self, runner: str, folder: Path, flags: Sequence[str] = ()) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.log = folder / "log"
-        self._command = [*_command(runner, folder), "--port", str(port), *flags]
+        self._command = [*make_command(runner, folder), "--port", str(port), *flags]
         self._environ = dict(os.environ)
         if runner == "torch":
             paths = [os.environ.get("PYTHONPATH", ""), str(TORCH)]
@@ -58,7 +47,7 @@ class Server:
         self._log_read = 0
 
     async def start(self) -> None:
-        """Returns when it is ready."""
+        """Start it, and return when it is ready."""
         with self.log.open("ab") as file:
             self._process = subprocess.Popen(self._command, stdout=file, stderr=file, env=self._environ)
         async with httpx.AsyncClient(verify=False) as client:
@@ -73,7 +62,7 @@ class Server:
         raise Fault("server", f"it was not ready after {START_S:.0f} s")
 
     async def stop(self) -> None:
-        """By SIGTERM, which it must obey."""
+        """Send SIGTERM; raises a `Fault` if it does not end well and in time."""
         process = self._running
         process.send_signal(signal.SIGTERM)
         try:
@@ -86,13 +75,13 @@ class Server:
             raise Fault("server", f"it ended with status {status} after SIGTERM")
 
     def kill(self) -> None:
-        """Whatever state it is in."""
+        """End it in any state, or do nothing if it has ended."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     def check(self) -> None:
-        """Raises a `Fault` where it has ended by itself."""
+        """Raises a `Fault` if it has ended by itself."""
         if (status := self._running.poll()) is not None:
             raise Fault("server", f"it has ended with status {status}")
 
@@ -112,7 +101,7 @@ class Server:
         return Resources(int(resident) * os.sysconf("SC_PAGE_SIZE"), descriptors, threads)
 
     async def count_unfinished(self) -> int:
-        """Answers that run or wait, as /metrics has them."""
+        """Requests that run or wait, as /metrics says."""
         async with httpx.AsyncClient(verify=False) as client:
             text = (await client.get(f"{self.url}/metrics", timeout=30)).text
         names = ("dragoman_answers_running{", "dragoman_answers_waiting{")
@@ -120,12 +109,12 @@ class Server:
         return int(sum(map(float, counts)))
 
     async def find_model(self) -> str:
-        """The name of the first one."""
+        """The name of the default model."""
         async with httpx.AsyncClient(verify=False) as client:
             return str((await client.get(f"{self.url}/v1/models", timeout=30)).json()["data"][0]["id"])
 
     def read_errors(self) -> list[str]:
-        """Lines of level error or worse that were written since this was asked last."""
+        """New lines of level error or worse since the last call."""
         with self.log.open("rb") as file:
             file.seek(self._log_read)
             text = file.read()
@@ -134,7 +123,7 @@ class Server:
         return [line for line in whole.decode(errors="replace").splitlines() if _is_error(line)]
 
     def read_log(self, count: int) -> list[str]:
-        """Its last lines, without those of probes that went well."""
+        """The last lines of the log, without those of successful probes."""
         text = self.log.read_bytes()[-1_000_000:] if self.log.exists() else b""
         lines = text.decode(errors="replace").splitlines()
         return [line for line in lines if not _PROBE.search(line)][-count:]
@@ -146,32 +135,3 @@ def _is_error(line: str) -> bool:
     except ValueError:
         return False
     return isinstance(told, dict) and told.get("level") in ("error", "critical")
-
-
-def _command(runner: str, folder: Path) -> list[str]:
-    adapters, seeing = folder / "adapters", folder / SEEING
-    for place in (adapters, seeing):
-        place.mkdir()
-    for seed, name in enumerate(ADAPTERS):
-        write_adapter(adapters / f"{name}.gguf", seed, 0.3)
-    models = {
-        TINY: {"model": str(write_tiny(folder / "tiny.gguf")), "kv_memory": 16, "runner": "llamacpp"},
-        SEEING: _describe_seeing(write_projector(seeing / "mmproj.gguf", "plain", width=WIDTH)),
-    }
-    command = [sys.executable, "-m", "dragoman", "serve", str(default_model()), "--runner", runner]
-    command += ["--models", json.dumps(models), "--lora-dir", str(adapters), "--data-dir", str(folder)]
-    command += ["--kv-memory", str(KV_MIB), "--log-json"]
-    # What its runner promises for one reader holds for torch only so.
-    return [*command, "--deterministic"] if runner == "torch" else command
-
-
-def _describe_seeing(projector: Path) -> dict[str, Any]:
-    """The default model with a projector of random weights, over llama.cpp, which alone has pictures."""
-    return {
-        "model": str(default_model()),
-        "mmproj": str(projector),
-        "runner": "llamacpp",
-        "context": 2048,
-        "kv_memory": 128,
-        "deterministic": True,
-    }

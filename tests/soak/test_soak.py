@@ -34,12 +34,12 @@ from tests.support.raw_server import Script as Said
 QUICK = Limits(silence_s=0.2, whole_s=0.5, long_s=0.5)
 HELLO = ask("Hello", temperature=0.0)
 LONGEST = 65_536
-"""Bytes, each of which is a token here."""
+"""Tokens of context: one for each byte here."""
 CHUNK = b'data: {"choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": null}]}\n\n'
 
 
 class FakeServer(Server):
-    """One whose files and figures a test says."""
+    """A server without a process; a test sets its address and what it holds."""
 
     def __init__(self, log: Path, url: str = "", *resources: Resources) -> None:
         self.url, self.log = url, log
@@ -67,7 +67,7 @@ def make_client(url: str) -> Client:
 
 
 @contextmanager
-def served(answer: Callable[[Job], Script]) -> Iterator[Client]:
+def serve_answers(answer: Callable[[Job], Script]) -> Iterator[Client]:
     with background(parrot(answer=answer), Settings(port=0, store="memory")) as url:
         yield make_client(url)
 
@@ -82,7 +82,7 @@ def put(client: Client, question: Question = HELLO, *, stream: bool = False, tim
 
 @pytest.mark.parametrize("temperament", TEMPERAMENTS)
 def test_nothing_is_found_where_nothing_is_wrong(temperament: str) -> None:
-    """And each thing that a person may do is done."""
+    """And a person does every action of the temperament."""
 
     async def live(client: Client) -> None:
         people = [Person(str(number), temperament, client, Random(number)) for number in range(4)]
@@ -107,7 +107,7 @@ def test_the_same_is_read_of_every_api_whole_and_in_a_stream() -> None:
         asks = [client.ask("someone", api, HELLO, stream=stream) for api in PATHS for stream in (False, True)]
         return [await each for each in asks]
 
-    with served(lambda job: say("Hello")) as client:
+    with serve_answers(lambda job: say("Hello")) as client:
         answers = asyncio.run(main(client))
     assert client.ledger.failures == []
     assert {answer.text for answer in answers} == {"Hello"}
@@ -117,7 +117,7 @@ def test_the_same_is_read_of_every_api_whole_and_in_a_stream() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_that_differs_is_found(stream: bool) -> None:
     numbers = itertools.count()
-    with served(lambda job: say(f"answer {next(numbers)}")) as client:
+    with serve_answers(lambda job: say(f"answer {next(numbers)}")) as client:
         put(client, stream=stream, times=2)
         assert client.ledger.faults == {"differs": 1}
         put(client, ask("Hello", temperature=1.0), stream=stream, times=2)
@@ -126,14 +126,14 @@ def test_an_answer_that_differs_is_found(stream: bool) -> None:
 
 
 def test_an_error_in_a_stream_is_found() -> None:
-    with served(lambda job: say("abc", fault="exception", fault_at=2)) as client:
+    with serve_answers(lambda job: say("abc", fault="exception", fault_at=2)) as client:
         put(client, stream=True)
         put(client)
     assert client.ledger.faults == {"error in a stream": 1, "5xx": 1}
 
 
 def test_an_answer_that_stands_still_is_found() -> None:
-    with served(lambda job: say("abc", fault="hang", fault_at=2)) as client:
+    with serve_answers(lambda job: say("abc", fault="hang", fault_at=2)) as client:
         put(client, stream=True)
         put(client)
     assert client.ledger.faults == {"stuck": 2}
@@ -166,7 +166,7 @@ def test_a_server_that_is_not_there_is_found() -> None:
 
 
 def test_what_was_announced_is_no_fault() -> None:
-    """A break is excused by a restart alone, and a 503 that does not say when to try again by nothing."""
+    """Only a restart excuses a broken connection; nothing excuses a 503 without Retry-After."""
     later, never = Fault("5xx", "503", retry_after=True), Fault("5xx", "503")
     windows, began = Windows(), time.monotonic()
     assert not windows.excuses(later, began)
@@ -220,8 +220,8 @@ def test_growth_is_found(
     last: Resources, faults: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probes, "SETTLE_S", 0.0)
-    with served(lambda job: say("Hello")) as client:
-        rests = [Resources(1, 1, 1)] + [Resources(100 << 20, 10, 10)] * 2 + [last]
+    with serve_answers(lambda job: say("Hello")) as client:
+        rests = [rest for rest in (Resources(1, 1, 1), Resources(100 << 20, 10, 10), last) for _ in range(2)]
         watcher = Probes(FakeServer(tmp_path / "log", client.url, *rests), client)
 
         async def main() -> None:
@@ -234,11 +234,28 @@ def test_growth_is_found(
     assert client.ledger.kinds["growth measured"] == 1
 
 
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_restart_is_announced_and_ends_the_soak_where_it_fails(stops: bool, tmp_path: Path) -> None:
+    async def stop() -> None:
+        await asyncio.sleep(0)
+        if not stops:
+            raise Fault("server", "it was there after SIGTERM")
+
+    server, client = FakeServer(tmp_path / "log"), make_client("")
+    server.stop = stop  # type: ignore[method-assign]
+    began = time.monotonic()
+    asyncio.run(Administrator(server, client, Random(1)).restart())
+    assert client.windows.covers_restart(began)
+    assert client.windows.is_server_there
+    assert client.ledger.over.is_set() != stops
+    assert client.ledger.faults == ({} if stops else {"server": 1})
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_soak_ends_by_itself_and_says_how_it_went(
     fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A short one need not have done everything; a long one must."""
+    """A short soak need not have done every kind of action; a long one must."""
     monkeypatch.setattr(run, "PROVEN_MINUTES", 1.0)
     monkeypatch.setattr(Administrator, "work", lambda self, until: asyncio.sleep(0))
     fault = {"fault": "exception"} if fails else {}

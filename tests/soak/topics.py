@@ -1,4 +1,4 @@
-"""What people talk about: few things, so that the same is asked by several, and its answer is known."""
+"""What people ask: a few questions, so that several people ask the same and its answer is known."""
 
 from collections.abc import Sequence
 from random import Random
@@ -23,7 +23,7 @@ TOPICS = (
 )
 STOPS = ("the", ".", "\n")
 SIZES = (2000, 4000, 6000)
-"""Of documents, in words, each of which is a token."""
+"""Words of a document, each of which is one token."""
 _WORDS = (
     "river",
     "stone",
@@ -40,14 +40,14 @@ _WORDS = (
 
 
 class KnownQuestion(Struct, frozen=True):
-    """One whose answer is asked for at first, of a quiet server."""
+    """A question whose answer is collected at first, from a quiet server."""
 
     api: Api
     question: Question
 
 
 def write_document(words: int, name: str = "") -> str:
-    """The same for the same name, and of no other begin."""
+    """The same text for the same name; another name gives another text from its first word on."""
     chance = Random(f"{words} {name}")
     return f"{name} " + " ".join(chance.choices(_WORDS, k=words)) + "\n\nWhat was this about?"
 
@@ -57,7 +57,7 @@ def ask(text: str, **how: object) -> Question:
 
 
 def list_known() -> Sequence[KnownQuestion]:
-    """Two for each API, one for each thing that an API can do, and a long one."""
+    """Two questions for each API, one for each of its abilities, and a long prompt."""
     known: list[KnownQuestion] = []
     for number, api in enumerate(PATHS):
         known.append(KnownQuestion(api, ask(TOPICS[number], temperature=0.0)))
@@ -75,4 +75,4 @@ def list_known() -> Sequence[KnownQuestion]:
 
 KNOWN = list_known()
 JOKE = ask("Tell me a joke.", max_tokens=20)
-"""As people ask it: the same again, with no seed."""
+"""Asked again and again as it is, with no seed."""

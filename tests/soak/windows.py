@@ -1,4 +1,4 @@
-"""What was announced: times in which a restart or the load of a model may be noticed by clients."""
+"""Announced windows: times in which clients may notice a restart, or the load of a model."""
 
 import asyncio
 import time
@@ -10,12 +10,12 @@ from msgspec import Struct
 from tests.soak.fault import Fault
 
 REST_S = 1.0
-"""After a restart, until the last one of those has been told whose connection ended with it."""
+"""A window lasts so much longer, until the last client has seen its connection break."""
 
 
 class Window(Struct):
     model: str
-    """The one that comes or goes; none if it is the server."""
+    """The model that is loaded or unloaded; empty: the server is restarted."""
     until: float = float("inf")
 
 
@@ -56,11 +56,11 @@ class Windows:
         return self._server.is_set()
 
     def covers_restart(self, began: float) -> bool:
-        """Whether the server was restarted at any time since then."""
+        """Whether a restart was announced at any time since then."""
         return any(not window.model and window.until >= began for window in self._windows)
 
     def excuses(self, fault: Fault, began: float, model: str = "") -> bool:
-        """A break is a restart's alone; a 503 must say when to try again."""
+        """Only a restart excuses a broken connection, and a 503 needs Retry-After."""
         if self.covers_restart(began):
             return fault.is_retryable or fault.kind in ("broken", "unfinished", "error in a stream")
         changed = any(window.model == model and window.until >= began for window in self._windows)

@@ -33,7 +33,7 @@ PAGE: dict[str, str] = {
     "gguf_headers": "model files that were tampered with",
     "real_aborts": "clients that leave the embedded model",
     "page_speed": "the page in Chromium: first paint, 1,000 tokens a second, 2,000 messages",
-    "soak": "everything mixed, and nothing that grows",
+    "mixture": "everything mixed, and nothing that grows",
 }
 BY_NAME: dict[str, str] = {
     "hour": "an hour of everything with the real model, and memory that comes to a rest",

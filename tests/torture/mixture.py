@@ -37,7 +37,7 @@ BAD: list[dict[str, Any]] = [
 ]
 
 
-class Soaked(Struct):
+class MixtureFigures(Struct):
     states: list[State] = field(default_factory=list)
     """At rest, after each hundredth of the requests."""
     statuses: Counter[int] = field(default_factory=Counter)
@@ -47,7 +47,7 @@ class Soaked(Struct):
         return sum(count for status, count in self.statuses.items() if status >= 500)
 
 
-class Soak:
+class Mixture:
     """Sends one request after the other, each of some kind."""
 
     def __init__(self, server: Attacked, seed: int) -> None:
@@ -120,17 +120,17 @@ class Soak:
         self.statuses[reply.status] += 1
 
 
-def soaked(requests: int, samples: int, seed: int) -> Soaked:
-    seen = Soaked()
+def run_mixture(requests: int, samples: int, seed: int) -> MixtureFigures:
+    seen = MixtureFigures()
     with tempfile.TemporaryDirectory() as folder, attacked(store="sqlite", data_dir=folder) as server:
         for route in ROUTES:
             server.send(route, good(route))
-        soak = Soak(server, seed)
+        mixture = Mixture(server, seed)
         for number in range(samples):
-            asyncio.run(some_at_once(soak.one, requests // samples, AT_ONCE))
+            asyncio.run(some_at_once(mixture.one, requests // samples, AT_ONCE))
             seen.states.append(at_rest(server))
             progress(number + 1, samples, f"parts of {requests:,} requests")
-        seen.statuses = soak.statuses
+        seen.statuses = mixture.statuses
     return seen
 
 
@@ -158,7 +158,7 @@ def growth(states: list[State], requests: int) -> float:
 
 def run(scale: float = 1.0, seed: int = 1) -> list[Row]:
     requests = scaled(REQUESTS, scale, least=10_000)
-    seen = soaked(requests, SAMPLES, seed)
+    seen = run_mixture(requests, SAMPLES, seed)
     slope = growth(seen.states, requests) / 2**20
     settled = seen.states[int(SETTLED * SAMPLES)]
     last = seen.states[-1]
