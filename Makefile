@@ -14,10 +14,10 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist worksteal
 QUICK := tests/api tests/constrain tests/dialects tests/prompt tests/properties tests/turns tests/test_*.py \
   tests/http/test_chat.py
 
-.PHONY: help serve test quick torch vllm ray clients soak check lint types docs bench torture pictures release clean
+.PHONY: help serve test quick torch vllm ray clients soak check lint types docs bench figures-check torture pictures release clean
 
 help:  ## show what there is
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
 
 serve: $(VENV)/.core  ## set up and serve the default model on 127.0.0.1:8000 (ARGS="--port 9000")
 	@$(BIN)/dragoman serve $(ARGS)
@@ -46,9 +46,10 @@ soak: $(VENV)/.test  ## people at a real server with the real model (MINUTES=5 S
 
 check: lint types docs test torch vllm ray  ## everything that must be green
 
-lint: $(VENV)/.test  ## ruff: rules and formatting
+lint: $(VENV)/.test  ## ruff: rules and formatting; plain words, and subjects of commits
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -m tools.words
 
 types: $(VENV)/.test  ## mypy, strict
 	$(BIN)/mypy
@@ -59,6 +60,9 @@ docs: build/docs/bin/mkdocs  ## the documentation as a site, in build/site (ARGS
 
 bench: $(VENV)/.bench  ## every figure of docs/figures.md, with tables and plots
 	$(BIN)/python -m bench
+
+figures-check: $(VENV)/.bench  ## whether documented ratios are true here, by short runs (ARGS="stream serve": some of them)
+	$(BIN)/python -m bench.check $(ARGS)
 
 torture: $(VENV)/.test build/torch  ## the long runs: laws with new examples, every promise as one page (ARGS="--scale 0.1"), real models, an hour of people for each runner
 	DRAGOMAN_EXAMPLES=10 $(BIN)/python -m pytest --hypothesis-profile=random tests/properties tests/constrain tests/dialects

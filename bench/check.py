@@ -8,6 +8,7 @@ that is for a machine on which nothing else runs.
 
 import argparse
 import datetime
+import os
 import shlex
 import statistics
 import subprocess
@@ -181,6 +182,8 @@ def cli() -> None:
                 commands[number] = update(command, found, commit)
                 documented.write(commands)
     print(table(outcomes).plain(), flush=True)
+    if (busy := os.getloadavg()[0] - len(machine.cores())) > 0:
+        print(f"More was to do than the cores can, by {busy:.1f}: ratios say little beside other work.")
     if any(outcome.failed for outcome in outcomes):
         raise BenchError("A command failed, or lacks a ratio.")
     if not args.write and (off := sum(outcome.is_off for outcome in outcomes)):

@@ -80,4 +80,5 @@ def _fields(struct: Command | Figure) -> Iterator[str]:
         if isinstance(value, datetime.date):
             yield f"{name} = {value.isoformat()}"
         elif name != "figures" and value not in (None, []):
-            yield f"{name} = {msgspec.json.encode(value).decode()}"
+            whole = isinstance(value, float) and value.is_integer()
+            yield f"{name} = {int(value) if whole else msgspec.json.encode(value).decode()}"

@@ -1,5 +1,6 @@
 """A measurement that cannot be trusted is an error, never a figure."""
 
+import signal
 import sys
 from collections.abc import Callable
 
@@ -9,7 +10,8 @@ class BenchError(Exception):
 
 
 def told(run: Callable[[], None]) -> int:
-    """An exit code, after the error is told where there is one."""
+    """An exit code, after the error is told where there is one. Servers are stopped on SIGTERM, too."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         run()
     except BenchError as error:

@@ -21,10 +21,10 @@ def tables(outcomes: list[Outcome], where: str, rounds: int) -> None:
     names = list(dict.fromkeys(each.case for each in outcomes))
     notes = [f"Median of {rounds} rounds. {where}.", *_verdict(found, names)]
     keep("parse", outcomes, [_costs(found, names, notes), _answers(found, names)])
-    ratios.write("parse", _compared(outcomes))
+    ratios.write("parse", compared(outcomes))
 
 
-def _compared(outcomes: list[Outcome]) -> Iterator[Ratio]:
+def compared(outcomes: list[Outcome]) -> Iterator[Ratio]:
     """Beside the faster one of the peers that were right."""
     cases: dict[str, list[Outcome]] = {}
     for each in outcomes:

@@ -31,7 +31,7 @@ from dragoman.engines.local.runner import AnyRunner, Rows
 from dragoman.engines.model_files import LLAMA_CPP
 from dragoman.types import Job, Sampling
 
-RUNNERS: tuple[RunnerName, ...] = ("auto", "llamacpp")
+RUNNERS: tuple[RunnerName, ...] = ("openvino", "llamacpp")
 ASKED: dict[str, dict[str, Any]] = {
     **KINDS,
     "where nobody asks otherwise": dict(LLAMA_CPP),
@@ -67,6 +67,7 @@ class Part(Struct, frozen=True):
 
 
 class Case(Struct):
+    asked: RunnerName
     runner: str
     kind: str
     rounds: list[list[Part]]
@@ -113,7 +114,7 @@ def measure(model: Path, runner: RunnerName, threads: int, options: Options) -> 
     opened = open_model(model, settings)
     watch = Watch(opened.runner)
     engine = LocalEngine(opened.runner, opened.tokenizer, opened.card, settings)
-    cases = [Case(opened.card.details["runner"], kind, []) for kind in ASKED]
+    cases = [Case(runner, opened.card.details["runner"], kind, []) for kind in ASKED]
     try:
         for number in range(options.rounds):
             for case in turns(cases, number):
@@ -153,7 +154,7 @@ def compared(cases: Sequence[Case]) -> Iterator[Ratio]:
         rounds = [parts for parts in case.rounds if parts]
         rest = [statistics.median(part.rest_ms for part in parts) for parts in rounds]
         whole = [statistics.median(part.runner_ms + part.rest_ms for part in parts) for parts in rounds]
-        yield Ratio(f"{case.runner}, {case.kind}", "ms", rest, whole)
+        yield Ratio(f"{case.asked}, {case.kind}", "ms", rest, whole)
 
 
 def main(model: Path, threads: int, options: Options) -> None:
