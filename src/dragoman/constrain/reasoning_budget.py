@@ -222,7 +222,7 @@ class Budgeted:
         constraint: Callable[[], Matcher] | None = None,
         recipe: Recipe | None = None,
     ) -> None:
-        """`recipe` is that of the constraint."""
+        """`recipe` describes the constraint as data."""
         self._budget = budget
         self._constraint = constraint
         self.recipe = Recipe(recipe.grammar if recipe is not None else None, budget.recipe)

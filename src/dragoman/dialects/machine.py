@@ -257,7 +257,7 @@ class Emitter(Scanner):
         self.new_paragraph()
 
     def close_call(self) -> None:
-        """The call is complete."""
+        """End a call that is complete."""
         closing = Event("call_close", 0, call=self.calls - 1)
         if self.draft is not None:
             self.draft.append(closing)

@@ -118,7 +118,7 @@ class ModelPool:
             model.state = "loaded"
             self._rename(model, model.loaded.card.name)
 
-    # Which there are
+    # Finding models
 
     @property
     def default(self) -> PooledModel:

@@ -38,8 +38,9 @@ ESCAPES = {"\\": "\\", "\n": "n", "\r": "r", "\t": "t", "\b": "b", "\f": "f"}
 class Escaped:
     """Quoting with a backslash before characters that need one.
 
-    Each character has one spelling. Control characters without a short escape are not written. In state
-    AHEAD, the backslash of the next lexeme was read with this lexeme.
+    Each character has one spelling. Control characters without a short escape are not written. In state AHEAD
+    after a lexeme, the backslash of the next one was read with it; before a lexeme, its own was read with the
+    previous one.
     """
 
     last = INSIDE
