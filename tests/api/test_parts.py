@@ -126,7 +126,7 @@ def test_what_is_wrong_with_a_picture_is_told_of_its_field(
 
 def test_there_may_be_so_many() -> None:
     body = json.dumps({"messages": [{"role": "user", "content": "x", "images": [RED64, BLUE64]}]}).encode()
-    with pytest.raises(BadRequest, match="pictures") as caught:
+    with pytest.raises(BadRequest, match="images") as caught:
         chat.read(body, Limits(media_files=1))
     assert caught.value.code == "limit_exceeded"
 

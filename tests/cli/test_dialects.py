@@ -52,7 +52,7 @@ def test_json_of_one(capsys: Capture) -> None:
 def test_unknown_name(capsys: Capture) -> None:
     assert main(["dialects", "deepseek_v33"]) == 2
     error = capsys.readouterr().err
-    assert "There is no dialect 'deepseek_v33'. Did you mean 'deepseek_v3'?" in error
+    assert "Unknown dialect 'deepseek_v33'. Did you mean 'deepseek_v3'?" in error
     assert "`dragoman dialects`" in error.partition("hint:")[2]
 
 

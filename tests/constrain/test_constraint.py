@@ -62,7 +62,7 @@ def test_a_schema_may_be_text_or_true() -> None:
 @pytest.mark.parametrize(
     ("kind", "source", "word"),
     [
-        ("from_regex", "(?=a)", "looks around"),
+        ("from_regex", "(?=a)", "has a lookaround"),
         ("from_regex", 5, "string"),
         ("from_lark", "start: nothing", "line 1"),
         ("from_lark", "start: 'a'\nb: (((", "Lark"),

@@ -334,7 +334,7 @@ def with_field(**changes: Any) -> dict[str, Any]:
         ({**HERMES, "fields": {}}, "fields"),
         (with_field(repeats="x"), r"fields\.content\.repeats: Expected `bool`"),
         ({"fields": {"content": {}}}, "start_anchor"),
-        ({**HERMES, "start_anchor": ""}, "not empty"),
+        ({**HERMES, "start_anchor": ""}, "non-empty"),
         ({**HERMES, "fields": {"plan": {}}}, "plan"),
         ({**HERMES, "fields": {"content": {}, "thinking": {}}}, "content and thinking"),
         (with_field(opne="x"), "opne"),

@@ -54,7 +54,7 @@ def test_engines_are_served_by_the_names_they_are_given(serve: Serve) -> None:
     assert ask(url, "two").json()["model"] == "two"
     refused = ask(url, "three")
     assert refused.status_code == 404
-    assert "there is: one, two" in refused.json()["error"]["message"]
+    assert "available: one, two" in refused.json()["error"]["message"]
     assert post(url, "/models/unload", {"model": "one"}).json()["error"]["code"] == "not_unloadable"
 
 

@@ -134,7 +134,7 @@ def test_a_picture_that_is_cut_off_is_refused(decoder: MediaDecoder, form: str) 
     media = image(whole)
     cut = Media(**{**{name: getattr(media, name) for name in media.__struct_fields__}, "data": whole[:-900]})
     message = refusal(decoder, cut)
-    assert message == f"The picture ({form}, 64 × 64) cannot be decoded: {decode.DAMAGED}."
+    assert message == f"The image ({form}, 64 × 64) cannot be decoded: {decode.DAMAGED}."
 
 
 def test_a_header_that_lied_is_refused_by_what_is_found(decoder: MediaDecoder) -> None:

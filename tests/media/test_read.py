@@ -86,8 +86,8 @@ def test_a_sound_out_of_a_pipe_is_as_long_as_its_bytes() -> None:
         (b"\0\0\0\x18ftypavif" + bytes(60), "AVIF"),
         (b"%PDF-1.7\n", "PDF"),
         (b"", "empty"),
-        (b"hello", "not a picture"),
-        (sound("wav"), "a sound"),
+        (b"hello", "not an image"),
+        (sound("wav"), "an audio file"),
     ],
 )
 def test_what_is_no_picture_is_named(data: bytes, word: str) -> None:
@@ -101,7 +101,7 @@ def test_what_is_no_picture_is_named(data: bytes, word: str) -> None:
         (b"OggS" + bytes(60), "Ogg"),
         (b"\0\0\0\x18ftypM4A " + bytes(60), "M4A"),
         (b"\xff\xf1\x50\x80" + bytes(60), "AAC"),
-        (picture("png"), "a picture"),
+        (picture("png"), "an image"),
         (b"", "empty"),
     ],
 )
@@ -118,7 +118,7 @@ def test_a_header_that_is_cut_off_is_refused(form: str) -> None:
 
 
 def test_a_wav_without_its_end_is_refused() -> None:
-    assert "cut off" in refused(sound("wav")[:-100], "audio").message
+    assert "truncated" in refused(sound("wav")[:-100], "audio").message
 
 
 def test_a_picture_of_too_many_pixels_is_refused_by_its_header() -> None:
@@ -166,7 +166,7 @@ def test_a_flac_that_hides_its_length_is_refused() -> None:
     data = bytearray(sound("flac"))
     data[21] &= 0xF0
     data[22:26] = bytes(4)
-    assert "how long" in refused(bytes(data), "audio").message
+    assert "does not state its length" in refused(bytes(data), "audio").message
 
 
 def test_a_file_of_too_many_bytes_is_refused() -> None:
@@ -181,7 +181,7 @@ def test_a_file_that_is_two_things_is_the_first_of_them() -> None:
 def test_all_of_a_request_have_limits_together() -> None:
     media = read_media(picture("png"), "image", LIMITS, "x")
     check_media([media] * 3, LIMITS, "messages")
-    with pytest.raises(BadRequest, match="At most 2 pictures and sounds"):
+    with pytest.raises(BadRequest, match="At most 2 images and audio files"):
         check_media([media] * 3, Limits(media_files=2), "messages")
     with pytest.raises(BadRequest, match="bytes together"):
         check_media([media] * 3, Limits(media_total_bytes=2 * len(media.data)), "messages")

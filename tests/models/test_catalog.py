@@ -70,7 +70,7 @@ def test_a_folder_of_models(tmp_path: Path, as_model: bool) -> None:
 
 
 def test_an_empty_folder_and_none() -> None:
-    with pytest.raises(SettingsError, match="no folder"):
+    with pytest.raises(SettingsError, match="does not exist"):
         build_pool(Settings(models_dir="/nowhere"), refuse)
 
 

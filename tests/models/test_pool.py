@@ -208,7 +208,7 @@ def test_who_unloads_may_set_a_time() -> None:
 
 def test_names_that_nobody_has() -> None:
     pool = Shop().pool("a", "b")
-    with pytest.raises(ModelNotFound, match="there is: a, b"):
+    with pytest.raises(ModelNotFound, match="available: a, b"):
         pool.get("c")
     assert pool.get(None).name == "a"
     assert Shop().pool("a", "b", settings=few(any_model=True)).get("c").name == "a"

@@ -167,7 +167,7 @@ def test_names(model: str, dialect: str) -> None:
 def test_it_says_how() -> None:
     assert find_dialect(model="Qwen3-Coder").how == "the model's name contains qwen3-coder"
     assert find_dialect(template="<tool_call><arg_key>").how == "the chat template has <arg_key>"
-    assert find_dialect().how == "nothing known; text passes through"
+    assert find_dialect().how == "unknown model; text passes through"
     assert find_dialect(special_tokens=["<|tool_calls_section_begin|>", "<s>"]).how == (
         "the model has the tokens <|tool_calls_section_begin|>"
     )

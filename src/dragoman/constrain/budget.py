@@ -1,7 +1,9 @@
-"""What compiling may cost. Sizes and depths are checked before anything that recurses or compiles.
+"""Limits on the cost of compiling a grammar. Sizes and depths are checked before anything recurses or
+compiles.
 
-llguidance counts its work, but not all of it: `/(.{97})*/ & /(.{89})*/ & /(.{83})*/` keeps it busy for
-minutes. Nothing stops it in our own process, so such grammars are tried out in one that can be killed.
+llguidance counts its work, but not all of it: `/(.{97})*/ & /(.{89})*/ & /(.{83})*/` takes it minutes, which
+nothing can interrupt in the server's own process. Such grammars are first compiled in a process that can be
+killed.
 """
 
 import logging
@@ -23,13 +25,15 @@ from dragoman.limits import Limits, check_count
 from dragoman.types import LARK_LINE
 
 _OPENING, _CLOSING = frozenset(b"[{"), frozenset(b"]}")
-# The first line makes sure that the text is read as Lark. The last one overrules what a grammar says of
-# itself: without it only one way to cut a forced text into tokens is allowed, and that is not the model's.
+# The first line, `LARK_LINE`, makes llguidance read the text as Lark. The last line overrides options of the
+# grammar: otherwise only one tokenization of a forced text is allowed, and not the model's.
 _LAST = '\n%llguidance {"no_forcing": true}\n'
 
 
 def parser_limits() -> LLParserLimits:
-    """About 0.1 s to compile and 10 ms a step at the very most; an ordinary schema takes far less."""
+    """Return llguidance's limits: about 0.1 s to compile and 10 ms per step at most. Typical schemas take far
+    less.
+    """
     return LLParserLimits(
         max_items_in_row=5000,
         initial_lexer_fuel=2_000_000,
@@ -42,14 +46,17 @@ def parser_limits() -> LLParserLimits:
 
 
 def compile_grammar(vocabulary: Vocabulary, grammar: str, *, tried: bool = False) -> LLMatcher:
-    """It may be in an error state; see `LLMatcher.get_error`. `tried`: its parts were compiled before."""
+    """Compile a grammar; the matcher may be in an error state, see `LLMatcher.get_error`.
+
+    `tried` means that its parts were compiled before.
+    """
     if not tried:
         check_examined(grammar)
     return LLMatcher(vocabulary.native, LARK_LINE + grammar + _LAST, log_level=0, limits=parser_limits())
 
 
 def read_schema(schema: Any, param: str, limits: Limits) -> Any:
-    """The schema as plain values, if it is neither large nor deep."""
+    """Return the schema as plain values, if it is neither too large nor too deep."""
     try:
         text = schema if isinstance(schema, str) else None
         if text is None:
@@ -63,14 +70,14 @@ def read_schema(schema: Any, param: str, limits: Limits) -> Any:
 
 
 def _check_depth(value: Any, param: str, limits: Limits) -> None:
-    """Level by level, without recursion. A value that holds itself is too deep as well."""
+    """Check the depth level by level, without recursion. A value that contains itself is also too deep."""
     level, depth = [value], 0
     while level:
         depth += 1
         if depth > limits.schema_depth:
             _too_deep(param, limits)
         level = [
-            inner for one in level for inner in _inside(one) if isinstance(inner, Mapping | list | tuple)
+            inner for value in level for inner in _inside(value) if isinstance(inner, Mapping | list | tuple)
         ]
         check_count(len(level), limits.schema_bytes, param, "values of a schema")
 
@@ -96,32 +103,36 @@ def _check_text_depth(text: bytes, param: str, limits: Limits) -> None:
 
 
 def _too_deep(param: str, limits: Limits) -> None:
-    message = (
-        f"'{param}' has values within each other more than {limits.schema_depth} deep; use $defs and $ref."
-    )
+    message = f"'{param}' is nested more than {limits.schema_depth} levels deep; use $defs and $ref."
     raise BadRequest(message, param=param, code="limit_exceeded")
 
 
 def check_text(text: Any, most: int, param: str, what: str) -> str:
-    """`check_text(pattern, limits.pattern_chars, "regex", "characters of an expression")`"""
+    """Check a string, as in `check_text(pattern, limits.pattern_chars, "regex", "characters of an
+    expression")`.
+    """
     if not isinstance(text, str):
         raise BadRequest(f"'{param}' must be a string.", param=param, code="invalid_value")
     check_count(len(text), most, param, what)
     if any(0xD800 <= ord(character) < 0xE000 for character in text):
-        raise BadRequest(f"'{param}' holds half of a surrogate pair.", param=param, code="invalid_value")
+        raise BadRequest(
+            f"'{param}' contains half of a surrogate pair; remove it.", param=param, code="invalid_value"
+        )
     return text
 
 
 logger = logging.getLogger("dragoman.constrain")
 
 MOST_KEPT = 4096
-"""Verdicts, the last ones."""
+"""Maximum number of cached verdicts."""
 LENGTH = struct.Struct("!I")
 FINE, REFUSED = b"+", b"-"
 
 
 class Examiner:
-    """Threads may share it: they are answered one after the other."""
+    """Client of the process that tries grammars. Threads may share it: calls are answered one after the
+    other.
+    """
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -129,7 +140,7 @@ class Examiner:
         self._verdicts: OrderedDict[bytes, bool] = OrderedDict()
 
     def check(self, grammar: str) -> None:
-        """Raises where it cannot be compiled within the budget."""
+        """Raise `BadRequest` if the grammar cannot be compiled within the budget."""
         key = sha256(grammar.encode()).digest()
         with self._lock:
             fine = self._verdicts.get(key)
@@ -139,7 +150,7 @@ class Examiner:
             if len(self._verdicts) > MOST_KEPT:
                 self._verdicts.popitem(last=False)
         if not fine:
-            message = "This takes too long to compile, or too much memory; make it simpler."
+            message = "The grammar takes too much time or memory to compile; simplify it."
             raise BadRequest(message, code="limit_exceeded")
 
     def _ask(self, grammar: bytes) -> bool:
@@ -150,7 +161,7 @@ class Examiner:
             process.stdin.flush()
             return process.stdout.read(1) == FINE
         except OSError:
-            logger.exception("Grammars cannot be tried out beforehand")
+            logger.exception("The process that tries grammars failed")
             return False
 
     def _running(self) -> "subprocess.Popen[bytes]":
@@ -169,16 +180,18 @@ _examiner: Examiner | None = None
 
 
 def examine() -> None:
-    """From now on. A server does so; who compiles grammars of their own need not."""
+    """Try costly grammars in another process from now on. The server does so; a program that compiles only
+    its own grammars need not.
+    """
     global _examiner
     if _examiner is None and sys.platform == "linux":
         _examiner = Examiner()
 
 
 def check_examined(grammar: str) -> None:
-    """Raises for a grammar that takes too much, where grammars are examined.
+    """Raise `BadRequest` for a grammar that takes too much to compile, if grammars are tried.
 
-    Only where languages are intersected or inverted can few characters mean very many states.
+    Only intersections and complements of languages can turn a few characters into very many states.
     """
     if _examiner is not None and ("&" in grammar or "~" in grammar):
         _examiner.check(grammar)

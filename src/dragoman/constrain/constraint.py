@@ -1,4 +1,6 @@
-"""A language that an answer must be in: declared once, compiled and kept, stepped by token ids."""
+"""Constraint: a language that an answer must be in; declared once, compiled, cached, and stepped by token
+ids.
+"""
 
 import json
 from collections import OrderedDict
@@ -32,27 +34,28 @@ from dragoman.limits import Limits, check_count
 from dragoman.types import LARK_LINE
 
 _LIMITS = Limits()
-# Without the rule that `start` adds it does not compile, so no grammar can hold it that is not watched.
+# Without the rule `watched` that `start` adds, this does not compile, so no grammar can embed it unwatched.
 _WATCHED = "start: watched"
 
 
 class Constraint(Struct, frozen=True):
-    """`grammar` is Lark text as llguidance reads it: `start: "<" %json {"type": "integer"} ">"`.
+    """A constraint of an answer. `grammar` is Lark for llguidance: `start: "<" %json {"type": "integer"}
+    ">"`.
 
     `Constraint.from_regex("[ab]+").accepts("abba")` is true.
 
-    `param` is what messages call the source: the field of a request that it came from.
+    `param` is the source in error messages: the field of the request that it came from.
     """
 
     grammar: str
     watched: str = ""
-    """A schema, as JSON, of which a grammar cannot say all."""
+    """A schema, as JSON, that a grammar cannot fully express."""
 
     @classmethod
     def from_json_schema(
         cls, schema: Mapping[str, Any] | bool | str, param: str = "schema", limits: Limits = _LIMITS
     ) -> "Constraint":
-        """JSON that the schema allows, with properties in the order in which the schema names them."""
+        """Require JSON that the schema allows, with properties in the order of the schema."""
         problems = Problems()
         prepared = prepare_schema(schema, problems, param, limits, watched=True)
         problems.check(param)
@@ -62,17 +65,17 @@ class Constraint(Struct, frozen=True):
 
     @classmethod
     def from_json_object(cls) -> "Constraint":
-        """Any JSON object."""
+        """Require a JSON object."""
         return cls.from_json_schema({"type": "object"})
 
     @classmethod
     def from_regex(cls, pattern: str, param: str = "regex", limits: Limits = _LIMITS) -> "Constraint":
-        """Text that the expression matches from end to end."""
+        """Require text that the expression matches from end to end."""
         return cls._from_pattern(pattern, write_pattern, param, limits)
 
     @classmethod
     def from_search(cls, pattern: str, param: str = "pattern", limits: Limits = _LIMITS) -> "Constraint":
-        """Text in which the expression matches somewhere, as in a JSON Schema."""
+        """Require text in which the expression matches somewhere, as in a JSON Schema."""
         return cls._from_pattern(pattern, write_search, param, limits)
 
     @classmethod
@@ -84,34 +87,32 @@ class Constraint(Struct, frozen=True):
             native = write(read_pattern(pattern))
         except PatternError as error:
             raise BadRequest(f"'{param}' {error}.", param=param, code="invalid_grammar") from error
-        return cls(f"start: TEXT\nTEXT: /{native}/").check(param, "is no expression that can be enforced")
+        return cls(f"start: TEXT\nTEXT: /{native}/").check(param, "is an expression that cannot be enforced")
 
     @classmethod
     def from_gbnf(cls, grammar: str, param: str = "grammar", limits: Limits = _LIMITS) -> "Constraint":
-        """A grammar in llama.cpp's notation; its start is `root`."""
+        """Require text in a grammar in llama.cpp's notation, which starts at `root`."""
         check_text(grammar, limits.grammar_chars, param, "characters of a grammar")
         try:
-            made = cls(gbnf_to_lark(grammar))
+            constraint = cls(gbnf_to_lark(grammar))
         except GbnfError as error:
             raise BadRequest(
-                f"'{param}' is no grammar in GBNF: {error}.", param=param, code="invalid_grammar"
+                f"'{param}' is not a valid GBNF grammar: {error}.", param=param, code="invalid_grammar"
             ) from error
-        return made.check(param, "is too large, or allows no text at all")
+        return constraint.check(param, "is too large or allows no text")
 
     @classmethod
     def from_lark(cls, grammar: str, param: str = "grammar", limits: Limits = _LIMITS) -> "Constraint":
-        """A grammar in Lark's notation, as llguidance reads it; its start is `start`."""
+        """Require text in a Lark grammar as llguidance reads it, which starts at `start`."""
         check_text(grammar, limits.grammar_chars, param, "characters of a grammar")
         check_lark(grammar, param, limits)
-        return cls(check_inner_schemas(grammar, param, limits)).check(
-            param, "is no grammar in Lark that compiles"
-        )
+        return cls(check_inner_schemas(grammar, param, limits)).check(param, "is not a valid Lark grammar")
 
     @classmethod
     def from_choice(
         cls, choices: Sequence[str], param: str = "choice", limits: Limits = _LIMITS
     ) -> "Constraint":
-        """One of these texts."""
+        """Require one of these texts."""
         check_count(len(choices), limits.grammar_choices, param, "texts to choose from")
         if not choices:
             raise BadRequest(f"'{param}' must name at least one text.", param=param, code="invalid_value")
@@ -125,14 +126,14 @@ class Constraint(Struct, frozen=True):
     def from_dialect(
         cls, dialect: str | Dialect, tools: Sequence[Mapping[str, Any]], **how: Any
     ) -> "Constraint":
-        """Calls in a model's own syntax: `from_dialect("hermes", tools, parallel=False)`."""
-        # Here for the cycle: the grammar of an answer may hold a constraint of its text.
+        """Require calls in a model's own syntax: `from_dialect("hermes", tools, parallel=False)`."""
+        # Imported here to break a cycle: the grammar of an answer may contain a constraint of its text.
         from dragoman.constrain.calls.answer_grammar import answer_grammar
 
         return answer_grammar(get_dialect(dialect) if isinstance(dialect, str) else dialect, tools, **how)
 
     def accepts(self, text: str) -> bool:
-        """Whether the whole text is in the language; asked of the same masks that answers are made with."""
+        """Whether the whole text is in the language, by the same masks that constrain answers."""
         matcher = compile_cached(self, byte_vocabulary())
         for byte in text.encode():
             if not matcher.allowed(byte):
@@ -141,14 +142,17 @@ class Constraint(Struct, frozen=True):
         return matcher.allowed(END)
 
     def start(self, vocabulary: Vocabulary) -> GrammarMatcher:
-        """A matcher for one answer, which is stepped by token ids."""
+        """Return a matcher for one answer, which is stepped by token ids."""
         schema = msgspec.json.decode(self.watched) if self.watched else None
         inner = f"\nwatched: {write_json(schema)}" if self.watched else ""
         native = compile_grammar(vocabulary, self.grammar + inner, tried=True)
         if native.is_error():
-            message = "The grammar of this answer cannot be compiled; make it smaller."
+            message = "The grammar of this answer cannot be compiled; simplify it."
             if _WATCHED in self.grammar:
-                message = "'uniqueItems' cannot be enforced in an answer that also holds reasoning or calls."
+                message = (
+                    "'uniqueItems' cannot be enforced in an answer that may have reasoning or calls; "
+                    "leave it out."
+                )
             raise BadRequest(message, code="invalid_grammar")
         return (
             WatchedMatcher(vocabulary, native, UniqueWatch(schema))
@@ -157,37 +161,41 @@ class Constraint(Struct, frozen=True):
         )
 
     def check(self, param: str, otherwise: str) -> "Constraint":
-        """Itself, if it compiles; special tokens are not looked up, since they belong to a model."""
-        wrong, said = LLMatcher.validate_grammar_with_warnings(LARK_LINE + self.grammar)
-        wrong = wrong or any(not warning.startswith("no tokenizer") for warning in said)
+        """Return the constraint if it compiles, else raise. Special tokens are not looked up: they belong to
+        a model.
+        """
+        wrong, warnings = LLMatcher.validate_grammar_with_warnings(LARK_LINE + self.grammar)
+        wrong = wrong or any(not warning.startswith("no tokenizer") for warning in warnings)
         if wrong:
-            raise BadRequest(f"'{param}' {otherwise}{_line(said[0])}.", param=param, code="invalid_grammar")
+            raise BadRequest(
+                f"'{param}' {otherwise}{_line(warnings[0])}.", param=param, code="invalid_grammar"
+            )
         native = compile_grammar(byte_vocabulary(), self.grammar)
         if not native.is_error():
             native.compute_bitmask()
             if native.is_error():
-                raise BadRequest(f"'{param}' allows no text at all.", param=param, code="invalid_grammar")
+                raise BadRequest(f"'{param}' allows no text.", param=param, code="invalid_grammar")
         return self
 
 
-def _line(said: str) -> str:
-    """Where it is, out of `at 3(14): ...`; our own first line does not count."""
-    number = said.removeprefix("at ").partition("(")[0]
+def _line(warning: str) -> str:
+    """Return the line number in `at 3(14): ...`, without our own first line."""
+    number = warning.removeprefix("at ").partition("(")[0]
     return f" (line {int(number) - 1})" if number.isdecimal() else ""
 
 
-# Compiled constraints, kept for the next request that asks for the same. Bounded by what they take.
+# A cache of compiled constraints for later requests with the same one, bounded by bytes.
 
 
 LEAST_BYTES = 192 * 1024
-"""Of the smallest grammar, compiled: measured, with some room."""
+"""Minimum estimate of one compiled grammar: the measured size of the smallest, rounded up."""
 
 
 class MatcherCache:
-    """Matchers at their start, by constraint, for one vocabulary. Threads may share it.
+    """LRU cache of matchers at their start, by constraint, for one vocabulary. Threads may share it.
 
-    Compiling happens outside the lock, so one large schema does not hold up the others; two threads that
-    ask for the same one at once may both compile it.
+    Compiling happens outside the lock, so a large schema does not delay other requests; two threads that need
+    the same constraint at once may both compile it.
     """
 
     def __init__(self, vocabulary: Vocabulary, most_bytes: int = Limits().grammar_cache_bytes) -> None:
@@ -198,15 +206,15 @@ class MatcherCache:
         self.bytes = 0
 
     def start(self, constraint: Constraint) -> GrammarMatcher:
-        """A matcher of one's own, at the beginning of an answer."""
+        """Return a new matcher at the beginning of an answer."""
         with self._lock:
             kept = self._kept.get(constraint)
             if kept is not None:
                 self._kept.move_to_end(constraint)
                 return kept.copy()
-        made = constraint.start(self._vocabulary)
-        fresh = made.copy()
-        self._keep(constraint, made)
+        matcher = constraint.start(self._vocabulary)
+        fresh = matcher.copy()
+        self._keep(constraint, matcher)
         return fresh
 
     def _keep(self, constraint: Constraint, matcher: GrammarMatcher) -> None:
@@ -229,7 +237,7 @@ _CACHES_LOCK = Lock()
 def compile_cached(
     constraint: Constraint, vocabulary: Vocabulary, most_bytes: int = Limits().grammar_cache_bytes
 ) -> GrammarMatcher:
-    """`constraint.start(vocabulary)`, from the cache of that vocabulary if it is there."""
+    """Return `constraint.start(vocabulary)`, from the cache of the vocabulary if possible."""
     with _CACHES_LOCK:
         cache = _CACHES.get(vocabulary)
         if cache is None:
@@ -238,5 +246,7 @@ def compile_cached(
 
 
 def _size(constraint: Constraint) -> int:
-    """About what it takes, which llguidance does not tell: much for the least, and then with its length."""
+    """Estimate the bytes of a compiled constraint, which llguidance does not report: a minimum plus its
+    length.
+    """
     return LEAST_BYTES + 16 * len(constraint.grammar.encode())

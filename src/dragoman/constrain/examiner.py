@@ -1,7 +1,7 @@
-"""A process that compiles what may take for ever, or crash: `python -m dragoman.constrain.examiner`.
+"""Process that compiles grammars which may take minutes or crash: `python -m dragoman.constrain.examiner`.
 
-It reads grammars and says of each whether it can be compiled within the budget. Every one is compiled in a
-child of its own, which dies of what is wrong with it.
+It reads grammars and reports whether each can be compiled within the budget. Each is compiled in a forked
+child, which the limits kill.
 """
 
 import os
@@ -15,12 +15,12 @@ from dragoman.constrain.budget import FINE, LENGTH, REFUSED, compile_grammar
 from dragoman.constrain.vocabulary import byte_vocabulary
 
 SECONDS = 0.25
-"""Of processor time, so that a busy machine refuses nothing that an idle one takes."""
+"""Limit on processor time, not wall time, so that a busy machine accepts the same grammars as an idle one."""
 BYTES = 64 * 1024 * 1024
 
 
 def answer_all(questions: BinaryIO, answers: BinaryIO) -> None:
-    """Until there are no more questions, which is when whoever asks is gone."""
+    """Answer questions until the input ends, when the server closed it or exited."""
     byte_vocabulary()
     while head := questions.read(LENGTH.size):
         grammar = questions.read(*LENGTH.unpack(head)).decode()
@@ -37,7 +37,9 @@ def _compiles(grammar: str) -> bool:
 
 
 def _compile(grammar: str) -> None:
-    """What is merely wrong with the grammar is found again, and told, by whoever asks."""
+    """Compile a grammar and exit. Errors in the grammar itself are not reported: the
+    server finds them again.
+    """
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     most = pages * resource.getpagesize() + BYTES
     resource.setrlimit(resource.RLIMIT_AS, (most, most))

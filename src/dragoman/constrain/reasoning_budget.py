@@ -1,7 +1,7 @@
-"""Reasoning that has an end: after so many ids it is closed, in the model's own way.
+"""Budget of reasoning tokens: when it is used up, reasoning is closed in the model's own way.
 
-llguidance can bound a lexeme by tokens, but is slower then and does not join grammars; and an answer may have
-a budget without any grammar. So the budget stands before the matcher, which sees forced ids like all others.
+llguidance can bound a lexeme by tokens, but is then slower and cannot join grammars, and an answer may have a
+budget without a grammar. Therefore the budget wraps the matcher, which sees forced ids like all others.
 """
 
 import codecs
@@ -19,13 +19,13 @@ from dragoman.types import Foreseeing, Matcher, Preparing
 
 
 class ReasoningMarkers(Struct, frozen=True):
-    """What opens reasoning, what ends it, and how its end is written."""
+    """Markers that open and close reasoning, and how its end is written."""
 
     opens: tuple[str, ...]
     closes: tuple[str, ...]
     end: str
     calls: tuple[str, ...] = ()
-    """What opens a call, which ends reasoning as well, unless reasoning only mentions it."""
+    """Openings of calls, which also end reasoning unless reasoning only mentions them."""
 
 
 class BudgetRecipe(Struct, frozen=True):
@@ -40,13 +40,13 @@ class Recipe(Struct, frozen=True):
 
 
 MOST_DELAY = 8
-"""Ids that may still come where the end cannot stand yet: the rest of a character, for example."""
+"""Maximum number of ids after the budget if reasoning cannot end yet, for example inside a character."""
 _SPECIAL = b"\xff"
-"""Leads in the id of a special token in the bytes of an answer. No text has this byte."""
+"""Byte before the id of a special token in the bytes of an answer. It is never part of text."""
 
 
 class MarkerTokenizer(Protocol):
-    """What is asked of a tokenizer."""
+    """The part of a tokenizer that a budget uses."""
 
     @property
     def pieces(self) -> Sequence[bytes]: ...
@@ -58,7 +58,7 @@ class MarkerTokenizer(Protocol):
 
 
 class ReasoningBudget:
-    """How long the answers of one model in one dialect may reason."""
+    """Reasoning budget for the answers of one model in one dialect."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class ReasoningBudget:
         *,
         starts_in_reasoning: bool = False,
     ) -> None:
-        """`written` says how the model writes reasoning."""
+        """`written` is how the model writes reasoning."""
         markers = written if isinstance(written, ReasoningMarkers) else _markers(written)
         self.recipe = BudgetRecipe(markers, tokens, starts_in_reasoning)
         self.tokens = tokens
@@ -83,18 +83,18 @@ class ReasoningBudget:
 
     @property
     def applies(self) -> bool:
-        """Whether the dialect has reasoning at all."""
+        """Whether the dialect has reasoning."""
         return bool(self.end)
 
     def start(self, inner: Matcher | None = None) -> "BudgetMatcher":
-        """For one answer, which may have to be in a grammar as well."""
+        """Return a matcher for one answer, which may also have a grammar."""
         return BudgetMatcher(self, inner)
 
     def spell(self, id_: int) -> bytes:
         return _mark(id_) if id_ in self._special else self._tokenizer.pieces[id_]
 
     def ending(self, before: bytes) -> list[int]:
-        """The ids that end reasoning. Layout that is already there is not written twice."""
+        """Return the ids that end reasoning. Layout that is already there is not written twice."""
         end, layout = self.end, self.end[: len(self.end) - len(self.end.lstrip())]
         while layout and before.endswith(layout.encode()):
             end, layout = end[len(layout) :], ""
@@ -109,7 +109,7 @@ class ReasoningBudget:
 
 
 class BudgetMatcher:
-    """Counts the ids of reasoning, and forces its end when they are used up. A `Matcher` like any other."""
+    """A `Matcher` that counts the ids of reasoning and forces its end when the budget is used up."""
 
     def __init__(self, budget: ReasoningBudget, inner: Matcher | None) -> None:
         self._budget = budget
@@ -119,12 +119,14 @@ class BudgetMatcher:
         self._delay = MOST_DELAY
         self._forced: list[int] = []
         self._tail = b""
-        """The end of the answer. What was thought before it is noted in the margin."""
+        """Last bytes of the answer. Reasoning before them is recorded in `_margin`."""
         self._longest = max(map(len, (*budget.opens, *budget.closes, *budget.calls)), default=1)
         self._margin = ThoughtMargin()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._mentions = False
-        """Whether nothing but layout came since a marker of calls that is only mentioned: so is the next."""
+        """Whether only layout came after a call marker that is only mentioned; the next marker is then
+        mentioned, too.
+        """
 
     def prepare(self) -> None:
         if isinstance(self._inner, Preparing):
@@ -139,14 +141,14 @@ class BudgetMatcher:
         if self._inside and self._left <= 0 and not self._forced and self._may_end(row):
             self._forced = self._budget.ending(self._tail)
         if self._forced and self._inner is not None and not np.isfinite(row[self._forced[0]]):
-            # The grammar knows better what comes next.
+            # The grammar decides what comes next.
             self._forced = []
         if self._forced:
             row[:] = -np.inf
             row[self._forced[0]] = 0.0
 
     def words(self) -> Any:
-        """None where the end of the reasoning is due: that depends on what the row lets come."""
+        """Return the mask, or None if reasoning must end here, which depends on the row."""
         if self._forced or (self._inside and self._left <= 0):
             return None
         if self._inner is None:
@@ -155,7 +157,7 @@ class BudgetMatcher:
         return words()
 
     def _may_end(self, row: Any) -> bool:
-        """Not inside of a character, and not where the grammar wants something else first."""
+        """Whether reasoning may end here: not inside a character, and only if the grammar allows it."""
         first = self._budget.ending(self._tail)[0]
         if _is_cut(self._tail) or not np.isfinite(row[first]):
             self._delay -= 1
@@ -169,11 +171,11 @@ class BudgetMatcher:
             self._forced.pop(0)
         if self._inside:
             self._left -= 1
-        said = self._budget.spell(id_)
-        self._tail += said
+        output = self._budget.spell(id_)
+        self._tail += output
         self._note(len(self._tail) - 4 * self._longest)
         marks = self._budget.closes if self._inside else self._budget.opens
-        if any(self._has(mark, said) for mark in marks) or (self._inside and self._calls(said)):
+        if any(self._has(mark, output) for mark in marks) or (self._inside and self._calls(output)):
             self._inside = not self._inside
             self._tail, self._margin, self._mentions = b"", ThoughtMargin(), False
 
@@ -183,14 +185,14 @@ class BudgetMatcher:
             self._margin.note(self._decoder.decode(noted))
             self._mentions = self._mentions and not noted.strip()
 
-    def _has(self, mark: bytes, said: bytes) -> bool:
-        """Whether the last id completed the marker; more text may stand behind it in the same token."""
-        return mark in self._tail[-(len(said) + len(mark) - 1) :]
+    def _has(self, mark: bytes, output: bytes) -> bool:
+        """Whether the last id completed the marker; more text may follow it in the same token."""
+        return mark in self._tail[-(len(output) + len(mark) - 1) :]
 
-    def _calls(self, said: bytes) -> bool:
-        """Whether the last id began a call, by the rule of whoever reads the answer."""
+    def _calls(self, output: bytes) -> bool:
+        """Whether the last id began a call, by the rule that the parser uses."""
         for mark in self._budget.calls:
-            if self._has(mark, said):
+            if self._has(mark, output):
                 self._note(self._tail.rindex(mark))
                 is_call = mark.startswith(_SPECIAL) or not (self._mentions or self._margin.find_mention(""))
                 if is_call:
@@ -209,10 +211,10 @@ class BudgetMatcher:
 
 
 class Budgeted:
-    """A constraint of a job with a budget for its reasoning: `start()` gives each answer its own."""
+    """Constraint of a job with a reasoning budget: `start()` returns a new matcher for each answer."""
 
     source = None
-    """No text says it: where reasoning is ended depends on what was written."""
+    """None, because no grammar text describes it: the end of reasoning depends on the output."""
 
     def __init__(
         self,
@@ -220,7 +222,7 @@ class Budgeted:
         constraint: Callable[[], Matcher] | None = None,
         recipe: Recipe | None = None,
     ) -> None:
-        """`recipe` is that of the constraint."""
+        """`recipe` describes the constraint as data."""
         self._budget = budget
         self._constraint = constraint
         self.recipe = Recipe(recipe.grammar if recipe is not None else None, budget.recipe)
@@ -233,7 +235,7 @@ def _markers(dialect: Dialect) -> ReasoningMarkers:
     thinking, channels = dialect.reasoning, dialect.channels
     if channels is not None and channels.written[0]:
         before, _, after = channels.written[0].partition("{body}")
-        # The next block is begun as well: else the model may go on with another one of reasoning.
+        # The next block is opened as well: otherwise the model may open another reasoning block.
         return ReasoningMarkers(
             (before.strip(),), (*channels.ends, *channels.start), after + channels.start[0]
         )
@@ -253,7 +255,7 @@ def _mark(id_: int) -> bytes:
 
 
 def _is_cut(text: bytes) -> bool:
-    """Whether the text ends within a character."""
+    """Whether the text ends inside a character."""
     for back in range(1, min(4, len(text)) + 1):
         byte = text[-back]
         if byte >= 0xC0 and byte != 0xFF:

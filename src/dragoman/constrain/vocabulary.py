@@ -1,4 +1,4 @@
-"""What ids mean to a constraint, made once per model; and the walk of one answer through a constraint."""
+"""Token ids for constraints, prepared once per model, and the state of one answer in a constraint."""
 
 import threading
 import time
@@ -14,19 +14,20 @@ from numpy.typing import NDArray
 from dragoman.errors import ConstraintFailed
 
 _END = b"<|end of a constrained answer|>"
-# What a byte of a mask adds to eight logits: nothing, or minus infinity where a bit is not set.
+# What a byte of a mask adds to eight logits: zero, or minus infinity for a bit that is not set.
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
 _ADDED = np.where(_BITS, np.float32(0), np.float32(-np.inf))
-# A text has few beginnings that are ids.
+# A text has few prefixes that are ids.
 _MOST_FORCED = 32
 _FORESEEING_S = 0.001
 
 
 class Vocabulary:
-    """`pieces` are the bytes of each id, `special` the ids of special tokens by their text.
+    """A model's ids for constraints: `pieces` are the bytes of each id, `special` the ids of special tokens
+    by text.
 
-    An id without bytes, and a special one, never counts as text: `"<b>"` in a grammar means those three
-    characters, and `<[5]>` or `<|im_end|>` the special token itself.
+    Ids without bytes, and special tokens, never count as text: `"<b>"` in a grammar means those three
+    characters, and `<[5]>` or `<|im_end|>` the special token.
     """
 
     def __init__(self, pieces: Sequence[bytes], special: Mapping[str, int], end_ids: Collection[int]) -> None:
@@ -35,15 +36,15 @@ class Vocabulary:
         self.end_ids = frozenset(end_ids)
         wrong = [id_ for id_ in (*special.values(), *end_ids) if not 0 <= id_ < self.size]
         if wrong:
-            raise ValueError(f"id {wrong[0]} is not in a vocabulary of {self.size}")
+            raise ValueError(f"id {wrong[0]} is not in a vocabulary of {self.size} ids")
         self._ends = np.array(sorted(self.end_ids), dtype=np.int64)
-        # Special tokens are told apart by name. One without any would be allowed wherever another one is.
+        # Special tokens are identified by name. One without a name would be allowed wherever another is.
         names = {id_: f"<|id {id_}|>".encode() for id_ in (*special.values(), *self.end_ids)}
         names |= {id_: text.encode() for text, id_ in special.items() if text}
         tokens = [names.get(id_, piece) for id_, piece in enumerate(pieces)]
         self.texts = [b"" if id_ in names else piece for id_, piece in enumerate(pieces)]
-        # An end id of ours, above all others, stands for "the grammar accepts here". So the model's own end
-        # ids stay free to be markers in a grammar, as harmony's <|call|> is.
+        # An end id of our own, above all others, means "the grammar accepts here". The model's own end ids
+        # can then be markers in a grammar, as harmony's <|call|> is.
         self.native = LLTokenizer(
             _Wrapper([*tokens, _END], sorted({*names, *self.end_ids, self.size})),  # type: ignore[arg-type]
             eos_token=self.size,
@@ -52,9 +53,9 @@ class Vocabulary:
         self._kept = threading.local()
 
     def forbid(self, words: NDArray[np.uint32], row: NDArray[np.float32]) -> None:
-        """Minus infinity for all that the bits do not allow; end ids where the grammar accepts."""
+        """Set ids that the bits do not allow to minus infinity; allow end ids if the grammar accepts."""
         if not hasattr(self._kept, "added"):
-            # Filling a new array of this size would take longer than all else here.
+            # Allocating a new array of this size would take longer than the rest of this function.
             self._kept.added = np.empty((words.nbytes, 8), np.float32)
         added: NDArray[np.float32] = self._kept.added.reshape(-1)
         np.take(_ADDED, words.view(np.uint8), axis=0, out=self._kept.added, mode="clip")
@@ -65,7 +66,7 @@ class Vocabulary:
         row[size:] = -np.inf
 
     def allowed(self, words: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """The same as bits: one for each id that may come, and none above them."""
+        """Return the mask as bits: one for each allowed id, and none above the vocabulary."""
         found = words.copy()
         last, bit = divmod(self.size, 32)
         accepts = int(found[last]) >> bit & 1
@@ -76,7 +77,7 @@ class Vocabulary:
 
 
 class _Wrapper:
-    """What `LLTokenizer` asks of a tokenizer. It is never asked to encode: grammars are stepped by ids."""
+    """The tokenizer interface that `LLTokenizer` requires. It never encodes: grammars are stepped by ids."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -91,9 +92,9 @@ class _Wrapper:
 
 
 class GrammarMatcher:
-    """One answer's way: `mask(row)` forbids what cannot come next, `accept(id)` goes on.
+    """State of one answer in a grammar: `mask(row)` forbids ids that cannot come next, `accept(id)` advances.
 
-    It never fails open: a matcher that cannot say what may come next raises `ConstraintFailed`.
+    It never fails open: if the next ids cannot be computed, it raises `ConstraintFailed`.
     """
 
     def __init__(self, vocabulary: Vocabulary, native: LLMatcher) -> None:
@@ -105,12 +106,12 @@ class GrammarMatcher:
         self._refused: str | None = None
 
     def prepare(self) -> None:
-        """Compute what `mask` will need. If that fails, `mask` fails."""
+        """Compute the next mask. If that fails, `mask` fails."""
         with suppress(ConstraintFailed):
             self._bits()
 
     def foresee(self, most: int) -> list[int]:
-        """What has to come next, in as few ids as it can be written with; at most so many."""
+        """Return up to `most` ids that must come next, in the fewest ids that spell them."""
         found: list[int] = []
         ahead, until = self, time.perf_counter() + _FORESEEING_S
         with suppress(ConstraintFailed):
@@ -127,22 +128,22 @@ class GrammarMatcher:
         self.vocabulary.forbid(self._bits(), row)
 
     def words(self) -> NDArray[np.uint32]:
-        """The mask as bits, for rows that are on another device."""
+        """Return the mask as bits, for rows on another device."""
         return self.vocabulary.allowed(self._bits())
 
     def allowed(self, id_: int) -> bool:
-        """Whether the mask of this step lets the id pass."""
+        """Whether the mask of this step allows the id."""
         row = np.zeros(self.vocabulary.size, dtype=np.float32)
         self.mask(row)
         return bool(0 <= id_ < len(row) and row[id_] == 0)
 
     def accept(self, id_: int) -> None:
-        """The id was sampled."""
+        """Advance by the sampled id."""
         self._check()
         marker = 0 <= id_ < self.vocabulary.size and self._has(self._bits(), id_)
         if not marker:
             if id_ not in self.vocabulary.end_ids or not self.accepting:
-                self._refused = f"The id {id_} may not come next under the constraint of this answer."
+                self._refused = f"The id {id_} is not allowed next by the constraint of this answer."
                 raise ConstraintFailed(self._refused)
             self._ended, self._masked = True, False
             return
@@ -152,29 +153,31 @@ class GrammarMatcher:
 
     @property
     def over(self) -> bool:
-        """Nothing but an end id may follow."""
+        """Whether only an end id may follow."""
         return self._ended or (self.error is None and self._native.is_stopped())
 
     @property
     def accepting(self) -> bool:
-        """The answer may end here."""
+        """Whether the answer may end here."""
         return self._ended or (self.error is None and self._native.is_accepting())
 
     @property
     def error(self) -> str | None:
-        """Why nothing more can be said about this answer."""
+        """Why the matcher failed, or None."""
         if self._refused is None and self._native.is_error():
             self._refused = "The constraint of this answer took too long or too much memory for one step."
         return self._refused
 
     def copy(self) -> "GrammarMatcher":
-        """A second walk from the same place, for another answer."""
+        """Return an independent matcher in the same state, for another answer."""
         other = GrammarMatcher(self.vocabulary, self._native.deep_copy())
         other._ended, other._refused = self._ended, self._refused
         return other
 
     def _bits(self) -> NDArray[np.uint32]:
-        """One bit an id, computed once a step; the bit above them all says that the grammar accepts."""
+        """Return one bit per id, computed once per step; the bit above all ids means that the grammar
+        accepts.
+        """
         self._check()
         if not self._masked:
             if self._ended:
@@ -184,16 +187,17 @@ class GrammarMatcher:
                 self._native.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
             self._check()
             if not self._words.any():
-                self._refused = "The constraint of this answer has come to a place where nothing may follow."
+                self._refused = "The constraint of this answer allows no further token."
                 self._check()
             self._masked = True
         return self._words
 
     def _find_forced(self) -> int | None:
-        """The longest id of a text that has to come next."""
+        """Return the longest id of a text that must come next."""
         chain = self._chain()
         if len(chain) > 1:
-            # The longest may say more than has to come: after a quote, a colon without a space before it.
+            # The longest id may contain more than must come: after a quote, a colon without a space before
+            # it.
             probe = self.copy()
             probe.accept(chain[0])
             if not probe._chain():
@@ -201,7 +205,7 @@ class GrammarMatcher:
         return chain[-1] if chain else None
 
     def _chain(self) -> list[int]:
-        """All ids that may come next, the shortest first, where each begins with the one before it."""
+        """Return all ids that may come next, shortest first, if each begins with the one before it."""
         words = self._bits()
         places = np.flatnonzero(words)
         if places.size > _MOST_FORCED:

@@ -1,4 +1,4 @@
-"""Answers in blocks. The header of a block says whether it is reasoning, text or a call."""
+"""Parser of answers in blocks, whose header says whether a block is reasoning, text or a call."""
 
 import re
 from typing import TYPE_CHECKING
@@ -15,28 +15,28 @@ if TYPE_CHECKING:
 NAME = re.compile(r"\s*[\w.\-:/]*")
 RECIPIENT = "[^\\s<\ud800-\udfff]*"
 MARK = f"(?:<(?:\\|[{SPELLED}]*>?)?|[\ud800-\udfff])"
-# Recipients, and markers with a word each; after either of them the type of the body may stand.
+# Recipients, and markers followed by one word each; the body's type may follow either.
 TAIL = (
     rf"(?:\s(?:t(?:o(?:={RECIPIENT}(?:\s\w*)?)?)?)?"
     rf"|{MARK}\s*[\w.:/\-]*(?:\s(?:to={RECIPIENT}(?:\s\w*)?|\w*))?)*"
 )
-# A word, and its tail. Further words are those of prose.
+# One word and its tail. Further words mean that the text is prose, not a header.
 HEADER = re.compile("\\s*[\\w.:/=\\-]*" + TAIL)
 MOST_HEADER = 256
 ASIDE = frozenset({"assistant", "to=assistant", "to=user", "json", "code"})
-"""Words of a header that say nothing of its block: who speaks, for nobody else, spelled how."""
+"""Words of a header that do not affect its block: the speaker, the user as recipient, the format."""
 CALL = NamedCalls()
-"""A call of a block has no syntax of its own but its JSON."""
+"""The call syntax of a block: only JSON, without markers."""
 
 
 class Header(Struct, frozen=True):
-    """What the words before a block say of it."""
+    """Contents of a block's header."""
 
     kind: str = ""
-    """The channel, or the recipient where there are no channels."""
+    """Channel, or recipient in dialects without channels."""
     tool: str = ""
     other: str = ""
-    """Words that say nothing: they are text."""
+    """Unknown words; they become text."""
 
 
 def read_channels(m: "Machine", ch: Channels) -> Wait[None]:
@@ -56,14 +56,16 @@ class ChannelReader:
         self.between = marks_of(channels.start, headers, channels.ends)
 
     def first_header(self) -> Wait[None]:
-        """An answer begins with a header, because the prompt ends with what precedes one, or with text."""
+        """Read the first header. An answer begins with a header whose opening is in the
+        prompt, or with text.
+        """
         self.m.hold()
         self.m.open_part()
         if not (yield from self._header(_beginning(self.ch))):
             self.m.unread(self.m.retract())
 
     def outside(self) -> Wait[bool]:
-        """Text up to the next block, and the block. False at the end."""
+        """Read text up to the next block, and the block. Return False at the end of the answer."""
         m, ch = self.m, self.ch
         mark = yield from m.until(self.between, m.say)
         if not mark:
@@ -87,7 +89,9 @@ class ChannelReader:
         return True
 
     def _header(self, plausible: re.Pattern[str]) -> Wait[bool]:
-        """A header and its body. A header that the end cuts off is nothing, if it was going to be one."""
+        """Read a header and its body. Return True also for a header cut off by the end of the answer: it is
+        dropped.
+        """
         m = self.m
         header, found = yield from m.collect(self.body, plausible, MOST_HEADER)
         if found:
@@ -99,14 +103,16 @@ class ChannelReader:
         return True
 
     def _begins(self, header: str) -> bool:
-        """Whether this is nothing but the beginning of a header; ` to` is, as models write it."""
+        """Whether the text is the beginning of a header and nothing else. Models put a space before `to`."""
         written = header.lstrip()
         if written.startswith(self.ch.header or ("\0",)):
             return not self._read(header, cut_off=True).other
         return header[:1] == " " and any(word.startswith(written) for word in self.ch.header if written)
 
     def _read(self, header: str, *, cut_off: bool = False) -> Header:
-        """The last channel and the last recipient count. The last word of what is cut off may be half."""
+        """Parse a header. The last channel and the last recipient count. If it is `cut_off`, its last word
+        may be incomplete.
+        """
         ch = self.ch
         half_marker = header[header.rfind("<") :] if cut_off and "<" in header else ""
         if half_marker and ch.body.startswith(half_marker):
@@ -131,7 +137,7 @@ class ChannelReader:
         return Header(kind, tool, " ".join(others))
 
     def _find_tool(self, recipient: str) -> str:
-        """The name of the tool that a block is for; a declared one may stand there alone."""
+        """Return the name of the tool that the block calls, or "". A declared tool's name needs no prefix."""
         declared = recipient in self.m.tools
         return recipient.removeprefix(self.ch.call) if declared or recipient.startswith(self.ch.call) else ""
 
@@ -166,13 +172,13 @@ class ChannelReader:
         return end
 
     def _leave_as_it_is(self) -> Wait[None]:
-        """Header and body as text, because nobody wants them told apart."""
+        """Emit header and body as text, because the caller wants no separation."""
         self.m.say(self.m.give_back())
         end = yield from self._say_body()
         self.m.say("" if end in self.ch.start else end)
 
     def _reread(self, end: str) -> None:
-        """The block is over. What begins the next one also ends this one."""
+        """End the block. A marker that opens the next block also ends this one and is read again."""
         if end in self.ch.start:
             self.m.at -= len(end)
         self.m.close_part()
@@ -209,8 +215,8 @@ class ChannelReader:
         m.say_left()
 
     def _tagged_body(self, name: str) -> Wait[None]:
-        """Calls in the syntax of the dialect, up to the end of the block. The name that the block has for its
-        header is that of a call in it, or else text.
+        """Read calls in the dialect's own syntax, up to the end of the block. The name in the block's header
+        is the name of a call in it; if it is not, it becomes text.
         """
         m = self.m
         table = m.compiled.text
@@ -234,12 +240,12 @@ class ChannelReader:
 
 
 def _beginning(ch: Channels) -> re.Pattern[str]:
-    """Takes the header that an answer begins with, and every beginning of it."""
+    """Compile the pattern of the header that an answer begins with; it also matches every prefix of one."""
     if not ch.header:
         return NAME
     words = []
     for word in ch.header:
-        # After a recipient nothing but a marker may follow, so that "to=x is the syntax" is text.
+        # Only a marker may follow a recipient, so "to=x is the syntax" is text.
         part = HEADER.pattern if word == ch.channel else RECIPIENT + (TAIL if ch.channel else r"\s*")
         for character in reversed(word[1:]):
             part = f"(?:{re.escape(character)}{part})?"

@@ -1,7 +1,7 @@
-"""A dialect made ready: which markers to look for in which state, and what each of them means.
+"""A dialect prepared for parsing: which markers to look for in each state, and what each means.
 
-Where a marker is a special token of the model, it is matched by id: the token comes as one private character,
-a lone surrogate, which decoding text can never give. The spelling of the token in ordinary text is then text.
+A marker that is a special token of the model is matched by id: the token arrives as one private character, a
+lone surrogate, which decoded text never contains. The same spelling in ordinary text is then text.
 """
 
 import re
@@ -24,22 +24,22 @@ FENCE = ("```json\n", "\n```")
 SENTINEL = re.compile("[\ud800-\udfff]")
 SPELLED = "A-Za-z0-9_▁:/.|｜\\-"
 SPECIAL = re.compile(f"<[|｜][{SPELLED}]*>|<[{SPELLED}]+[|｜]>|</?｜DSML｜|[\ud800-\udfff]")
-"""What looks like a special token of a model, or is one. Nobody can write half of it."""
+"""Anything that is, or looks like, a special token. Such a token arrives whole, never in halves."""
 
 
 class Meaning(Struct, frozen=True):
-    """What is to be done at a marker."""
+    """The action at a marker."""
 
     action: Action
     trail: str = ""
-    """Layout after it."""
+    """Layout (whitespace) after the marker."""
     core: str = ""
     shapes: tuple[Calls, ...] = ()
-    """The calls that may follow."""
+    """Call syntaxes that may follow."""
     until: str = ""
-    """The end of a span that is dropped."""
+    """End of a span that is dropped."""
     bare: bool = False
-    """The call has no marker: what was found is its own beginning."""
+    """Whether the call has no marker: the match is the call's own first character."""
 
     @property
     def openings(self) -> Marks:
@@ -48,7 +48,7 @@ class Meaning(Struct, frozen=True):
 
 
 class Table:
-    """The markers of one state."""
+    """Markers of one state, with their actions."""
 
     def __init__(self, meanings: dict[str, Meaning]) -> None:
         self.meanings = meanings
@@ -56,7 +56,7 @@ class Table:
 
 
 class CompiledDialect:
-    """`text` and `reasoning` are the tables of the two states an answer can be in."""
+    """A dialect with the marker tables of the two states of an answer: `text` and `reasoning`."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class CompiledDialect:
         self.sentinels = sentinels
         self.calls, self.reasons = calls, reasoning
         self.lone = None if json_answer or not calls else _find_lone(dialect.calls)
-        """How calls are read that are the whole answer, without their marker."""
+        """Syntax for calls without a marker that are the whole answer, or None."""
         self.unseen = str.maketrans(dict.fromkeys(sentinels.values()))
         self.replaced = str.maketrans(dict(dialect.replaced))
         self.text = Table(_text_state(dialect, calls))
@@ -80,9 +80,9 @@ class CompiledDialect:
         self.halves = frozenset(
             half for mark in markers for half in _beginnings(mark) if SPECIAL.search(half)
         )
-        """Markers that are cut off behind a special token: what is left of them is no text."""
+        """Truncated markers that contain a special token; such a rest at the end of an answer is not text."""
         self.structure = re.compile("|".join([*map(re.escape, reversed(markers)), SPECIAL.pattern]))
-        """Markers that are made of special tokens."""
+        """Markers that contain special tokens."""
 
 
 @lru_cache(maxsize=256)
@@ -94,7 +94,10 @@ def compile_dialect(
     reasoning: bool = True,
     json_answer: bool = False,
 ) -> CompiledDialect:
-    """Shared between answers, and never changed. A `json_answer` that the model puts in a fence loses it."""
+    """Compile a dialect; the result is cached, shared between answers and never changed.
+
+    With `json_answer`, a ```json fence around the answer is removed.
+    """
     chosen = msgspec.structs.replace(dialect, own=None)
     if not reasoning and not dialect.channels:
         chosen = msgspec.structs.replace(chosen, reasoning=None)
@@ -108,7 +111,7 @@ def compile_dialect(
 
 
 def _by_id(value: D, sentinels: dict[str, str]) -> D:
-    """The declaration with special tokens in its markers replaced by their private characters."""
+    """Replace special tokens in the markers of a declaration with their private characters."""
     if not sentinels:
         return value
     by_length = sorted(sentinels.items(), key=lambda item: -len(item[0]))
@@ -138,7 +141,7 @@ def _find_lone(shapes: tuple[Calls, ...]) -> JsonCalls | None:
 
 
 def _markers(value: Any) -> Iterator[str]:
-    """All that a declaration spells out, but for what is written by examples."""
+    """Yield all strings of a declaration except output templates and names."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, tuple):
@@ -155,7 +158,9 @@ def _beginnings(mark: str) -> Iterator[str]:
 
 
 def variants(spellings: Iterable[str], before: str = "") -> dict[str, tuple[str, str]]:
-    """Everything a marker may be read off: spelling -> (what it is without layout, layout after it)."""
+    """Map each spelling with which a marker may be matched to the marker without layout and the layout after
+    it.
+    """
     found: dict[str, tuple[str, str]] = {}
     for spelling in spellings:
         core = spelling.strip() or spelling
@@ -168,12 +173,12 @@ def variants(spellings: Iterable[str], before: str = "") -> dict[str, tuple[str,
 
 @lru_cache(maxsize=4096)
 def marks_of(*spellings: Spellings) -> Marks:
-    """Markers of a reader, without the layout around them."""
+    """Return a marker set for a reader, without the layout around the markers."""
     return Marks(spelling.strip() or spelling for group in spellings for spelling in group if spelling)
 
 
 def first_characters(shape: Calls) -> Spellings:
-    """What a call without a marker begins with."""
+    """Return the characters that a call without a marker begins with."""
     if isinstance(shape, JsonCalls):
         return ("{",) if shape.list == "never" else ("[", "{") if shape.list == "may" else ("[",)
     return ("[",) if isinstance(shape, PythonCalls) else ()
@@ -201,7 +206,8 @@ def _reasoning_state(dialect: Dialect, calls: bool) -> dict[str, Meaning]:
     ended_by = thinking.ended_by
     openings = tuple(mark for shape in dialect.calls for mark in _openings(shape))
     if thinking.ended_by_call and not calls and SENTINEL.search("".join(openings)):
-        # Nobody asked for calls, so most of their special tokens are none of the dialect's; these end it.
+        # Calls are not requested, so the dialect's tables lack their special tokens; these still end
+        # reasoning.
         ended_by += openings
     elif thinking.ended_by_call:
         _add_calls(meanings, dialect.calls)
@@ -230,7 +236,9 @@ def _add_drops(meanings: dict[str, Meaning], dialect: Dialect) -> None:
 
 
 def _add_calls(meanings: dict[str, Meaning], shapes: tuple[Calls, ...]) -> None:
-    """A marker that several shapes share leads to all of them; what follows decides."""
+    """Add the markers of calls. A marker shared by several syntaxes leads to all; the
+    text after it decides.
+    """
     for shape in shapes:
         section = shape.section
         closes = (*shape.close, *(section.close if section else ()))
@@ -241,7 +249,7 @@ def _add_calls(meanings: dict[str, Meaning], shapes: tuple[Calls, ...]) -> None:
         if section is not None:
             for mark, (core, trail) in variants(section.open, shape.before).items():
                 _join(meanings, mark, Meaning("section", trail, core, (shape,)))
-        # What begins with its own first character is taken for a call only where a section says so.
+        # A call that begins with its own first character is recognised only outside of sections.
         if shape.open or section is None:
             opens = shape.open or first_characters(shape)
             for mark, (core, trail) in variants(opens, shape.before).items():

@@ -1,8 +1,8 @@
-"""How a dialect is declared. From one declaration come its parser, its renderer and its grammar.
+"""Declarations of dialects. Parser, renderer and grammar of a dialect come from one declaration.
 
-A marker is written as the model writes it. Whitespace at its ends is layout: a reader takes as much of it as
-is there and wants none, a renderer writes all of it. `"<think>\\n"` is read off `<think>` and `<think>\\n`,
-and leaves the second newline of `<think>\\n\\n` to the text. Of several spellings the first is written.
+A marker is written as the model writes it. Whitespace at its ends is layout: a parser accepts as much of it
+as is there and requires none, a renderer writes all of it. `"<think>\\n"` matches `<think>` and `<think>\\n`,
+and leaves the second newline of `<think>\\n\\n` to the text. With several spellings, the first is written.
 """
 
 import re
@@ -16,64 +16,70 @@ Spellings: TypeAlias = tuple[str, ...]
 QUOTES = tuple("'“‘«([{<")
 ENDS = tuple(".!?:;…。！？：")
 MOST_WORDS = 256
-"""Characters that a template may write after it has opened reasoning."""
+"""Maximum number of characters that a template may write after it has opened reasoning."""
 TURN = re.compile(r"<[|｜/!]?\w[^\s<>]*>|\[/?[A-Z_]+\]|(?:^|\n)\s*\w+:\s*\Z")
-"""What shows that others spoke since: control tokens, or on a line of its own the name of who is to speak."""
+"""Signs of a later speaker: a control token, or a line with only a speaker's name."""
 
 
 class ReasoningMarks(Struct, frozen=True, kw_only=True):
-    """What stands around reasoning."""
+    """Markers around reasoning."""
 
     open: Spellings = ("<think>\n",)
     close: Spellings = ("\n</think>\n\n",)
     ended_by_call: bool = False
-    """A call inside reasoning ends it, unless it is only mentioned. If not, it is reasoning in any case."""
+    """Whether a call inside reasoning ends it, unless the call is only mentioned. If False, calls in
+    reasoning are reasoning.
+    """
     ended_by: Spellings = ()
-    """Further markers that end it, and are read again as what follows."""
+    """Further markers that end reasoning; they are then read again as the beginning of what follows."""
     stray_close: Literal["drop", "keep"] = "drop"
-    """What becomes of a closing marker where nothing is open."""
+    """What to do with a closing marker when no reasoning is open."""
     preface: str = ""
-    """Words of the prompt that belong to reasoning when the prompt has opened it."""
+    """Text at the end of the prompt that belongs to reasoning when the prompt has opened it."""
     always: bool = False
-    """Every prompt opens it. Where the prompt is not known, a text that has no marker at all is reasoning."""
+    """Whether every prompt opens reasoning. If the prompt is unknown, text without any marker is then
+    reasoning.
+    """
 
 
 class Section(Struct, frozen=True, kw_only=True):
-    """What stands around all calls together."""
+    """Markers around all calls of an answer."""
 
     open: Spellings
     close: Spellings
     required: bool = False
-    """Calls outside of a section are text."""
+    """Whether calls outside of a section are text."""
     each: bool = False
-    """Every call is written into a section of its own."""
+    """Whether each call has a section of its own."""
 
 
 class CallShape(Struct, frozen=True, kw_only=True):
-    """What all ways to write a call have in common."""
+    """Fields that all call syntaxes share."""
 
     open: Spellings = ()
-    """None: the call itself must be recognised, by its first character."""
+    """Opening markers. If empty, a call is recognised by its first character."""
     close: Spellings = ()
     between: str = ""
-    """Written between two calls."""
+    """Text written between two calls."""
     before: str = ""
-    """Written between text and the first call."""
+    """Text written between the answer's text and the first call."""
     section: Section | None = None
     whole: bool = False
-    """Nothing is said of a call of a tool that is not declared before it is complete: it may be text."""
+    """Whether the call of an undeclared tool is emitted only when it is complete, because it may be text."""
     silent: bool = False
-    """Its markers are special tokens. One that no call goes with is dropped: it is never text."""
+    """Whether the markers are special tokens. One without a call is dropped and never becomes text."""
     ids: Literal["call", "mistral", "kimi"] = "call"
-    """How ids are made up where the model writes none."""
+    """Format of generated ids when the model writes none."""
 
     @property
     def closing(self) -> str:
-        """What is written after a call."""
+        """Text written after a call."""
         return self.close[0] if self.close else ""
 
     def make_id(self, name: str, written: str | None, number: int, used: set[str]) -> str:
-        """The id the model wrote, unless it has written it before; else one in the way of its family."""
+        """Return the id that the model wrote, unless it is already used; otherwise generate one in the
+        family's format.
+        """
         numbers, made = count(number), written
         while not made or made in used:
             if self.ids == "kimi":
@@ -91,61 +97,65 @@ class JsonCalls(CallShape, frozen=True, kw_only=True):
     arguments: Spellings = ("arguments", "parameters")
     id: Spellings = ()
     list: Literal["never", "may", "must"] = "never"
-    """Whether calls stand in [ ]. "may" writes no list; "must" writes one and also reads a single object."""
+    """Whether calls are in [ ]. "may" renders without a list; "must" renders a list and also parses a single
+    object.
+    """
     separator: str = ", "
-    """Between the objects of a list, or of a section without one."""
+    """Text between the objects of a list, or of a section without one."""
     several: bool = False
-    """Objects may follow each other, with the separator, under one marker."""
+    """Whether several objects, with the separator between them, may follow one marker."""
     needs_arguments: bool = False
-    """An object without arguments is no call."""
+    """Whether an object without arguments is not a call."""
     alone: bool = False
-    """Calls of declared tools may be the whole answer, without a marker, bare or in a ```json fence."""
+    """Whether calls of declared tools may be the whole answer, without a marker, bare
+    or in a ```json fence.
+    """
     declared: bool = False
-    """An object that does not name a declared tool is no call."""
+    """Whether an object that does not name a declared tool is not a call."""
     indent: str = ""
-    """Written before each object of a list, which then stands on lines of its own."""
+    """Text written before each object of a list; each object is then on its own line."""
 
 
 class NamedCalls(CallShape, frozen=True, kw_only=True):
-    """`<open>NAME<then>{...}<close>`: the name outside, the arguments as a JSON object."""
+    """`<open>NAME<then>{...}<close>`: the name before the arguments, which are a JSON object."""
 
     then: Spellings = ()
-    """After the name. An empty one means that the object follows directly."""
+    """Text after the name. An empty string means that the object follows directly."""
     id_first: str = ""
-    """`<open>ID<id_first>NAME<then>`"""
+    """Text between id and name: `<open>ID<id_first>NAME<then>`."""
     id_after: str = ""
-    """`<open>NAME<id_after>ID<then>`, where the id may be missing."""
+    """Text between name and id: `<open>NAME<id_after>ID<then>`. The id is optional."""
     prefixed: str = ""
-    """Kimi's names: `functions.NAME:0` is an id and holds the name; this is the prefix."""
+    """Prefix of Kimi's call ids, which contain the name: `functions.NAME:0`."""
 
 
 class TaggedCalls(CallShape, frozen=True, kw_only=True):
-    """`<open>NAME<then>` and then `<key>K<key_end>V<value_end>` for each argument, and `<close>`."""
+    """`<open>NAME<then>`, then `<key>K<key_end>V<value_end>` for each argument, then `<close>`."""
 
     then: Spellings
     key: Spellings
     key_end: Spellings
     value_end: Spellings
     value: str = ""
-    """Between the key and its value, where `key_end` does not lead there directly."""
+    """Text between key and value, if `key_end` does not lead there directly."""
     type_end: Spellings = ()
-    """A stated type stands between `key_end` and this."""
+    """End of the value's type, which is written after `key_end`."""
     types: Literal["", "string", "name"] = ""
-    """What the stated type says: `string="true"`, or the name of a JSON type."""
+    """Form of the written type: `string="true"`, or the name of a JSON type."""
     untyped: Literal["json", "text"] = "json"
-    """What an argument is that no schema speaks of: a JSON literal if it looks like one, or text."""
+    """How to read an argument that no schema describes: as JSON if it looks like a literal, or as text."""
     empty: Spellings = ()
-    """Instead of `then`: the call is complete here, and has no arguments."""
+    """Written instead of `then` when the call has no arguments and ends here."""
     open_end: bool = False
-    """The end of the answer ends a call whose last argument is complete."""
+    """Whether the end of the answer ends a call whose last argument is complete."""
     json_body: bool = False
-    """A JSON object may stand instead of the tags."""
+    """Whether a JSON object may replace the tags."""
     cdata: bool = False
-    """A text may stand in <![CDATA[ ]]>."""
+    """Whether a text value may be in <![CDATA[ ]]>."""
 
 
 class PythonCalls(CallShape, frozen=True, kw_only=True):
-    """`f(a=1, b='x')`, several of them separated, in [ ] if there is a bracket."""
+    """`f(a=1, b='x')`; several calls are separated and, with `brackets`, in [ ]."""
 
     brackets: bool = True
     separator: str = ", "
@@ -157,50 +167,49 @@ class BraceCalls(CallShape, frozen=True, kw_only=True):
     quote: str
 
 
-# What one family alone does. Each is one of the ways above, with a difference.
+# Variants of the syntaxes above that one family uses.
 
 
 class KeyedCalls(JsonCalls, frozen=True, kw_only=True):
-    """Apertus: `{"f": {...}}`, the name is the key."""
+    """Apertus: `{"f": {...}}`, with the name as key."""
 
 
 class PythonObjects(JsonCalls, frozen=True, kw_only=True):
-    """Sarashina: `{'name': 'f', 'arguments': {'a': True}}`, objects written as Python literals."""
+    """Sarashina: `{'name': 'f', 'arguments': {'a': True}}`, objects as Python literals."""
 
 
 class ActionCalls(JsonCalls, frozen=True, kw_only=True):
-    """Command R+: some calls say that there is none."""
+    """Command R+: JSON calls; calls with certain names mean "no call"."""
 
     ignored: Spellings
-    """Their names."""
+    """Names that mean "no call"."""
 
 
 class BlockCalls(JsonCalls, frozen=True, kw_only=True):
-    """Inkling: a word may stand between the opening of the section and that of the call.
-
-    An object with an empty name is no call.
+    """Inkling: a word may be between the opening of the section and that of the call. An object with an empty
+    name is not a call.
     """
 
 
 class AttributedCalls(TaggedCalls, frozen=True, kw_only=True):
-    """Kimi K3: `call tool="f" index="1"`, where names and keys are attributes, with &amp; and &quot; in them.
+    """Kimi K3: `call tool="f" index="1"`; names and keys are attributes and contain &amp; and &quot;.
 
-    The name alone is no call: something must follow, and a call that is cut off there is dropped.
+    A name alone is not a call: something must follow. A call cut off after its name is dropped.
     """
 
     rest: str
-    """Written between the name and `then`; when read, anything may stand there. {index} counts from 1."""
+    """Text written between the name and `then`; the parser accepts anything there. {index} counts from 1."""
 
 
 class DoubledCalls(TaggedCalls, frozen=True, kw_only=True):
-    """Muse: a doubled name, `f.f`, is the declared tool `f`."""
+    """Muse: a doubled name, `f.f`, means the declared tool `f`."""
 
 
 class TreeCalls(TaggedCalls, frozen=True, kw_only=True):
-    """MiniMax M3: arguments are a tree of tags named after them, `<tags><item>a</item></tags>`."""
+    """MiniMax M3: arguments are a tree of tags named after them, such as `<tags><item>a</item></tags>`."""
 
     lead: str
-    """Before each tag."""
+    """Text before each tag."""
     key: Spellings = ()
     key_end: Spellings = ()
     value_end: Spellings = ()
@@ -210,57 +219,61 @@ Calls: TypeAlias = JsonCalls | NamedCalls | TaggedCalls | PythonCalls | BraceCal
 
 
 class Channels(Struct, frozen=True, kw_only=True):
-    """Blocks with a header that says what they are, or whom they are for."""
+    """Blocks with a header that has their kind or their recipient."""
 
     start: Spellings
-    """Before the header of a further block. The prompt ends with it: the first block has none."""
+    """Text before the header of a further block. The prompt ends with it, so the first block has none."""
     header: Spellings
-    """What a header begins with, else with a name. Anything else at the start of an answer is text."""
+    """Beginnings of a header; if empty, a name begins it. Other text at the start of an answer is text."""
     body: str
-    """Between header and body."""
+    """Marker between header and body."""
     ends: Spellings = ()
-    """After the body. What follows outside of a block is text."""
+    """Markers after the body. Text outside of blocks is text."""
     recipient: str = ""
-    """What precedes the recipient in a header; without it the header is the recipient."""
+    """Marker before the recipient in a header; if empty, the header is the recipient."""
     channel: str = ""
-    """What precedes the channel. Where there are channels they decide, else recipients do."""
+    """Marker before the channel. The channel decides the kind of a block; without channels the recipient
+    does.
+    """
     reasoning: frozenset[str] = frozenset()
     text: frozenset[str] = frozenset()
     call: str = ""
-    """What a recipient must begin with to be a tool; the rest is the name."""
+    """Prefix of a recipient that is a tool; the rest is the tool's name."""
     written: tuple[str, str, str] = ("", "", "")
-    """Reasoning, text and a call as they are written, each with {body}, a call also with {name}."""
+    """Templates for reasoning, text and a call, each with {body}; the call's also has {name}."""
 
 
 class Dialect(Struct, frozen=True, kw_only=True):
-    """How one family of models writes reasoning and tool calls."""
+    """How one model family writes reasoning and tool calls."""
 
     name: str
     models: str
-    """Who speaks it, for people."""
+    """Models that use it, for people."""
     stems: Spellings = ()
-    """What the names of its models have in them, as `qwen3-coder`; of all that fit the longest counts."""
+    """Parts of its models' names, such as `qwen3-coder`; of all matching stems the longest counts."""
     reasoning: ReasoningMarks | None = None
     calls: tuple[Calls, ...] = ()
-    """Alternatives; the first is the one that is written."""
+    """Alternative call syntaxes; the renderer writes the first."""
     channels: Channels | None = None
     drops: Spellings = ()
-    """Markers that are no text: they are removed, and what they enclose stays."""
+    """Markers that are removed; the text between them stays."""
     drop_spans: tuple[tuple[str, str], ...] = ()
-    """Removed together with what is between them."""
+    """Marker pairs that are removed with the text between them."""
     text_open: str = ""
     text_close: str = ""
-    """Written around text where there is any; both are in `drops`."""
+    """Text written before and after a non-empty text; both are in `drops`."""
     replaced: tuple[tuple[str, str], ...] = ()
-    """Characters that stand for others."""
+    """Characters that are replaced by others before parsing."""
     prepends: str = ""
     """Text that is put before the answer."""
     unfenced: bool = False
-    """An answer that is one ```json fence is what stands in the fence."""
+    """Whether an answer that is a single ```json fence loses the fence."""
     own: Any = None
-    """The ResponseTemplate that came with a model, and reads its answers instead of all this."""
+    """The ResponseTemplate from a model's files; if set, it parses the answers and the other fields are not
+    used.
+    """
     aliases: Spellings = ()
-    """What other servers call it. A name of theirs that stands for several is that of the most common one."""
+    """Names in other servers. If such a name covers several dialects, it means the most common one."""
 
     @property
     def has_calls(self) -> bool:
@@ -268,11 +281,11 @@ class Dialect(Struct, frozen=True, kw_only=True):
 
 
 def starts_in_reasoning(dialect: Dialect, prompt: str, *, continues: bool = False) -> bool:
-    """Whether the rendered prompt leaves the answer inside of reasoning.
+    """Whether the answer to a rendered prompt begins inside reasoning.
 
-    What counts is the end of the prompt, not its middle, where a message may quote a marker: `<think>`, or a
-    few words of the template after it, as in `<think>\\nOkay,`. Where the prompt `continues` an answer that
-    was begun, it is the last marker in it.
+    The end of the prompt decides, because a marker in the middle may be quoted in a message. The end may be
+    `<think>`, or `<think>` and a few words of the template, as in `<think>\\nOkay,`. If the prompt
+    `continues` an answer, the last marker in it decides.
     """
     thinking = dialect.reasoning
     if thinking is None:
@@ -283,16 +296,16 @@ def starts_in_reasoning(dialect: Dialect, prompt: str, *, continues: bool = Fals
     end = prompt.rstrip()[-2 * MOST_WORDS :]
     if end.endswith(tuple(opens)):
         return True
-    place, opened = max((end.rfind(spelling), spelling) for spelling in opens)
-    words = end[place + len(opened) :].lstrip()
-    inside = place >= 0 and len(words) <= MOST_WORDS and not any(close in words for close in closes)
-    return inside and TURN.search(words) is None and not find_mention(end[:place])
+    offset, opened = max((end.rfind(spelling), spelling) for spelling in opens)
+    words = end[offset + len(opened) :].lstrip()
+    inside = offset >= 0 and len(words) <= MOST_WORDS and not any(close in words for close in closes)
+    return inside and TURN.search(words) is None and not find_mention(end[:offset])
 
 
 def begins_inside(dialect: Dialect, text: str) -> bool:
-    """Whether the text closes reasoning before it opens any: then the prompt had opened it.
+    """Whether the text closes reasoning before it opens any, so the prompt must have opened it.
 
-    `Hm.</think>Yes.` begins inside, `<think>Hm.</think>Yes.` does not.
+    True for `Hm.</think>Yes.`, False for `<think>Hm.</think>Yes.`.
     """
     if dialect.reasoning is None:
         return False
@@ -303,16 +316,16 @@ def begins_inside(dialect: Dialect, text: str) -> bool:
 
 
 def _first(text: str, spellings: tuple[str, ...]) -> int | None:
-    places = [text.find(spelling.strip()) for spelling in spellings]
-    return min((place for place in places if place >= 0), default=None)
+    offsets = [text.find(spelling.strip()) for spelling in spellings]
+    return min((offset for offset in offsets if offset >= 0), default=None)
 
 
 def find_mention(before: str, *, fenced: bool = False) -> Literal["", "quoted", "said"]:
-    """Whether a marker that follows this reasoning is only mentioned there, as in "use `<tool_call>`".
+    """Return whether a marker after this reasoning is only mentioned there, as in "use `<tool_call>`".
 
-    A call that ends reasoning begins a line, or follows what was thought directly or behind the end of a
-    sentence. In a code fence and in quotes somebody writes about calls, and in the middle of a sentence most
-    likely too.
+    A call that ends reasoning begins a line, or directly follows the text or the end of a sentence. In a code
+    fence or quotes the model writes about calls ("quoted"); in the middle of a sentence it probably does
+    ("said").
     """
     line = before.rpartition("\n")[2]
     if fenced or line.count("`") % 2 or line.count('"') % 2 or line.endswith(QUOTES):

@@ -1,7 +1,7 @@
-"""What there is to say of dialects, events and answers, as plain data: for commands and for routes alike.
+"""Dialects, events and answers as plain data, for commands and routes.
 
-`read_parts` reads a text in pieces of any size and says what came when, and where in the text each part of
-the answer stands: its reasoning, its text and its calls, each with the markers around it.
+`read_parts` parses a text in chunks and returns the events with the offsets at which they came, and the range
+of each part of the answer: reasoning, text and calls, each with the markers around it.
 """
 
 from collections.abc import Iterable
@@ -20,28 +20,28 @@ PART_KINDS = {"call_open": CALL, "call_arguments": CALL, "call_close": CALL}
 
 
 def parts_of(dialect: Dialect) -> list[str]:
-    """What a dialect has beside text: `["reasoning", "calls"]`."""
+    """Return what a dialect has beside text, such as `["reasoning", "calls"]`."""
     channels = dialect.channels
     reasoning = dialect.reasoning is not None or (channels is not None and bool(channels.reasoning))
-    # A channel that is neither for reasoning nor for text is a tool's.
+    # A channel that is neither for reasoning nor for text belongs to a tool.
     calls = bool(dialect.calls) or channels is not None
     return [name for name, has in (("reasoning", reasoning), ("calls", calls)) if has]
 
 
 def describe_dialect(dialect: Dialect, *, examples: bool = False) -> dict[str, Any]:
     parts = parts_of(dialect)
-    found: dict[str, Any] = {
+    description: dict[str, Any] = {
         "name": dialect.name,
         "models": dialect.models,
         "aliases": list(dialect.aliases),
         "reasoning": "reasoning" in parts,
         "calls": "calls" in parts,
     }
-    return found | ({"example": write_example(dialect)} if examples else {})
+    return description | ({"example": write_example(dialect)} if examples else {})
 
 
 def write_example(dialect: Dialect) -> str:
-    """An answer with reasoning, text and a call, as models of this family write it."""
+    """Render an answer with reasoning, text and a call, as models of this family write it."""
     parts = parts_of(dialect)
     call = ToolCall(id=None, name="get_weather", arguments='{"city": "Paris"}')
     return render(
@@ -55,21 +55,23 @@ def write_example(dialect: Dialect) -> str:
 
 
 def describe_marks(dialect: Dialect) -> dict[str, Any]:
-    """What is declared of it, without what is as in all others: `{"reasoning": {"open": ["<think>"]}}`."""
-    told: dict[str, Any] = {
+    """Return the declared syntax without default values, such as `{"reasoning": {"open": ["<think>"]}}`."""
+    fields: dict[str, Any] = {
         "reasoning": dialect.reasoning,
-        "calls": [{"shape": type(each).__name__, **_plain(each)} for each in dialect.calls],
+        "calls": [{"shape": type(syntax).__name__, **_plain(syntax)} for syntax in dialect.calls],
         "channels": dialect.channels,
         "drops": dialect.drops,
         "replaced": dialect.replaced,
         "own": "response_template" if dialect.own is not None else None,
     }
-    return {name: _plain(each) if isinstance(each, Struct) else each for name, each in told.items() if each}
+    return {
+        name: _plain(value) if isinstance(value, Struct) else value for name, value in fields.items() if value
+    }
 
 
 def _plain(declared: Struct) -> dict[str, Any]:
-    found: dict[str, Any] = msgspec.to_builtins(declared)
-    return {name: value for name, value in found.items() if value}
+    fields: dict[str, Any] = msgspec.to_builtins(declared)
+    return {name: value for name, value in fields.items() if value}
 
 
 def spell_answer(answer: Answer) -> dict[str, Any]:
@@ -78,7 +80,7 @@ def spell_answer(answer: Answer) -> dict[str, Any]:
 
 
 def spell_event(event: Event) -> dict[str, Any]:
-    """`{"kind": "call_open", "call": 0, "id": "call_1", "name": "f"}`"""
+    """Return an event as plain data: `{"kind": "call_open", "call": 0, "id": "call_1", "name": "f"}`."""
     if event.kind == "call_open":
         return {"kind": event.kind, "call": event.call, "id": event.call_id, "name": event.text}
     if event.kind == "call_arguments":
@@ -89,20 +91,21 @@ def spell_event(event: Event) -> dict[str, Any]:
 
 
 class AnswerPart(Struct):
-    """A stretch of what the model wrote, with the markers around it. `end` is not in it any more."""
+    """A stretch of model output with the markers around it, from `begin` up to, not including, `end`."""
 
     kind: str
     begin: int
     end: int = 0
     call: int | None = None
     name: str | None = None
-    """Of the tool."""
+    """Name of the tool."""
 
 
 class PartFinder:
-    """Told all events of an answer, in order, each with where its part begins; None: where the last one ends.
+    """Collects an answer's events, in order, into parts.
 
-    That may be counted in characters or in tokens.
+    Each event comes with the offset at which its part begins, or None if it continues the last part. Offsets
+    count characters or tokens.
     """
 
     def __init__(self) -> None:
@@ -123,23 +126,23 @@ class PartFinder:
             last.call, last.name = event.call, event.text
 
     def done(self, end: int) -> list[AnswerPart]:
-        """Those that have anything of what was written, all of it together."""
+        """Return the parts that are not empty; together they cover the whole text."""
         if self.parts:
             self.parts[0].begin, self.parts[-1].end = 0, end
         return [part for part in self.parts if part.end > part.begin]
 
 
 Told = list[tuple[int, Event]]
-"""Events, each with how much had been read when it came."""
+"""Events, each with the number of characters read when it came."""
 
 
 def read_parts(reader: AnswerReader | Parser, pieces: Iterable[str]) -> tuple[Told, list[AnswerPart]]:
-    told: Told = []
+    events: Told = []
     finder, read = PartFinder(), 0
     for piece in pieces:
         read += len(piece)
-        told += [(read, event) for event in reader.feed(piece)]
-    told += [(read, event) for event in reader.finish()]
-    for at, event in told:
+        events += [(read, event) for event in reader.feed(piece)]
+    events += [(read, event) for event in reader.finish()]
+    for at, event in events:
         finder.add(event, None if event.begins is None else at - event.begins, at)
-    return told, finder.done(read)
+    return events, finder.done(read)

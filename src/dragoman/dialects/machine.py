@@ -1,13 +1,13 @@
-"""The machine that reads an answer: in text or in reasoning, a marker at a time.
+"""State machine that parses an answer: in text or in reasoning, marker by marker.
 
-A call is read on trial. Until its name is certain, or till its end where a dialect wants that, what was read
-may still turn out to be text, and is then given back as such. Nothing is read twice, but for the beginning of
-an answer that might have been a call without a marker.
+A call is read on trial. Until its name is certain, or until its end if the dialect requires that, the text
+read so far may still turn out to be text and is then rolled back. Nothing is read twice except the beginning
+of an answer that might have been a call without a marker.
 
-An answer is a row of parts: reasoning, text, a call, each with the markers around it. Whoever reads tokens
-wants to know to which part each of them belongs, also those that no text comes of, so the first event of a
-part says where it begins (`Event.begins`). That place is the `_edge`: the marker that opens the part, or,
-where nothing does, the end of what closed the one before. Layout between two parts is the earlier one's.
+An answer is a sequence of parts: reasoning, text, calls, each with the markers around it. A reader of tokens
+needs the part of every token, including tokens without text, so the first event of a part says where it
+begins (`Event.begins`). That offset is `_edge`: the marker that opens the part or, if there is none, the end
+of what closed the part before. Layout between two parts belongs to the earlier one.
 """
 
 import re
@@ -25,11 +25,11 @@ from dragoman.types import Event, Kind, coalesce
 
 SPAN = re.compile(r"[\s\d:,\[\]]*")
 LONE_STARTS = frozenset("{` \n\t\r")
-"""What a call may begin with that is the whole answer."""
+"""Characters that may begin a call that is the whole answer."""
 
 
 class TrialState(Struct, frozen=True):
-    """What must be as it was when a trial fails."""
+    """State to restore when a trial fails."""
 
     reasoning: bool
     said: bool
@@ -41,9 +41,9 @@ class TrialState(Struct, frozen=True):
 
 
 class Emitter(Scanner):
-    """Says what is read: events, some of which are a draft until a call has proved to be one.
+    """Emits events, some of which stay a draft until a call is certain.
 
-    The sinks of the readers are its methods.
+    Its methods are the sinks of the readers.
     """
 
     def __init__(self, compiled: CompiledDialect, tools: Tools) -> None:
@@ -54,7 +54,7 @@ class Emitter(Scanner):
         self.calls = 0
         self.reasoning = False
         self.awaited: frozenset[frozenset[str]] = frozenset()
-        """Closing markers that have yet to come, each with its other spellings; they will be no text."""
+        """Closing markers still to come, each with its other spellings; they will not be text."""
         self._said = False
         self._blank: list[str] | None = []
         """Whitespace that may turn out to be layout around calls; None after text."""
@@ -62,30 +62,30 @@ class Emitter(Scanner):
         self.draft: list[Event] | None = None
         self._ids: set[str] = set()
         self._part: Kind | None = None
-        """What is being said; a call is its arguments."""
+        """Kind of the part that is being emitted; a call counts as its arguments."""
         self._edge = 0
-        """Where the next part begins, if one does: a `place`."""
+        """Offset (`place`) at which the next part would begin."""
         self._opened = False
-        """Whether a marker has opened the next part, of which nothing was said yet."""
+        """Whether a marker has opened the next part and nothing of it was emitted yet."""
         self._margin: ThoughtMargin | None = None
-        """What was thought so far, where a call may end reasoning."""
+        """Recent reasoning, in dialects where a call may end it."""
         self.lone = compiled.lone if tools.lenient else None
-        """How calls are read that are the whole answer; None if they cannot be."""
+        """Syntax of calls that are the whole answer; None if that is no longer possible."""
         self._left: list[str] = []
-        """What stands in a call and is no part of it: see `leave`."""
+        """Text inside a call that is not part of it: see `leave`."""
         self.header = ""
-        """A word that stands before a call: its name, or else text."""
+        """A word before a call: its name, or else text."""
         self.half = ""
-        """The beginning of a marker with which the answer ends."""
+        """Truncated marker at the end of the answer."""
         self._suspended: list[str] | None = None
-        """What was thought since something that looks like a call, but is none: see `suspend`."""
+        """Reasoning since a call marker that led to no call: see `suspend`."""
         self._suspended_at = (0, 0)
-        """Where a part with it begins if it is reasoning, and if it is text."""
+        """Offset at which the part with the suspended text begins if it is reasoning, and if it is text."""
         self._before = self.state()
-        """How things were when the present trial began."""
+        """State when the current trial began."""
 
     def take_events(self) -> list[Event]:
-        """What was said since the last time."""
+        """Return the events since the last call of this method."""
         if not self._events:
             return []
         events, self._events = self._events, []
@@ -100,7 +100,9 @@ class Emitter(Scanner):
         return coalesce(events) if len(events) > 1 else events
 
     def last_words(self) -> None:
-        """Reasoning that did not close ended with what looked like a call. Nothing but whitespace is text."""
+        """Finish the answer: suspended reasoning that never closed becomes text, and so does an answer that
+        is only whitespace.
+        """
         if self._suspended is not None:
             said, self._suspended = "".join(self._suspended), None
             self.new_paragraph()
@@ -140,15 +142,15 @@ class Emitter(Scanner):
             self._emit("reasoning", text)
 
     def suspend(self, given: str) -> None:
-        """A marker of calls leads to no call. If reasoning is closed later on, this was a part of it; else it
-        has ended here. Till then nothing is said.
+        """A call marker in reasoning led to no call. If reasoning is closed later, the text was part of it;
+        otherwise reasoning ended here. Emit nothing until then.
         """
         if self.reasoning and self._margin is not None and given and self._suspended is None:
             self._suspended, self._suspended_at = [], (self._edge, self.place - len(given))
             self._opened = False
 
     def resume(self) -> None:
-        """It was reasoning."""
+        """Emit the suspended text as reasoning."""
         if self._suspended is not None:
             thought, self._suspended = "".join(self._suspended), None
             edge, opened = self._edge, self._opened
@@ -160,11 +162,11 @@ class Emitter(Scanner):
         self._emit("call_arguments", text)
 
     def string_arguments(self, text: str) -> None:
-        """A piece of a string, which has yet to be escaped."""
+        """Escape a chunk of a string and emit it as arguments."""
         self._emit("call_arguments", escape_json(text))
 
     def leave(self, text: str) -> None:
-        """Something in a call that is neither frame nor argument: it is text, once the call is over."""
+        """Set aside text inside a call that is neither frame nor argument; it becomes text after the call."""
         if text:
             self._left.append(text)
 
@@ -175,12 +177,12 @@ class Emitter(Scanner):
 
     @property
     def in_text(self) -> bool:
-        """Whether the last thing said was text, and not just whitespace."""
+        """Whether the last emitted event was text other than whitespace."""
         return not self.reasoning and self._blank is None
 
     @property
     def sink(self) -> Sink:
-        """Where text goes that is no part of a call."""
+        """Sink for text outside of calls."""
         return self.think if self.reasoning else self.say
 
     def quickly(self, sink: Sink, other: re.Pattern[str]) -> Quick | None:
@@ -194,7 +196,9 @@ class Emitter(Scanner):
         return None
 
     def say_or_draft(self, event: Event, text: str) -> list[Event]:
-        """The event of a text that need not be read: said at once, unless it belongs to a draft."""
+        """Return the event of text that needs no parsing; if a draft is open, add it there and return
+        nothing.
+        """
         self._said = True
         if self.draft is None:
             return [event]
@@ -209,23 +213,25 @@ class Emitter(Scanner):
     # Turning points
 
     def open_part(self, marker: str = "") -> None:
-        """A part may begin with the marker that was just read, or here; further markers are inside of it."""
+        """Mark the beginning of a part at the marker just read, or here; further markers
+        are inside the part.
+        """
         if not self._opened:
             self._edge, self._opened = self.place - len(marker), True
 
     def close_part(self) -> None:
-        """What was read up to here belongs to what was said, but for whitespace that may yet be text."""
+        """End the current part here, except for whitespace that may still be text."""
         self._edge, self._opened = self._edge if self._blank else self.place, False
 
     def new_paragraph(self, *, reasoning: bool = False) -> None:
-        """What was said is over: whitespace from here on may be layout."""
+        """End the current paragraph: whitespace from here on may be layout."""
         self.reasoning, self._said, self._blank = reasoning, True, []
 
     def forget_layout(self) -> None:
         self._blank = None if self._blank is None else []
 
     def begin_call(self, shape: Calls) -> None:
-        """A call may begin here; what is read is on trial."""
+        """Begin a call; what is read from here is on trial."""
         if not self.holding:
             self.hold()
         self.open_part()
@@ -233,7 +239,9 @@ class Emitter(Scanner):
             self.draft = []
 
     def open_call(self, name: str, id_: str | None, shape: Calls) -> None:
-        """The name is certain. What follows is said as it comes, unless the shape wants the whole."""
+        """Open a call whose name is certain. Its text is emitted as it comes, unless the syntax needs the
+        whole call.
+        """
         if not self.mentioning and (not shape.whole or name in self.tools):
             self._be_sure()
             self._events += self.draft or ()
@@ -249,7 +257,7 @@ class Emitter(Scanner):
         self.new_paragraph()
 
     def close_call(self) -> None:
-        """The call is complete."""
+        """End a call that is complete."""
         closing = Event("call_close", 0, call=self.calls - 1)
         if self.draft is not None:
             self.draft.append(closing)
@@ -260,7 +268,7 @@ class Emitter(Scanner):
         self.say_left()
 
     def take_draft(self) -> None:
-        """What was held back are calls."""
+        """Emit the held-back events: they are calls."""
         if self.draft is not None and not self.mentioning:
             draft, self.draft = self.draft, None
             self._be_sure()
@@ -268,7 +276,7 @@ class Emitter(Scanner):
             self.keep()
 
     def _be_sure(self) -> None:
-        """It is a call, so what was thought before it was that."""
+        """Confirm that this is a call, so suspended text before it was reasoning."""
         if not self.compiled.calls:
             raise IsCall
         self.resume()
@@ -286,7 +294,7 @@ class Emitter(Scanner):
             self._before = self.state()
 
     def retract(self) -> str:
-        """The trial has failed: all is as it was, but for the text that was read, which is given back."""
+        """Roll back a failed trial: restore the state, and return the text that was read."""
         if self.mentioning:
             return ""
         state = self._before
@@ -298,9 +306,9 @@ class Emitter(Scanner):
 
 
 class Machine(Emitter):
-    """Feed it text; it says events. One machine reads one answer.
+    """Parser of one answer: `feed` takes text and returns events.
 
-    `verbatim` says that text, once it has begun, is all that comes: a marker in it is a quotation.
+    With `verbatim`, everything after the beginning of the text is text: a marker in it is a quotation.
     """
 
     def __init__(
@@ -329,12 +337,13 @@ class Machine(Emitter):
     def feed(self, text: str) -> list[Event]:
         if self.compiled.replaced:
             text = text.translate(self.compiled.replaced)
-        # Most tokens end here: all that can come is more of the same, and nothing else is in this one.
+        # Fast path for most tokens: only more of the same can come, and the text has no character of a
+        # marker.
         if self.quick is not None and not self._events:
             kind, other, change = self.quick
             if other.search(text) is None:
-                said = text if change is None else change(text) or text
-                return self.say_or_draft(Event(kind, 0, said, call=self.calls - 1), text)
+                output = text if change is None else change(text) or text
+                return self.say_or_draft(Event(kind, 0, output, call=self.calls - 1), text)
         self.append(text)
         next(self._run, None)
         return self.take_events()
@@ -373,12 +382,12 @@ class Machine(Emitter):
             yield from read_lone_calls(self, lone)
 
     def _is_quoted(self, mark: str) -> bool:
-        """Whether a marker stands inside of text. A special token never does, nor does what ends the text."""
+        """Whether a marker is inside text. A special token never is, nor is the marker that ends the text."""
         special = not self.compiled.unseen.keys().isdisjoint(map(ord, mark))
         return self.in_text and not special and mark.strip() != self.dialect.text_close.strip()
 
     def obey(self, mark: str, meaning: Meaning) -> Wait[None]:
-        """Do what a marker means."""
+        """Apply the action of a marker."""
         match meaning.action:
             case "section" | "call":
                 if self.reasoning and (mention := self._find_mention(mark, meaning)):
@@ -413,7 +422,7 @@ class Machine(Emitter):
             self.close_part()
 
     def _find_mention(self, mark: str, meaning: Meaning) -> str:
-        """Whether reasoning is about calls here. Special tokens are written for no other end than to call."""
+        """Return how reasoning only mentions a call here, or "". A special token always means a call."""
         if self._margin is None or SENTINEL.search(mark):
             return ""
         return self._margin.find_mention(mark.removesuffix(meaning.core))
@@ -442,7 +451,7 @@ class Machine(Emitter):
     # Trials
 
     def _try(self, mark: str, meaning: Meaning) -> Wait[None]:
-        """A call may follow. If none does, the marker and what was read after it are text."""
+        """Try to read a call. If there is none, the marker and the text after it are text."""
         self.hold(len(mark))
         self.open_part(meaning.core)
         if meaning.bare:
@@ -465,14 +474,16 @@ class Machine(Emitter):
             self.say_left()
 
     def leave_call(self, given: str) -> None:
-        """A call that nobody asked for is text, but it is the end of reasoning."""
+        """Emit a call as text, because the client requested no calls; it still ends reasoning."""
         self.resume()
         self.new_paragraph()
         self._edge = self.place - len(given)
         self.say(given)
 
     def close_calls(self, shape: Calls, meaning: Meaning) -> Wait[None]:
-        """After a call its closing marker, if it is there. What may still come is no text then."""
+        """Read the closing marker after a call if it is there. Expected closing markers that come later are
+        not text.
+        """
         if shape.section is not None and meaning.action == "call":
             self.await_close(shape.section.close)
         if shape.close:

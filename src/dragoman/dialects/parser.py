@@ -1,4 +1,4 @@
-"""The parsers as a library: text or tokens in, events out, and the whole answer as their fold."""
+"""Public parsers: text or tokens in, events out. A full answer is the fold of its events."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -16,11 +16,13 @@ PIECE = 64 * 1024
 
 
 class AnswerReader(Protocol):
-    """Fed as the text comes. What it holds back must come out of a later `feed`, or of `finish`."""
+    """Parser that takes text as it arrives. What it holds back must come out of a later `feed`, or of
+    `finish`.
+    """
 
     @property
     def waiting(self) -> int:
-        """How many of the last characters are held back."""
+        """Number of characters held back at the end."""
 
     def feed(self, text: str) -> list[Event]: ...
 
@@ -28,7 +30,7 @@ class AnswerReader(Protocol):
 
 
 class PlainReader:
-    """The dialect of models that write text and nothing else: all of it passes through."""
+    """Parser for models that write only text: everything passes through."""
 
     waiting = 0
 
@@ -40,12 +42,12 @@ class PlainReader:
 
 
 class Parser:
-    """Reads one answer as it comes.
+    """Parser of one answer, fed as the answer arrives.
 
-    `feed("text")`, or `feed([(id, "text"), ...])` with the ids of the tokens: then a marker that is one of
-    `special_tokens` is recognised by its id alone, and its spelling in ordinary text is text, and each id is
-    on an event of the part that it belongs to.
-    `dialect` is a name, a Dialect, or a model's own `response_template`, which alone asks for the `prompt`.
+    `feed` takes text, or pairs of token id and text. With ids, a marker in `special_tokens` is recognised by
+    id alone, its spelling in ordinary text is text, and each id is on an event of the part that it belongs
+    to. `dialect` is a name, a Dialect, or a model's own `response_template`; only the last needs the
+    `prompt`.
     """
 
     def __init__(
@@ -93,7 +95,7 @@ class Parser:
         return events
 
     def _share(self, said: list[Event]) -> list[Event]:
-        """The events with the ids that waited, if there are any."""
+        """Return the events with the pending ids assigned to them."""
         if not said or not self._ids:
             return said
         unseen, *shares = share_tokens(said, self._sizes, self._reader.waiting)
@@ -107,7 +109,7 @@ class Parser:
         return taken
 
     def _token(self, id_: int, piece: str) -> str:
-        """A special token is its private character if it is a marker, and nothing if it is none."""
+        """Return a special token as its private character if it is a marker, otherwise as nothing."""
         special = self._special.get(id_)
         return piece if special is None else self._sentinels.get(special, "")
 
@@ -132,25 +134,27 @@ def parse(
     reasoning: bool = True,
     json_answer: bool = False,
 ) -> Answer:
-    """`parse('<tool_call>{"name": "f", "arguments": {}}</tool_call>').calls[0].name` is "f"."""
+    """Parse a full answer: `parse('<tool_call>{"name": "f", "arguments": {}}</tool_call>').calls[0].name` is
+    "f".
+    """
     parser = Parser(
         dialect, tools, starts_in_reasoning, calls=calls, reasoning=reasoning, json_answer=json_answer
     )
     folded = Fold()
-    # In pieces, so that there are never many events, and no search through all of it at once.
+    # In chunks, so that the number of events and the length of a search stay bounded.
     for at in range(0, len(text), PIECE):
         folded.add(parser.feed(text[at : at + PIECE]))
     folded.add(parser.finish())
     return folded.done()[0]
 
 
-# Whole texts read by the name of a parser, in the shapes that engine authors know from smg
+# Parsers of whole texts by parser name, with the return values that engine authors know from smg.
 
 
 def parse_tool_call_complete(text: str, parser_name: str) -> dict[str, Any]:
-    """`{"normal_text": "...", "tool_calls": [{"name": "f", "arguments": "{...}"}]}`.
+    """Return `{"normal_text": "...", "tool_calls": [{"name": "f", "arguments": "{...}"}]}`.
 
-    Reasoning is left in the text. A name that stands for no dialect is a ValueError.
+    Reasoning stays in the text. Raises ValueError for an unknown name.
     """
     answer = parse(text, _get_named(parser_name, "tool"), reasoning=False)
     calls = [{"name": call.name, "arguments": call.arguments} for call in answer.calls]
@@ -158,9 +162,9 @@ def parse_tool_call_complete(text: str, parser_name: str) -> dict[str, Any]:
 
 
 def parse_reasoning_complete(text: str, parser_name: str) -> dict[str, Any]:
-    """`{"normal_text": "...", "reasoning_text": "..."}`.
+    """Return `{"normal_text": "...", "reasoning_text": "..."}`.
 
-    Calls are left in the text. A name that stands for no dialect is a ValueError.
+    Calls stay in the text. Raises ValueError for an unknown name.
     """
     dialect = _get_named(parser_name, "reasoning")
     answer = parse(text, dialect, (), begins_inside(dialect, text), calls=False)

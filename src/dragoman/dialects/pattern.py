@@ -1,27 +1,26 @@
-"""Regular expressions of a model's files, found in text that comes in pieces.
+"""Regular expressions from a model's files, matched against text that arrives in chunks.
 
-Why not `re`. A pattern of a `response_template` is somebody's file, and the text is a model's answer: for
-`re`, both can be made so that a match takes years, and `\\s*</tag>` takes seconds where a model falls into
-writing spaces. Nor can `re` say whether a match that it found would still be one, or another one, if more
-text came, and an answer must be read alike however it is cut.
+Why not `re`. A pattern of a `response_template` comes from a downloaded file, and the text is a model's
+answer: for `re`, both can be crafted so that a match takes years, and `\\s*</tag>` takes seconds when a model
+writes endless spaces. Nor can `re` say whether a match would still be the match if more text came, and an
+answer must parse alike however it is cut.
 
-How it works (after Thompson and Pike). A pattern is read into nodes: one that takes a character, a split
-into a first and a second choice, one that saves a place, one that wants a border (`^`, `$`, `\\b`, `\\B`),
-and the match. All ways through the nodes are followed at the same time, a character at a time, in the order
-in which a backtracking matcher would try them. A way that comes to a node where an earlier one is already
-ends there, so there are never more ways than nodes, and the time is proportional to the text. A way that
-matches ends all that are later than itself; the earlier ones go on, and if one of those matches, its match is
-the better one. So the match is the one that `re` would have found, and it is `settled` when no earlier way
-is left.
+How it works (after Thompson and Pike). A pattern is compiled into nodes: one that takes a character, a split
+into a first and a second choice, one that saves an offset, one that requires a border (`^`, `$`, `\\b`,
+`\\B`), and the match. All threads through the nodes are followed at the same time, character by character, in
+the order in which a backtracking matcher would try them. A thread that reaches a node where an earlier one
+already is ends there, so there are never more threads than nodes, and time is proportional to the text. A
+thread that matches ends all later ones; earlier ones go on, and a match of one of them is better. The final
+match is therefore the one that `re` would have found, and it is `settled` when no earlier thread is left.
 
     pattern  <a+>     text  x < a a > y
-                            0 1 2 3 4 5     a way begins at 1, loops at 2 and 3, matches at 4: settled
+                            0 1 2 3 4 5     a thread begins at 1, loops at 2 and 3, matches at 4: settled
 
-What one character does to a list of ways is worked out once (`_work_out`) and then looked up.
-Only what a regular language has is read: no back references, no looks behind, and ahead only at the end.
+The effect of a character on a list of threads is computed once (`_work_out`) and then looked up. Only regular
+languages are supported: no back references, no lookbehind, and lookahead only at the end.
 
-`constrain/grammar/expressions.py` reads expressions as well, into trees that say what matches from end to
-end. Here it matters what is tried first, and which part a group has matched; no such tree says that.
+`constrain/grammar/expressions.py` also parses expressions, into trees that describe matches from end to end.
+Here the order of attempts and the extent of groups count, which such a tree does not have.
 """
 
 import re
@@ -35,12 +34,16 @@ MAX_PATTERN = 1000
 MAX_NODES = 4000
 MAX_REPEAT = 200
 MAX_STEPS = 20_000
-"""Remembered for one pattern; a text with very many different characters begins anew."""
+"""Maximum number of cached steps of one pattern; beyond it, as with very many different characters, the cache
+is cleared.
+"""
 WORK_PER_CHARACTER = 8
 FRESH = -1
-"""The source of a way that begins here."""
+"""Source of a thread that begins at this character."""
 AHEAD = 1
-"""The slot for where a look ahead begins, and the match ends. Slot 0 is where it begins; then come groups."""
+"""Slot for the offset where a lookahead begins and the match ends. Slot 0 is the start; slots after it are
+groups.
+"""
 
 _CLASS = re.compile(r"\[\^?\]?(?:\\.|\[:|[^\]\\])*\]", re.DOTALL)
 _ESCAPE = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|[dDwWsSnrtfv0]|[^\w\s]|\s)")
@@ -54,21 +57,21 @@ _Op: TypeAlias = Literal["char", "split", "save", "border", "match"]
 
 
 class _Node:
-    """One thing to do on the way to a match."""
+    """One instruction of the compiled pattern."""
 
     __slots__ = ("op", "other", "slot", "then", "what")
 
     def __init__(self, op: _Op, then: "_Node | None" = None, what: str = "", slot: int = 0) -> None:
         self.op = op
         self.then = self.other = then or self
-        """Of a split: what is tried first, and what is tried second."""
+        """In a split: the first and the second choice."""
         self.what = what
-        """Of a char: a pattern of one character. Of a border: which."""
+        """In a char: a pattern of one character. In a border: which one."""
         self.slot = slot
 
 
 _Piece: TypeAlias = Callable[[_Node], _Node]
-"""A part of a pattern: given the node that follows, it makes its own, and gives the first of them."""
+"""A part of a pattern as a function: takes the node that follows, and returns the first of its own nodes."""
 
 
 class Match(NamedTuple):
@@ -77,18 +80,20 @@ class Match(NamedTuple):
     groups: dict[str, tuple[int, int]]
 
 
-# Reading a pattern
+# Compiling a pattern
 
 
 def compile_pattern(pattern: str, where: str) -> "Pattern":
-    """`compile_pattern("<think>\\\\s*", "fields.thinking.open_pattern")`; an error says `where`."""
+    """Compile a pattern, as in `compile_pattern("<think>\\\\s*", "fields.thinking.open_pattern")`; errors
+    name `where`.
+    """
     if len(pattern) > MAX_PATTERN:
-        raise SettingsError(f"{where} has {len(pattern)} characters; {MAX_PATTERN} are the most.")
+        raise SettingsError(f"{where} has {len(pattern)} characters; at most {MAX_PATTERN} are allowed.")
     return _NodeBuilder(pattern, where).read()
 
 
 def compile_literals(literals: tuple[str, ...], where: str) -> "Pattern":
-    """Any of these texts; the longest, where several fit."""
+    """Compile alternatives of literal texts; the longest that fits wins."""
     ordered = sorted(dict.fromkeys(literals), key=len, reverse=True)
     return _NodeBuilder("|".join(map(re.escape, ordered)), where).read()
 
@@ -104,7 +109,7 @@ class _NodeBuilder:
         try:
             piece = self._alternatives()
             if self._rest:
-                self._refuse("has a ) too many")
+                self._refuse("has an unmatched )")
             return Pattern(piece(_Node("match")), tuple(self._groups))
         except RecursionError:
             self._refuse("is nested too deeply")
@@ -168,14 +173,14 @@ class _NodeBuilder:
         return lambda then: self._node("char", then, what)
 
     def _character(self) -> str:
-        """The pattern of one character, which `re` itself may read: it cannot go back and forth in it."""
+        """Return the pattern of one character. It is safe for `re`, which cannot backtrack in it."""
         first = self._rest[0]
         if first in "*+?":
             self._refuse("repeats nothing")
         form = {"[": _CLASS, "\\": _ESCAPE}.get(first)
         found = form.match(self._rest) if form else None
         if form and not found:
-            self._refuse("has something that is not supported")
+            self._refuse("has an unsupported class or escape")
         text = found[0] if found else first
         self._take(text)
         if not found and text != ".":
@@ -183,27 +188,27 @@ class _NodeBuilder:
         try:
             re.compile(text)
         except re.error:
-            self._refuse("has a class that cannot be read")
+            self._refuse("has an invalid class")
         return text
 
     def _group(self) -> _Piece:
         ahead = self._take("(?=")
         found = None if ahead else _GROUP.match(self._rest)
         if not ahead and not found:
-            self._refuse("has a kind of group that is not supported")
+            self._refuse("has an unsupported kind of group")
         self._take(found[0] if found else "")
         name = found[1] if found else None
         if name in self._groups:
-            self._refuse(f"names two groups {name}")
+            self._refuse(f"has two groups named {name}")
         slot = AHEAD + 1 + 2 * len(self._groups)
         self._groups += [name] if name else []
         piece = self._alternatives()
         if not self._take(")"):
-            self._refuse("has a ( that is not closed")
+            self._refuse("has an unclosed (")
         if ahead:
-            # Only at the very end, where it says how far the match goes and what must follow.
+            # Only at the very end: it sets the end of the match and what must follow.
             if self._rest.strip(")"):
-                self._refuse("looks ahead elsewhere than at its end")
+                self._refuse("has a lookahead before its end")
             return lambda then: self._node("save", piece(then), slot=AHEAD)
         if not name:
             return piece
@@ -215,7 +220,7 @@ class _NodeBuilder:
             return piece
         lazy = self._take("?")
         if self._rest[:1] in ("+", "*"):
-            self._refuse("has a repeat that is not supported")
+            self._refuse("has an unsupported repeat")
 
         def build(then: _Node) -> _Node:
             node = then
@@ -226,7 +231,7 @@ class _NodeBuilder:
             for _ in range((most or least) - least):
                 node = self._split(piece(node), then, lazy)
             for _ in range(least):
-                # Nothing at all may be repeated too, and that many times.
+                # A repeated empty expression counts as well, once per repetition.
                 self._spend()
                 node = piece(node)
             return node
@@ -248,13 +253,13 @@ class _NodeBuilder:
         return least, most
 
 
-# Following all ways
+# Following all threads
 
 
 class _Way(NamedTuple):
     node: _Node
     source: int
-    """Which of the ways before it came from."""
+    """Index of the earlier thread that this one continues."""
     now: tuple[int, ...]
     """Slots that are saved before the character."""
     then: tuple[int, ...]
@@ -262,33 +267,33 @@ class _Way(NamedTuple):
 
 
 class _WayStep(NamedTuple):
-    """What a character does: the ways after it, and perhaps a match that no earlier way can prevent."""
+    """Effect of a character: the threads after it, and a match if no earlier thread can prevent it."""
 
     after: "_Ways"
     ways: tuple[_Way, ...]
     match: _Way | None
     matched_before: bool
-    """The match ends before the character."""
+    """Whether the match ends before the character."""
     same: bool
-    """Every way kept what it had saved, so that nothing is to be copied."""
+    """Whether all threads keep their slots, so that nothing is copied."""
 
 
 class _Ways:
-    """Where all ways are, and what is known of the steps from there."""
+    """Positions of all threads, with the steps computed from there."""
 
     __slots__ = ("before", "nodes", "seeding", "steps")
 
     def __init__(self, nodes: tuple[_Node, ...], before: str, seeding: bool) -> None:
         self.nodes = nodes
         self.before = before
-        """The last character, or one of its kind; "^" is no character but the very begin."""
+        """The last character, or one of its class; "^" stands for the beginning of the text."""
         self.seeding = seeding
-        """A way may begin at each character: there is no match yet."""
+        """Whether a thread may begin at each character, because there is no match yet."""
         self.steps: dict[str, _WayStep] = {}
 
 
 class Pattern:
-    """The nodes, with what was learned of them so far. Shared by all who look for it."""
+    """A compiled pattern with its cached steps, shared by all searches."""
 
     def __init__(self, start: _Node, groups: tuple[str, ...]) -> None:
         self.groups = groups
@@ -305,7 +310,7 @@ class Pattern:
         return found
 
     def step(self, state: _Ways, character: str) -> _WayStep:
-        """The step that is not known yet; "" is the end of the text."""
+        """Compute a step that is not cached; "" is the end of the text."""
         self._steps += 1
         if self._steps > MAX_STEPS:
             self._steps = 0
@@ -319,7 +324,7 @@ class Pattern:
         return step
 
     def find_all(self, text: str) -> Iterator[Match]:
-        """All matches that do not overlap. One that would take much more than one pass ends the search."""
+        """Yield all matches that do not overlap. The search ends when it has done much more than one pass."""
         at, left = 0, WORK_PER_CHARACTER * len(text) + MAX_STEPS
         while at <= len(text) and left > 0:
             search = Search(self, text[at - 1 : at] if at else "")
@@ -338,14 +343,14 @@ class Pattern:
 
     @property
     def matches_nothing(self) -> bool:
-        """The empty text matches, wherever it is."""
+        """Whether the empty text matches anywhere."""
         inside = {"^": False, "$": False, "b": True, "B": True}
         return any(
             node.op == "match" or AHEAD in saved for node, saved in _follow(self._start, set(), inside)
         )
 
     def first_characters(self) -> str:
-        """The characters that a match can begin with, as a pattern; "" if that cannot be told."""
+        """Return a pattern of the characters that a match can begin with; "" if any can."""
         anywhere = {"^": False, "$": True, "b": True, "B": True}
         found = [node for node, _ in _follow(self._start, set(), anywhere)]
         return "" if any(node.op == "match" for node in found) else "|".join(sorted({n.what for n in found}))
@@ -354,7 +359,9 @@ class Pattern:
 def _work_out(
     sources: list[tuple[int, _Node]], before: str, character: str
 ) -> tuple[list[_Way], _Way | None, bool]:
-    """The ways after a character, and perhaps a match; whether that ends before the character."""
+    """Return the threads after a character, a match if there is one, and whether it ends before the
+    character.
+    """
     border = _is_word(before) != _is_word(character)
     here = {"^": before == "^", "$": not character, "b": border, "B": not border}
     entered: set[_Node] = set()
@@ -379,9 +386,10 @@ _NOT_KNOWN_YET: dict[str, bool | None] = {"^": False, "$": None, "b": None, "B":
 def _follow(
     start: _Node, seen: set[_Node], borders: "dict[str, bool] | dict[str, bool | None]"
 ) -> Iterator[tuple[_Node, tuple[int, ...]]]:
-    """Where a way leads without a character, first choices first, and the slots that are saved on it.
+    """Yield the nodes that a thread reaches without a character, first choices first, with the slots it
+    saves.
 
-    That is to characters, to the match, and to borders of which it is not known whether they are there.
+    These nodes are characters, the match, and borders whose truth is not known yet.
     """
     todo: list[tuple[_Node, tuple[int, ...]]] = [(start, ())]
     while todo:
@@ -400,20 +408,22 @@ def _follow(
 
 
 class Search:
-    """Looks for the first match in what is pushed."""
+    """Search for the first match in the characters that are pushed."""
 
     def __init__(self, pattern: Pattern, before: str = "") -> None:
         self._pattern = pattern
         self._state = pattern.ways((), before or "^", True)
         self._saved: list[tuple[int, ...]] = []
-        """For each way its slots."""
+        """Slots of each thread."""
         self.match: Match | None = None
         self.busy = False
-        """A way is under way, or there is a match. If not, characters that begin none may be skipped."""
+        """Whether a thread is running or there is a match. If not, characters that begin no match may be
+        skipped.
+        """
 
     @property
     def settled(self) -> bool:
-        """The match is what it will be."""
+        """Whether the match is final."""
         return not self._saved and self.match is not None
 
     def push(self, character: str, at: int) -> None:
@@ -427,21 +437,21 @@ class Search:
         self._state = step.after
 
     def end(self, at: int) -> None:
-        """There is no more text: what could still come about does not."""
+        """End the text: matches that need more of it fail."""
         self.push("", at)
         self._saved = []
         self.busy = self.match is not None
 
     def skip(self, last: str) -> None:
-        """Characters were left out that no match begins with; this was the last of them."""
+        """Skip characters that begin no match; `last` is the last of them."""
         self._state = self._pattern.ways((), last, True)
 
     def pending(self) -> int | None:
-        """Where the earliest match begins that may still come about."""
+        """Return where the earliest match that is still possible begins."""
         return self._saved[0][0] if self._saved else None
 
     def give_up(self, before: int) -> None:
-        """Forget the ways that began before this place."""
+        """Drop threads that began before this offset."""
         kept = [number for number, saved in enumerate(self._saved) if saved[0] >= before]
         if len(kept) < len(self._saved):
             nodes = tuple(self._state.nodes[number] for number in kept)

@@ -1,4 +1,4 @@
-"""An answer written as a model would write it: the way back from what `parse` gives."""
+"""Rendering: an answer as a model would write it, the inverse of `parse`."""
 
 import json
 import re
@@ -26,10 +26,10 @@ PYTHON_CALL = "{name}({arguments})"
 
 
 def render(dialect: str | Dialect, answer: Answer) -> str:
-    """`render("hermes", Answer(text="Hi"))` is "Hi". Reasoning comes first, then text, then calls.
+    """Render an answer: `render("hermes", Answer(text="Hi"))` is "Hi". Reasoning, then text, then calls.
 
-    What a syntax cannot hold is written as it is: a tag in the value of a tagged argument ends that value.
-    So are arguments that are no JSON object.
+    What a syntax cannot represent is written unchanged: a tag inside a tagged argument's value ends that
+    value. Arguments that are not a JSON object are also written unchanged.
     """
     dialect = get_dialect(dialect) if isinstance(dialect, str) else dialect
     if dialect.channels is not None:
@@ -55,14 +55,14 @@ def _write_blocks(dialect: Dialect, answer: Answer) -> str:
     reasoning, text, call = channels.written
     blocks = [reasoning.format(body=answer.reasoning)] if answer.reasoning and reasoning else []
     blocks += [text.format(body=answer.text)] if answer.text else []
-    for made in answer.calls:
-        body = render_calls(dialect.calls[0], [made]) if dialect.calls else made.arguments
-        blocks.append(call.format(name=made.name, body=body))
+    for tool_call in answer.calls:
+        body = render_calls(dialect.calls[0], [tool_call]) if dialect.calls else tool_call.arguments
+        blocks.append(call.format(name=tool_call.name, body=body))
     return channels.start[0].join(blocks)
 
 
 def render_calls(shape: Calls, calls: Sequence[ToolCall]) -> str:
-    """The calls of one answer, with what stands around and between them."""
+    """Render the calls of one answer, with the text around and between them."""
     if isinstance(shape, JsonCalls | PythonCalls):
         return _write_together(shape, calls)
     section = shape.section
@@ -84,7 +84,7 @@ def _write_one(shape: NamedCalls | TaggedCalls | BraceCalls, call: ToolCall, ind
 
 
 def _write_together(shape: JsonCalls | PythonCalls, calls: Sequence[ToolCall]) -> str:
-    """Calls that share one list, or else one marker each."""
+    """Render calls that share one list, or have one marker each."""
     opening, closing = shape.open[0] if shape.open else "", shape.closing
     if isinstance(shape, PythonCalls):
         inside = shape.separator.join(map(_write_python, calls))
@@ -166,7 +166,7 @@ def _type_name(value: str) -> str:
 
 
 def _write_tag(shape: TreeCalls, key: str, value: str) -> str:
-    """A value as a tag with tags in it."""
+    """Render a value as a tag with nested tags."""
     if value.startswith('"'):
         inside = string_of(value)
     elif value.startswith("{"):
@@ -191,7 +191,7 @@ def _write_brace(shape: BraceCalls, call: ToolCall) -> str:
     return shape.open[0] + call.name + arguments + shape.close[0]
 
 
-# JSON text written over as the literals of other syntaxes. Numbers keep their spelling.
+# Conversion of JSON text to literals of other syntaxes. Numbers keep their spelling.
 
 _decode = json.JSONDecoder(strict=False, parse_int=len, parse_float=len).raw_decode
 SPACE = re.compile(r"[\s,:]*")
@@ -200,8 +200,9 @@ BARE_KEY = re.compile(r"[\w.\-]+")
 
 
 def write_or_keep(write: Callable[[str], str], arguments: str) -> str:
-    """The arguments as `write` writes them, or as they are where they are no JSON object: a call may have
-    been cut off, and a client may send anything."""
+    """Return the arguments as `write` renders them, or unchanged if they are not a JSON object: a call may
+    have been cut off, and a client may send anything.
+    """
     try:
         return write(arguments)
     except (ValueError, RecursionError):
@@ -209,12 +210,12 @@ def write_or_keep(write: Callable[[str], str], arguments: str) -> str:
 
 
 def string_of(text: str) -> str:
-    """What a JSON string says."""
+    """Return the contents of a JSON string."""
     return whole_characters(json.loads(text, strict=False))
 
 
 def members(text: str) -> Iterator[tuple[str, str]]:
-    """The keys and values of an object, or the values of a list with "" for keys; values as JSON text."""
+    """Yield keys and values of an object, or values of a list with "" as keys; values as JSON text."""
     text = text.strip()
     if text[:1] not in ("{", "["):
         raise ValueError(f"arguments must be a JSON object, not {text[:20]!r}")
@@ -240,7 +241,7 @@ def _skip_layout(text: str, at: int) -> int:
 
 
 def python_value(text: str) -> str:
-    """`{"a": true}` as `{'a': True}`."""
+    """Convert JSON `{"a": true}` to Python's `{'a': True}`."""
     if text.startswith('"'):
         return repr(json.loads(text, strict=False))
     if text.startswith("{"):
@@ -251,7 +252,7 @@ def python_value(text: str) -> str:
 
 
 def brace_value(text: str, quote: str) -> str:
-    """`{"a": "x"}` as `{a:<|"|>x<|"|>}`."""
+    """Convert JSON `{"a": "x"}` to `{a:<|"|>x<|"|>}`."""
     if text.startswith('"'):
         return f"{quote}{string_of(text)}{quote}"
     if text.startswith("{"):

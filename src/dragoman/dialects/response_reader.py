@@ -1,4 +1,4 @@
-"""Reads an answer by a `response_template`: text in, events out, however it is cut."""
+"""Parser driven by a `response_template`: text in, events out, independent of how the text is cut."""
 
 import re
 from secrets import token_hex
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from dragoman.dialects.response_template import Field, ResponseTemplate
 
 MAX_HELD = 4096
-"""A marker that is longer is none: text is not held back for more than this many characters."""
+"""Maximum length of a marker, in characters: no more text is held back."""
 
 
 class _Watch:
-    """A marker that is looked for."""
+    """A marker to search for."""
 
     def __init__(self, field: "Field", opens: bool, before: str) -> None:
         pattern = field.open if opens else field.close
@@ -30,12 +30,12 @@ class _Watch:
         self.search = Search(pattern, before)
 
     def rank(self, match: Match) -> tuple[int, int, bool, str]:
-        """Less is better: what begins first, then what is longest."""
+        """Sort key, less is better: the earliest match, then the longest."""
         return (match.start, match.start - match.end, not self.opens, self.field.name)
 
 
 class _Trim:
-    """The text of a field without the space around it, also where calls stand in between."""
+    """Removes the whitespace around a field's text, also when calls come in between."""
 
     def __init__(self, field: "Field") -> None:
         self._strips = bool(field.args.get("strip", True))
@@ -57,7 +57,7 @@ class _Trim:
         return said
 
     def drop(self) -> None:
-        """What is held is not to come out: it stood in the prompt, or a joiner stands for it."""
+        """Drop held whitespace: it was in the prompt, or a joiner replaces it."""
         self._held = []
 
     def begin_again(self) -> None:
@@ -65,23 +65,25 @@ class _Trim:
 
 
 class _Region(Struct):
-    """What is being read; outside of all regions its field is the one without an opener, if there is one."""
+    """The region being read. Outside of all regions its field is the one without an
+    opening marker, if any.
+    """
 
     field: "Field | None"
     captures: dict[str, str]
     source: list[str]
-    """All its text with its markers, where it is not told as it comes."""
+    """Text with its markers, if the field does not stream."""
     body: list[str]
 
 
 class TemplateReader:
-    """`ResponseTemplate.reader` makes it."""
+    """Parser of one answer, created by `ResponseTemplate.reader`."""
 
     def __init__(self, template: "ResponseTemplate", begun: str, tools: Tools) -> None:
         self._template = template
         self._tools = tools
         self._held = ""
-        """The text that is not told yet, from `_base` on; `_scanned` of its characters were looked at."""
+        """Text not emitted yet, from offset `_base` on; `_scanned` of its characters were searched."""
         self._base = 0
         self._scanned = 0
         self._last = ""
@@ -92,9 +94,9 @@ class TemplateReader:
         self._events: list[Event] = []
         self._part = ""
         self._edge = 0
-        """Where the region begins, as `Event.begins` tells it."""
+        """Where the region begins, as in `Event.begins`."""
         self._silent = len(begun)
-        """Events of what the prompt holds are not told."""
+        """Number of characters that were in the prompt; they produce no events."""
         self._watch()
         self.feed(begun)
         for trim in self._trims.values():
@@ -127,37 +129,37 @@ class TemplateReader:
         return events
 
     def _watch(self) -> None:
-        """Look for what may come next: the end of the region, or outside of all of them every opener."""
+        """Set up the searches: the end of the region or, outside of all regions, every opening marker."""
         field, implicit = self._region.field, self._template.implicit
         watched = [(field, False)] if field is not None and field.close is not None else []
         if field is implicit:
-            watched += [(one, True) for one in self._template.fields if one.open is not None]
-        self._watches = [_Watch(one, opens, self._last) for one, opens in watched]
+            watched += [(opened, True) for opened in self._template.fields if opened.open is not None]
+        self._watches = [_Watch(target, opens, self._last) for target, opens in watched]
         firsts = [watch.first for watch in self._watches]
         self._busy = False
-        # A marker that may begin with anything can be skipped to nowhere.
+        # If a marker may begin with any character, none can be skipped.
         self._first = re.compile("|".join(firsts), re.DOTALL) if firsts and all(firsts) else None
         self._scanned = 0
 
     def _scan(self, last: bool = False) -> tuple[_Watch, Match] | None:
-        """The next marker that is certain, if there is one in what is held."""
+        """Return the next certain marker in the held text, if there is one."""
         held, size, searches = self._held, len(self._held), [watch.search for watch in self._watches]
         while self._scanned < size:
-            # At the very begin nothing is skipped: what has no length may stand there.
+            # Nothing is skipped at the very beginning, where an empty match may be.
             if not self._busy and self._base + self._scanned and not self._skip():
                 break
-            character, place = held[self._scanned], self._base + self._scanned
+            character, offset = held[self._scanned], self._base + self._scanned
             self._scanned += 1
             self._busy = matched = False
             for search in searches:
-                search.push(character, place)
+                search.push(character, offset)
                 if search.busy:
                     self._busy = True
                     matched = matched or search.match is not None
             if matched and (found := self._certain()) is not None:
                 return found
-            if place - MAX_HELD > self._base:
-                self._give_up(place - MAX_HELD)
+            if offset - MAX_HELD > self._base:
+                self._give_up(offset - MAX_HELD)
         if last:
             for watch in self._watches:
                 watch.search.end(self._base + size)
@@ -165,7 +167,7 @@ class TemplateReader:
         return None
 
     def _skip(self) -> bool:
-        """Go on to the next character that a marker may begin with. False: there is none."""
+        """Advance to the next character that a marker may begin with; return False if there is none."""
         if self._first is None and self._watches:
             return True
         found = self._first.search(self._held, self._scanned) if self._first else None
@@ -191,7 +193,7 @@ class TemplateReader:
         self._busy = any(watch.search.busy for watch in self._watches)
 
     def _free(self) -> int:
-        """Up to where the text is certain to be in no marker."""
+        """Return the offset up to which the text is certainly in no marker."""
         places = [self._base + self._scanned]
         if not self._busy:
             return places[0]
@@ -219,7 +221,7 @@ class TemplateReader:
         self._watch()
 
     def _take(self, count: int) -> str:
-        """The next characters of what is held."""
+        """Remove and return the next characters of the held text."""
         taken, self._held = self._held[:count], self._held[count:]
         self._base += count
         self._scanned -= count
@@ -227,7 +229,7 @@ class TemplateReader:
         return taken
 
     def _release(self, until: int) -> None:
-        """What is held up to this place belongs to the region."""
+        """Add the held text up to this offset to the region."""
         text, field = self._take(until - self._base), self._region.field
         if not text or field is None:
             return
@@ -238,7 +240,7 @@ class TemplateReader:
             self._region.body.append(text)
 
     def _begin(self, field: "Field") -> None:
-        """Texts that are joined are trimmed one by one."""
+        """Begin a region of a field. Texts that are joined are trimmed separately."""
         times = self._times[field.name] = self._times.get(field.name, 0) + 1
         if field.join is not None and field.streams and times > 1:
             self._trims[field.name].begin_again()
@@ -262,7 +264,7 @@ class TemplateReader:
         self._events.append(event)
 
     def _close(self, marker: str) -> None:
-        """The region ends; what is not told yet is told now."""
+        """End the region and emit what was held."""
         region = self._region
         self._region = _Region(self._template.implicit, {}, [], [])
         if region.field is None or region.field.streams or not region.source:
@@ -280,11 +282,11 @@ class TemplateReader:
         if field.kind == "calls":
             for call in read_call_list(value, self._tools):
                 self._call(call)
-            # Where one of several calls in a region begins, nobody knows: all tokens are the first one's.
+            # The tokens of several calls in one region cannot be told apart: all belong to the first.
             self._part = ""
         else:
-            said = open_json(value)
-            self._tell(field, said if isinstance(said, str) else body.strip())
+            decoded = open_json(value)
+            self._tell(field, decoded if isinstance(decoded, str) else body.strip())
 
     def _call(self, call: ToolCall) -> None:
         if self._base <= self._silent:

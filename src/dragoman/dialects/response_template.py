@@ -1,12 +1,12 @@
-"""The `response_template` of a `tokenizer_config.json`: a dialect that a model's author declared.
+"""The `response_template` of a `tokenizer_config.json`: a dialect declared by a model's author.
 
     template = ResponseTemplate.load(config)
     reader = template.reader(prompt, tools)
     events = [*reader.feed(text), *reader.finish()]
 
-An answer is cut into regions, each of a field of the message. Text streams; a call is told when it is whole.
-Its patterns are run by pattern.py, in one pass over the text whatever the pattern is.
-The older `response_schema` is not read.
+An answer is cut into regions, each for a field of the message. Text streams; a call is emitted when it is
+complete. `pattern.py` runs its patterns in one pass over the text, whatever the pattern. The older
+`response_schema` is not supported.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,9 @@ KEY = "response_template"
 VERSION = 1
 MAX_FIELDS = 32
 MAX_SEARCHED = 16_384
-"""How much of a prompt's end is looked through for a pattern, and read where there is no anchor."""
+"""Maximum number of characters at the prompt's end that are searched for an anchor pattern, and read if there
+is no anchor.
+"""
 
 _Shape = TypeVar("_Shape")
 Kind: TypeAlias = Literal["text", "reasoning", "calls"]
@@ -48,7 +50,7 @@ ARGUMENTS: Mapping[str, frozenset[str]] = {
 
 
 class _Spec(Struct, forbid_unknown_fields=True):
-    """A field, as it is written."""
+    """A field as written in the file."""
 
     open: str | list[str] | None = None
     open_pattern: str | None = None
@@ -64,7 +66,7 @@ class _Spec(Struct, forbid_unknown_fields=True):
 
 
 class _Written(Struct, forbid_unknown_fields=True):
-    """The template, as it is written."""
+    """The template as written in the file."""
 
     fields: dict[str, Any]
     version: int = VERSION
@@ -74,7 +76,7 @@ class _Written(Struct, forbid_unknown_fields=True):
 
 
 class Field(Struct, frozen=True, kw_only=True):
-    """One field of the message, ready for use."""
+    """One field of the message, checked and compiled."""
 
     name: str
     kind: Kind
@@ -83,7 +85,7 @@ class Field(Struct, frozen=True, kw_only=True):
     content: str
     args: Mapping[str, Any]
     tags: Pattern | None
-    """Finds the tags of xml-inline."""
+    """Pattern of the tags of xml-inline."""
     join: str | None
     transform: Any
     transform_each: bool
@@ -94,38 +96,44 @@ class Field(Struct, frozen=True, kw_only=True):
 
 
 class ResponseTemplate:
-    """A dialect that came with its model. Shared by all who read it."""
+    """A dialect that came with its model, shared by all its parsers."""
 
     def __init__(self, fields: tuple[Field, ...], anchor: tuple[str, ...] | Pattern) -> None:
         self.fields = fields
         self.implicit = next((field for field in fields if field.open is None), None)
-        """Gets what is outside of all regions; without it, that is dropped."""
+        """Field for text outside of all regions; if None, that text is dropped."""
         self._anchor = anchor
 
     @classmethod
     def load(cls, config: Mapping[str, Any]) -> "ResponseTemplate":
-        """From the whole `tokenizer_config.json`, or from its `response_template` alone."""
+        """Load from a whole `tokenizer_config.json`, or from a `response_template` alone."""
         written = _convert(config.get(KEY, config), _Written, KEY)
         if written.version != VERSION:
-            raise SettingsError(f"{KEY}.version is {written.version}; only {VERSION} is known.")
+            raise SettingsError(f"{KEY}.version is {written.version}; only {VERSION} is supported.")
         if not 0 < len(written.fields) <= MAX_FIELDS:
-            raise SettingsError(f"{KEY}.fields: 1 to {MAX_FIELDS} fields are wanted.")
+            raise SettingsError(
+                f"{KEY}.fields has {len(written.fields)} fields; 1 to {MAX_FIELDS} are allowed."
+            )
         fields = tuple(_field(name, field) for name, field in written.fields.items())
         implicit = [field.name for field in fields if field.open is None]
         if len(implicit) > 1:
-            raise SettingsError(f"{KEY}: only one field may have no `open`; here {' and '.join(implicit)}.")
+            raise SettingsError(
+                f"{KEY}: {' and '.join(implicit)} have no `open`; only one field may omit it."
+            )
         return cls(fields, _anchor(written))
 
     def reader(self, prompt: str = "", tools: Sequence[Mapping[str, Any]] = ()) -> TemplateReader:
-        """Reads one answer to this prompt, the end of which may have begun the answer already."""
+        """Return a parser of one answer to this prompt, whose end may already contain
+        the answer's beginning.
+        """
         return TemplateReader(self, self.begun(prompt), Tools(tools))
 
     def begun(self, prompt: str) -> str:
-        """What the prompt holds of the answer: all that stands after its last anchor."""
+        """Return the part of the answer that is in the prompt: everything after the last anchor."""
         if isinstance(self._anchor, Pattern):
             end = prompt[-MAX_SEARCHED:]
-            found = [match.end for match in self._anchor.find_all(end)]
-            return end[found[-1] :] if found else end
+            ends = [match.end for match in self._anchor.find_all(end)]
+            return end[ends[-1] :] if ends else end
         places = [place + len(text) for text in self._anchor if (place := prompt.rfind(text)) >= 0]
         return prompt[max(places) :] if places else prompt[-MAX_SEARCHED:]
 
@@ -133,7 +141,7 @@ class ResponseTemplate:
 def _anchor(written: _Written) -> tuple[str, ...] | Pattern:
     where = f"{KEY}.start_anchor"
     if (written.start_anchor is None) == (written.start_anchor_pattern is None):
-        raise SettingsError(f"{KEY}: one of start_anchor and start_anchor_pattern is wanted.")
+        raise SettingsError(f"{KEY} needs exactly one of start_anchor and start_anchor_pattern.")
     if written.start_anchor is not None:
         return _literals(written.start_anchor, where)
     return compile_pattern(written.start_anchor_pattern or "", f"{where}_pattern")
@@ -142,7 +150,7 @@ def _anchor(written: _Written) -> tuple[str, ...] | Pattern:
 def _literals(written: str | list[str], where: str) -> tuple[str, ...]:
     texts = (written,) if isinstance(written, str) else tuple(written)
     if not texts or not all(texts):
-        raise SettingsError(f"{where}: a text that is not empty is wanted, or a list of such.")
+        raise SettingsError(f"{where} must be a non-empty text or a list of such texts.")
     return texts
 
 
@@ -158,12 +166,12 @@ def _field(name: str, written: Any) -> Field:
     where = f"{KEY}.fields.{name}"
     spec = _convert(written, _Spec, where)
     if name not in KINDS:
-        raise SettingsError(f"{where}: this is no field of an answer. There are: {', '.join(KINDS)}.")
+        raise SettingsError(f"{where}: not a field of an answer; use one of {', '.join(KINDS)}.")
     opener = _marker(spec.open, spec.open_pattern, f"{where}.open")
     closer = _marker(spec.close, spec.close_pattern, f"{where}.close")
     _check_transform(spec, [opener, closer], where)
     if spec.join is not None and not spec.repeats:
-        raise SettingsError(f"{where}.join: it goes only with `repeats`.")
+        raise SettingsError(f"{where}.join requires `repeats`.")
     return Field(
         name=name,
         kind=KINDS[name],
@@ -180,48 +188,54 @@ def _field(name: str, written: Any) -> Field:
 
 def _marker(literal: str | list[str] | None, pattern: str | None, where: str) -> Pattern | None:
     if literal is not None and pattern is not None:
-        raise SettingsError(f"{where} and {where}_pattern are both there; one is wanted.")
+        raise SettingsError(f"{where} and {where}_pattern are both set; set one of them.")
     if literal is not None:
         return compile_literals(_literals(literal, where), where)
     if pattern is None:
         return None
     compiled = compile_pattern(pattern, f"{where}_pattern")
     if compiled.matches_nothing:
-        raise SettingsError(f"{where}_pattern matches the empty text, so it would match everywhere.")
+        raise SettingsError(
+            f"{where}_pattern matches the empty text everywhere; make it match at least one character."
+        )
     return compiled
 
 
 def _check_content(content: str, args: Mapping[str, Any], where: str) -> Pattern | None:
-    """Checks a content and its arguments; of xml-inline the pattern of its tags."""
+    """Check a content type and its arguments; return the tag pattern of xml-inline."""
     if content not in CONTENTS:
-        raise SettingsError(f"{where}.content: {content!r} is none of {', '.join(sorted(CONTENTS))}.")
+        raise SettingsError(
+            f"{where}.content: {content!r} is unknown; use one of {', '.join(sorted(CONTENTS))}."
+        )
     if unknown := set(args) - ARGUMENTS[content]:
-        raise SettingsError(f"{where}.content_args: {content} has no {', '.join(sorted(unknown))}.")
+        raise SettingsError(f"{where}.content_args: {content} does not accept {', '.join(sorted(unknown))}.")
     delimiters = args.get("string_delims", [])
     if not all(isinstance(pair, list) and len(pair) == 2 and all(pair) for pair in delimiters):
-        raise SettingsError(f"{where}.content_args.string_delims: pairs of texts are wanted.")
+        raise SettingsError(f"{where}.content_args.string_delims must be a list of pairs of texts.")
     inner, place = args.get("value_parser") or {}, f"{where}.value_parser"
     if _check_content(inner.get("name", "text"), inner.get("args", {}), place) if inner else None:
-        raise SettingsError(f"{place}: tags within tags are not supported.")
+        raise SettingsError(f"{place}: nested tags are not supported; use another parser.")
     if content != "xml-inline":
         return None
     place = f"{where}.content_args.tag_pattern"
     tags = compile_pattern(str(args.get("tag_pattern", "")), place)
     if not {"key", "value"} <= set(tags.groups):
-        raise SettingsError(f"{place}: the groups `key` and `value` are wanted.")
+        raise SettingsError(f"{place} must have the groups `key` and `value`.")
     return tags
 
 
 def _check_transform(spec: _Spec, markers: list[Pattern | None], where: str) -> None:
     groups = [name for marker in markers if marker for name in marker.groups]
     if spec.transform is None and groups:
-        raise SettingsError(f"{where}: the group {groups[0]!r} is for a `transform`, and there is none.")
+        raise SettingsError(f"{where}: the group {groups[0]!r} requires a `transform`.")
     if spec.transform is None and spec.transform_each:
-        raise SettingsError(f"{where}.transform_each: there is no `transform`.")
+        raise SettingsError(f"{where}.transform_each requires `transform`.")
     todo = [spec.transform]
     while todo:
         part = todo.pop()
         if isinstance(part, dict | list):
             todo += part.values() if isinstance(part, dict) else part
         elif isinstance(part, str) and PLACEHOLDER.search(part) and not PLACEHOLDER.fullmatch(part):
-            raise SettingsError(f"{where}.transform: in {part!r} other text stands around a placeholder.")
+            raise SettingsError(
+                f"{where}.transform: {part!r} has other text around a placeholder; remove it."
+            )

@@ -1,7 +1,7 @@
-"""What stands in a region of a `response_template`, and the tool calls that are made of it.
+"""Values of the regions of a `response_template`, and the tool calls made of them.
 
-JSON is carried as the text that the model wrote, and only looked into where a name is to be found: the
-arguments of a call stay as they are written.
+JSON is carried as the text that the model wrote and decoded only as far as a name is needed: the arguments of
+a call stay as they were written.
 """
 
 import re
@@ -27,17 +27,17 @@ _UNREADABLE = (msgspec.DecodeError, msgspec.ValidationError, RecursionError, Uni
 
 
 class Malformed(Exception):
-    """A region that is not what its template says. Its text is given as text."""
+    """A region that does not match its template. Its text is emitted as text."""
 
 
 class JsonText(str):
-    """Text that is to be read as JSON."""
+    """Text that contains JSON."""
 
     __slots__ = ()
 
 
 def read_value(text: str, content: str, args: Arguments, tags: Pattern | None = None) -> Value:
-    """`read_value("a: 1", "kv-lines", {})` is `{"a": "1"}`."""
+    """Parse a region: `read_value("a: 1", "kv-lines", {})` is `{"a": "1"}`."""
     return _READERS[content](text, args, tags)
 
 
@@ -60,24 +60,24 @@ def _json(text: str, args: Arguments, _: Pattern | None = None) -> Value:
 
 
 def _strict(text: str, args: Arguments) -> str:
-    """`{a:<|"|>x<|"|>}` as `{"a":"x"}`. What is in strings is left alone."""
+    """Convert `{a:<|"|>x<|"|>}` to `{"a":"x"}`. The contents of strings stay unchanged."""
     delimiters = dict(args.get("string_delims", ())) | {'"': '"'}
     opener = re.compile("|".join(map(re.escape, sorted(delimiters, key=len, reverse=True))))
-    made, at = [], 0
+    chunks, at = [], 0
     while found := opener.search(text, at):
-        made.append(_quoted_keys(text[at : found.start()], args))
+        chunks.append(_quoted_keys(text[at : found.start()], args))
         if found[0] == '"':
             end = _end_of_string(text, found.end())
-            made.append(text[found.start() : end])
+            chunks.append(text[found.start() : end])
         else:
             close = delimiters[found[0]]
             end = text.find(close, found.end())
             if end < 0:
                 raise Malformed
-            made.append(quote_json(text[found.end() : end]))
+            chunks.append(quote_json(text[found.end() : end]))
             end += len(close)
         at = end
-    return "".join([*made, _quoted_keys(text[at:], args)])
+    return "".join([*chunks, _quoted_keys(text[at:], args)])
 
 
 def _quoted_keys(text: str, args: Arguments) -> str:
@@ -94,31 +94,31 @@ def _end_of_string(text: str, at: int) -> int:
 
 
 def _pairs(text: str, args: Arguments, tags: Pattern | None = None) -> Value:
-    """xml-inline: what the pattern finds, as a dict."""
-    found: dict[str, Any] = {}
+    """Parse xml-inline: return the pattern's matches as a dict."""
+    pairs: dict[str, Any] = {}
     for match in tags.find_all(text) if tags else ():
         if "key" not in match.groups:
             raise Malformed
         key, value = (text[slice(*match.groups.get(name, (0, 0)))] for name in ("key", "value"))
         parsed = _parse_value(value, args)
-        if key in found and args.get("merge_duplicates"):
-            found[key] = [*(found[key] if isinstance(found[key], list) else [found[key]]), parsed]
+        if key in pairs and args.get("merge_duplicates"):
+            pairs[key] = [*(pairs[key] if isinstance(pairs[key], list) else [pairs[key]]), parsed]
         else:
-            found[key] = parsed
-    return found
+            pairs[key] = parsed
+    return pairs
 
 
 def _lines(text: str, args: Arguments, tags: Pattern | None = None) -> Value:
-    found: dict[str, Any] = {}
+    pairs: dict[str, Any] = {}
     for line in text.split(args.get("line_sep", "\n")):
         key, separator, value = _text(line, args).partition(args.get("kv_sep", ":"))
         if separator:
-            found[_text(key, args)] = _parse_value(_text(value, args), args)
-    return found
+            pairs[_text(key, args)] = _parse_value(_text(value, args), args)
+    return pairs
 
 
 class Typed(msgspec.Struct, frozen=True):
-    """A value of a tag, as it was written and as the template reads it; a schema may know better."""
+    """A tag's value, as written and as the template parses it; a tool's schema takes precedence."""
 
     written: str
     value: Value
@@ -142,26 +142,26 @@ _READERS: Mapping[str, Callable[[str, Arguments, Pattern | None], Value]] = {
 }
 CONTENTS = frozenset(_READERS)
 STREAMED = frozenset({"text", "int", "float", "bool"})
-"""Their text is their value, so that it can be told as it comes."""
+"""Content types whose text is their value, so that it can be emitted as it comes."""
 
 
 def open_json(value: Value) -> Value:
-    """One level of JSON: `open_json(JsonText('{"a": [1]}'))` is `{"a": JsonText("[1]")}`."""
+    """Decode one level of JSON: `open_json(JsonText('{"a": [1]}'))` is `{"a": JsonText("[1]")}`."""
     if not isinstance(value, JsonText):
         return value
     try:
-        found = msgspec.json.decode(str(value), type=dict[str, Raw] | list[Raw] | str | float | bool | None)
+        decoded = msgspec.json.decode(str(value), type=dict[str, Raw] | list[Raw] | str | float | bool | None)
     except _UNREADABLE:
         raise Malformed from None
-    if isinstance(found, dict):
-        return {key: JsonText(bytes(raw).decode()) for key, raw in found.items()}
-    if isinstance(found, list):
-        return [JsonText(bytes(raw).decode()) for raw in found]
-    return found
+    if isinstance(decoded, dict):
+        return {key: JsonText(bytes(raw).decode()) for key, raw in decoded.items()}
+    if isinstance(decoded, list):
+        return [JsonText(bytes(raw).decode()) for raw in decoded]
+    return decoded
 
 
 def fill_in(shape: Any, scope: Mapping[str, Value]) -> Value:
-    """`fill_in({"name": "{content.f}"}, {"content": {"f": "x"}})` is `{"name": "x"}`."""
+    """Fill a template: `fill_in({"name": "{content.f}"}, {"content": {"f": "x"}})` is `{"name": "x"}`."""
     if isinstance(shape, dict):
         return {key: fill_in(part, scope) for key, part in shape.items()}
     if isinstance(shape, list):
@@ -179,9 +179,11 @@ def fill_in(shape: Any, scope: Mapping[str, Value]) -> Value:
 
 
 def read_call_list(value: Value, tools: Tools) -> list[ToolCall]:
-    """The calls of a value in OpenAI's shape, or in that of its `function`; one, or a list."""
+    """Return the calls of a value in OpenAI's format, or in the format of its
+    `function`; one call or a list.
+    """
     value = open_json(value)
-    return [_call(open_json(one), tools) for one in (value if isinstance(value, list) else [value])]
+    return [_call(open_json(item), tools) for item in (value if isinstance(value, list) else [value])]
 
 
 def _call(value: Value, tools: Tools) -> ToolCall:
@@ -197,7 +199,7 @@ def _call(value: Value, tools: Tools) -> ToolCall:
 
 def _arguments(value: Value, place: ArgumentPlace) -> str:
     if isinstance(value, dict):
-        pairs = (f"{quote_json(key)}: {_write(one, place.member(key))}" for key, one in value.items())
+        pairs = (f"{quote_json(key)}: {_write(member, place.member(key))}" for key, member in value.items())
         return "{" + ", ".join(pairs) + "}"
     if isinstance(value, str):
         return str(value).strip() or "{}"
@@ -207,7 +209,7 @@ def _arguments(value: Value, place: ArgumentPlace) -> str:
 
 
 def _write(value: Value, place: ArgumentPlace) -> str:
-    """A value as JSON; the type of one that stood in a tag is what the tool's schema says."""
+    """Encode a value as JSON; the type of a tag's value comes from the tool's schema."""
     if isinstance(value, Typed):
         return place.json(value.written) if place.types else _write(value.value, place)
     if isinstance(value, list):

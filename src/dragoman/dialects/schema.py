@@ -1,4 +1,4 @@
-"""What a tool's schema says of a value, and a value's text as JSON of that type."""
+"""Types of argument values from a tool's schema, and a value's text as JSON of such a type."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from urllib.parse import unquote
 Schema: TypeAlias = Mapping[str, Any]
 
 ANY: Schema = {}
-"""The schema of a place of which its tool says nothing."""
+"""Schema of a value that the tool does not describe."""
 WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 SURROGATE = re.compile("[\ud800-\udfff]")
@@ -29,28 +29,28 @@ TYPE_NAMES = {
     "tuple": "array",
     "none": "null",
 }
-"""What people write for the types of JSON Schema."""
+"""Type names that people write for those of JSON Schema."""
 MOST_STEPS = 64
-"""Of references and unions that are followed, together."""
+"""Maximum number of references and unions followed, together."""
 
 
 def whole_characters(text: str) -> str:
-    """The text without halves of surrogate pairs, which no encoding can write."""
+    """Return the text without halves of surrogate pairs, which cannot be encoded."""
     return SURROGATE.sub("", text)
 
 
 def quote_json(text: str) -> str:
-    """The text as a JSON string."""
+    """Return the text as a JSON string."""
     return str(encode_basestring(whole_characters(text)))
 
 
 def escape_json(text: str) -> str:
-    """The inside of `quote_json`, which may be made piece by piece."""
+    """Return the inside of `quote_json`; the text may be a chunk of the string."""
     return quote_json(text)[1:-1] if TO_ESCAPE.search(text) else text
 
 
 class Tools:
-    """The declared tools, by name, with the schemas of their arguments."""
+    """Declared tools by name, with the schemas of their arguments."""
 
     def __init__(self, tools: Any = ()) -> None:
         self._parameters: dict[str, Schema] = {}
@@ -64,7 +64,7 @@ class Tools:
                 self._parameters[name] = parameters if isinstance(parameters, Mapping) else {}
 
         self.lenient = bool(self._parameters) and not strict
-        """Whether there are any, and all may be called with arguments that no grammar held to a schema."""
+        """Whether there are tools and none is strict, so that no grammar constrains the arguments."""
 
     def __contains__(self, name: str) -> bool:
         return name in self._parameters
@@ -78,12 +78,12 @@ class Tools:
 
 
 class ArgumentPlace:
-    """A place in a tool's arguments. `schema` is None where the tool itself is unknown."""
+    """A position in a tool's arguments. `schema` is None if the tool is unknown."""
 
     def __init__(self, schema: Schema | None, root: Schema) -> None:
         self.root = root
         self.options = None if schema is None else _options(schema, root)
-        """All that may stand here, with references and unions followed."""
+        """All schemas that apply here, with references and unions followed."""
 
     @property
     def known(self) -> bool:
@@ -91,7 +91,7 @@ class ArgumentPlace:
 
     @property
     def types(self) -> frozenset[str]:
-        """The JSON types that may stand here; empty where anything may."""
+        """JSON types allowed here; empty if any is."""
         return frozenset(kind for option in self.options or () for kind in _types(option))
 
     @property
@@ -123,11 +123,11 @@ class ArgumentPlace:
         return any(isinstance(option.get("properties"), Mapping) for option in self.options or ())
 
     def has(self, key: str) -> bool:
-        found = (option.get("properties") for option in self.options or ())
-        return any(isinstance(properties, Mapping) and key in properties for properties in found)
+        all_properties = (option.get("properties") for option in self.options or ())
+        return any(isinstance(properties, Mapping) and key in properties for properties in all_properties)
 
     def json(self, text: str, untyped: str = "json") -> str:
-        """The text as JSON of a type that may stand here; a string if it fits none."""
+        """Return the text as JSON of an allowed type; as a string if it fits none."""
         types = self.types
         if types == {"string"} or (not types and untyped == "text"):
             return quote_json(text)
@@ -139,13 +139,13 @@ class ArgumentPlace:
 
 
 def _options(schema: Schema, root: Schema) -> list[Schema]:
-    """The schema with references and unions followed: everything that may stand there."""
-    found: list[Schema] = []
+    """Return the schema and everything its references and unions lead to."""
+    schemas: list[Schema] = []
     waiting, steps = [schema], 0
     while waiting and steps < MOST_STEPS:
         steps += 1
         current = waiting.pop(0)
-        found.append(current)
+        schemas.append(current)
         target = resolve(root, current.get("$ref"))
         if isinstance(target, Mapping):
             waiting.append(target)
@@ -153,11 +153,11 @@ def _options(schema: Schema, root: Schema) -> list[Schema]:
             options = current.get(word)
             if isinstance(options, list):
                 waiting += [option for option in options if isinstance(option, Mapping)]
-    return found
+    return schemas
 
 
 def resolve(root: Any, reference: Any) -> Any:
-    """What `#/$defs/name` points at; None where it leads nowhere, or elsewhere."""
+    """Return what `#/$defs/name` points at; None if it leads nowhere or is not local."""
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         return None
     target = root
@@ -207,13 +207,13 @@ def _fits(value: str, types: frozenset[str]) -> bool:
         return "null" in types
     if start in "tf":
         return "boolean" in types
-    # A float would be infinite where an integer is merely long.
+    # A float would overflow where an integer is merely long.
     whole = value.lstrip("-").isdigit() or float(value).is_integer()
     return "number" in types or ("integer" in types and whole)
 
 
 def _as_json(text: str) -> str | None:
-    """The text itself if it is JSON: its spelling of numbers and its spaces are the model's."""
+    """Return the text itself if it is JSON: number spelling and spaces are the model's."""
     if NUMBER.fullmatch(text):
         return text
     if not text or text[0] not in '{["':
@@ -230,8 +230,8 @@ def _refuse(word: str) -> None:
 
 
 def _as_python(text: str) -> str | None:
-    """`{'a': True}` as JSON."""
-    # Here for the cycle: the reader of literals asks this file for types.
+    """Convert `{'a': True}` to JSON."""
+    # Imported here to break a cycle: the literal reader imports this module.
     from dragoman.dialects.readers.literals import python_as_json
 
     return python_as_json(text) if text[:1] in ("{", "[", "(") else None

@@ -1,4 +1,4 @@
-"""Models by their names: what a person calls one, where its files are, and how they come here."""
+"""Models by name: parsing names, finding files on this machine, and downloading them."""
 
 from dragoman.hub.cache import find_name, find_projector
 from dragoman.hub.names import ModelName, read_name

@@ -1,8 +1,8 @@
-"""Models that are on this machine: Hugging Face's cache, which others fill and read too, and Ollama's store.
+"""Models on this machine: Hugging Face's cache, which other programs also use, and Ollama's store.
 
-The layout of the cache is theirs, so that nothing is stored twice: `models--ORG--REPO/blobs/` has the
-contents by their sums, `snapshots/COMMIT/` the files' names as links to them, `refs/main` the commit that was
-current.
+The cache has Hugging Face's layout, so that nothing is stored twice: `models--ORG--REPO/blobs/` has the
+contents by checksum, `snapshots/COMMIT/` the file names as links to them, `refs/main` the latest downloaded
+commit.
 """
 
 import os
@@ -25,23 +25,23 @@ UNBOUNDED = 1 << 62
 class CachedModel(Struct, frozen=True):
     name: ModelName
     path: Path
-    """What is to be served: a file, or a folder."""
+    """File or folder to serve."""
     size: int
     used: float
-    """When it was last read, in seconds."""
+    """Time of the last access, in seconds."""
 
 
 def cache_root() -> Path:
-    """Where Hugging Face's own library has it."""
+    """Return the cache folder of Hugging Face's own library."""
     for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
-        if said := os.environ.get(variable):
-            return Path(said).expanduser()
+        if value := os.environ.get(variable):
+            return Path(value).expanduser()
     return home() / "hub"
 
 
 def home() -> Path:
-    if said := os.environ.get("HF_HOME"):
-        return Path(said).expanduser()
+    if value := os.environ.get("HF_HOME"):
+        return Path(value).expanduser()
     general = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(general).expanduser() / "huggingface"
 
@@ -51,9 +51,10 @@ def repo_folder(repo: str) -> Path:
 
 
 def find_name(text: str) -> ModelName | None:
-    """A model's name, one that Ollama alone would know included: `llama3.2:1b`, if it has that.
+    """Parse a model's name, including a short one that only Ollama knows, such as `llama3.2:1b`, if Ollama
+    has it.
 
-    None where it is no name, but a file or a folder.
+    Return None if the text is a file or a folder.
     """
     if (name := read_name(text)) or "/" in text or Path(text).exists():
         return name
@@ -65,7 +66,9 @@ def find_name(text: str) -> ModelName | None:
 
 
 def find_cached(name: ModelName) -> CachedModel | None:
-    """The model, if all of it is here; of several quantisations the one that is named, or the largest."""
+    """Return the model if it is complete on this machine; of several quantizations the named one, or the
+    largest.
+    """
     if name.kind == "ollama":
         return _find_in_ollama(name)
     snapshot = _snapshot(repo_folder(name.repo), name.revision)
@@ -78,20 +81,21 @@ def find_cached(name: ModelName) -> CachedModel | None:
 
 
 def list_cached() -> list[CachedModel]:
-    """All of the hub's cache, and of Ollama's store."""
+    """List all models in the hub's cache and in Ollama's store."""
     found = []
     for folder in sorted(cache_root().glob("models--*--*")):
         repo = folder.name.removeprefix("models--").replace("--", "/", 1)
         snapshot = _snapshot(folder, "main")
         if snapshot is not None:
-            found += [_describe(repo, snapshot, each) for each in list_variants(_list_files(snapshot))]
+            found += [_describe(repo, snapshot, variant) for variant in list_variants(_list_files(snapshot))]
     return found + [model for name in _list_ollama() if (model := _find_in_ollama(name))]
 
 
 def list_folder(folder: Path) -> list[tuple[str, Path, int]]:
-    """The models in a folder: GGUF files, split ones as one, and folders of weights. Names, places, bytes.
+    """List the models in a folder, with name, path and bytes: GGUF files (split ones as one), and folders of
+    weights.
 
-    `models/a-Q4_0.gguf` is `a-Q4_0`, `models/qwen/` with safetensors in it is `qwen`.
+    `models/a-Q4_0.gguf` is `a-Q4_0`; `models/qwen/` with safetensors is `qwen`.
     """
     found = []
     for place in (folder, *sorted(path for path in folder.iterdir() if path.is_dir())):
@@ -107,9 +111,9 @@ def list_folder(folder: Path) -> list[tuple[str, Path, int]]:
 
 
 def remove(model: CachedModel) -> int:
-    """The bytes that are free now. What other names stand for as well stays."""
+    """Delete a model and return the bytes freed. Contents that other names refer to stay."""
     if model.name.kind == "ollama":
-        raise ModelFileError(f"{model.name} is Ollama's own: `ollama rm` deletes it.")
+        raise ModelFileError(f"{model.name} belongs to Ollama; delete it with `ollama rm`.")
     folder = repo_folder(model.name.repo)
     links = model.path.parent.glob("*") if model.path.is_file() else model.path.rglob("*")
     chosen = [link for link in links if _belongs(link, model)]
@@ -130,13 +134,23 @@ def _belongs(link: Path, model: CachedModel) -> bool:
     if not model.path.is_file():
         return link.is_symlink() or link.is_file()
     variants = list_variants(_list_files(model.path.parent))
-    mine = {file.name for one in variants for file in one.all_files if one.first.name == model.path.name}
-    others = {file.name for one in variants for file in one.all_files if one.first.name != model.path.name}
+    mine = {
+        file.name
+        for variant in variants
+        for file in variant.all_files
+        if variant.first.name == model.path.name
+    }
+    others = {
+        file.name
+        for variant in variants
+        for file in variant.all_files
+        if variant.first.name != model.path.name
+    }
     return link.name in mine - others
 
 
 def find_projector(model: Path) -> Path | None:
-    """The projector that lies beside a model's file."""
+    """Return the projector next to a model's file, if there is one."""
     for variant in list_variants(_list_files(model.parent, "*")):
         if variant.first.name == model.name and variant.projector is not None:
             return model.parent / variant.projector.name
@@ -154,7 +168,7 @@ def _snapshot(folder: Path, revision: str) -> Path | None:
 
 def _list_files(snapshot: Path, pattern: str = "**/*") -> Iterator[RemoteFile]:
     for path in sorted(snapshot.glob(pattern)):
-        # A link whose contents are gone is no file.
+        # A link whose target is gone does not count as a file.
         if path.is_file():
             yield RemoteFile(path.relative_to(snapshot).as_posix(), path.stat().st_size)
 
@@ -165,7 +179,7 @@ def _describe(repo: str, snapshot: Path, variant: Variant) -> CachedModel:
     return CachedModel(ModelName(repo, variant.label), path, variant.size, first.stat().st_atime)
 
 
-# Ollama's store.
+# Ollama's store
 
 
 def _ollama_root() -> Path:
@@ -173,7 +187,7 @@ def _ollama_root() -> Path:
 
 
 _OLLAMA_HOST, _OLLAMA_OWNER = "registry.ollama.ai", "library"
-"""What a name has that does not say where it is from."""
+"""Defaults for the parts that a short name omits."""
 
 
 def _manifests() -> Path:
@@ -203,7 +217,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > MOST_MANIFEST_BYTES:
             return {}
-        found = msgspec.json.decode(path.read_bytes())
+        manifest = msgspec.json.decode(path.read_bytes())
     except (OSError, msgspec.DecodeError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return manifest if isinstance(manifest, dict) else {}

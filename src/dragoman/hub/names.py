@@ -1,10 +1,9 @@
-"""What a person may call a model, and which of a repository's files are meant by it.
+"""Model names, and the files of a repository that a name selects.
 
-hf:org/repo:Q4_K_M         a repository of a hub, in one quantisation
-org/repo                   the same without one: the best that fits into memory
-hf.co/org/repo             as copied from a browser, with or without https://
-ollama:llama3.2:1b         what Ollama has pulled; from elsewhere than its library as ollama:hf.co/org/repo
-org/repo/file.gguf         one file of a repository
+hf:org/repo:Q4_K_M         a repository of a hub, in one quantization org/repo                   without
+quantization: the best that fits into memory hf.co/org/repo             as copied from a browser, with or
+without https:// ollama:llama3.2:1b         a model that Ollama has pulled; from other hosts as
+ollama:hf.co/org/repo org/repo/file.gguf         one file of a repository
 """
 
 import re
@@ -26,7 +25,7 @@ _IN_BROWSER = re.compile(r"/(?:blob|resolve|tree)/([^/]+)/?(.*)")
 class ModelName(Struct, frozen=True):
     repo: str
     choice: str = ""
-    """A quantisation or a file; empty for whichever fits best."""
+    """A quantization or a file; empty for the best that fits."""
     revision: str = "main"
     kind: Literal["hub", "ollama"] = "hub"
 
@@ -35,14 +34,16 @@ class ModelName(Struct, frozen=True):
 
     @property
     def public(self) -> str | None:
-        """What clients call it, where its files are named after their contents: `llama3.2:1b`, `org/repo`."""
+        """Name for clients, for models whose files are named after their contents:
+        `llama3.2:1b`, `org/repo`.
+        """
         if self.kind == "ollama":
             return f"{self.repo}:{self.choice}"
         return None if self.choice.lower() not in FOLDERS else self.repo
 
 
 def read_name(text: str) -> ModelName | None:
-    """None where it is no name, but a file or a folder.
+    """Parse a model's name; return None if it is a file or a folder.
 
     >>> read_name("hf:org/repo:Q4_K_M")
     ModelName(repo='org/repo', choice='Q4_K_M', revision='main', kind='hub')
@@ -55,12 +56,12 @@ def read_name(text: str) -> ModelName | None:
         return None
     for host in (*HOSTS, "hf:"):
         plain = plain.removeprefix(host)
-    plain = _IN_BROWSER.sub(lambda found: f"@{found[1]}/{found[2]}".rstrip("/"), plain.rstrip("/"))
+    plain = _IN_BROWSER.sub(lambda match: f"@{match[1]}/{match[2]}".rstrip("/"), plain.rstrip("/"))
     found = _REPO.fullmatch(plain)
     if found is None or ".." in plain:
         if marked:
             raise ModelFileError(
-                f"`{text[:200]}` is no name of a model; one is hf:ORG/REPO or hf:ORG/REPO:Q4_K_M."
+                f"`{text[:200]}` is not a valid model name; use hf:ORG/REPO or hf:ORG/REPO:Q4_K_M."
             )
         return None
     repo, revision, quantisation, file = found.groups()
@@ -70,23 +71,25 @@ def read_name(text: str) -> ModelName | None:
 def _read_ollama(text: str) -> ModelName:
     found = _OLLAMA.fullmatch(text)
     if found is None:
-        raise ModelFileError(f"`ollama:{text[:200]}` is no name of a model; one is ollama:llama3.2:1b.")
+        raise ModelFileError(
+            f"`ollama:{text[:200]}` is not a valid model name; use a form such as ollama:llama3.2:1b."
+        )
     return ModelName(found[1], found[2] or "latest", kind="ollama")
 
 
-# Which files of a repository.
+# Selection of a repository's files
 
 
 FOLDERS = ("safetensors", "openvino")
-"""Variants that are a folder of files."""
+"""Variants that are folders of files."""
 
 
 class RemoteFile(Struct, frozen=True):
     name: str
-    """Its path in the repository, with / between folders."""
+    """Path in the repository, with / between folders."""
     size: int
     sha256: str | None = None
-    """Of large files; small ones have the name that git gives their contents."""
+    """Checksum of large files; small ones have git's object id."""
     git_id: str | None = None
 
     @property
@@ -95,13 +98,13 @@ class RemoteFile(Struct, frozen=True):
 
 
 class Variant(Struct, frozen=True):
-    """What can be served of a repository: all files that belong together."""
+    """A servable variant of a repository: all files that belong together."""
 
     label: str
-    """`Q4_K_M`, or `safetensors`."""
+    """Label, such as `Q4_K_M` or `safetensors`."""
     files: Sequence[RemoteFile]
     projector: RemoteFile | None = None
-    """What it sees or hears with: a file that others of the repository may have as well."""
+    """Projector for images or audio; variants may share it."""
 
     @property
     def size(self) -> int:
@@ -113,7 +116,7 @@ class Variant(Struct, frozen=True):
 
     @property
     def first(self) -> RemoteFile:
-        """The one that names them all: of a split file its first part."""
+        """File that identifies the variant: of a split file, the first shard."""
         return self.files[0]
 
     @property
@@ -122,7 +125,7 @@ class Variant(Struct, frozen=True):
 
 
 SPLIT = re.compile(r"-(\d{5})-of-(\d{5})(?=\.(?:gguf|safetensors)$)")
-"""In the names of files that are parts of one."""
+"""Suffix in the names of shards."""
 _QUANTISATION = re.compile(
     r"(?:^|[-._/])((?:UD-)?(?:I?Q\d\w*|T?Q\d_\w+|MXFP4\w*|NVFP4\w*|BF16|F16|F32|FP16|FP32))$", re.IGNORECASE
 )
@@ -132,11 +135,11 @@ _BEST_PROJECTORS = ("F16", "FP16", "BF16", "Q8_0", "F32", "FP32")
 _FULL = frozenset({"BF16", "F16", "F32", "FP16", "FP32"})
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _BESIDE_WEIGHTS = (".json", ".jinja", ".model", ".txt", ".tiktoken")
-"""What a folder of weights may have beside them. No program, and nothing that is unpickled."""
+"""Files that a folder of weights may also contain: no programs, and nothing that is unpickled."""
 
 
 def list_variants(files: Iterable[RemoteFile]) -> list[Variant]:
-    """Smallest first; what is incomplete is none."""
+    """List the complete variants, smallest first."""
     files = list(files)
     found = [*_list_gguf(files)]
     for label, is_weights in zip(FOLDERS, (_is_safetensors, _is_openvino), strict=True):
@@ -161,22 +164,23 @@ def _list_gguf(files: Sequence[RemoteFile]) -> Iterable[Variant]:
 
 
 def _choose_projector(files: Sequence[RemoteFile], model: str, models: Iterable[str]) -> RemoteFile | None:
-    """The projector beside a model, or else at the top: one of its name, or any if there is no other model.
+    """Return the projector in the model's folder, or else at the top: one with its name, or any if there is
+    one model.
 
-    `mmproj-SmolVLM-F16.gguf` is of `SmolVLM-Q4_K_M.gguf`, and `mmproj-F16.gguf` of whatever is alone there.
+    `mmproj-SmolVLM-F16.gguf` belongs to `SmolVLM-Q4_K_M.gguf`, `mmproj-F16.gguf` to the only model there.
     """
     found = [file for file in files if _PROJECTOR.search(file.name)]
     folder = model.rpartition("/")[0]
     beside = [file for file in found if file.name.rpartition("/")[0] == folder]
     beside = beside or [file for file in found if "/" not in file.name]
     named = [file for file in beside if _stem(file.name) == _stem(model)]
-    if not named and len({_stem(each) for each in models}) > 1:
+    if not named and len({_stem(other) for other in models}) > 1:
         return None
     return min(named or beside, key=_rank_projector, default=None)
 
 
 def _stem(file: str) -> str:
-    """What model a file is of: `_stem("mmproj-SmolVLM-F16.gguf")` is `smolvlm`."""
+    """Return the model that a file belongs to: `_stem("mmproj-SmolVLM-F16.gguf")` is `smolvlm`."""
     stem = SPLIT.sub("", file.rpartition("/")[2]).removesuffix(".gguf")
     return re.sub(r"(?:^|[-._])mmproj(?=[-._]|$)", "", _QUANTISATION.sub("", stem)).strip("-._").lower()
 
@@ -187,7 +191,7 @@ def _rank_projector(file: RemoteFile) -> tuple[int, int]:
 
 
 def _is_whole(weights: Sequence[RemoteFile], label: str) -> bool:
-    """Whether all parts are there that their names tell of."""
+    """Whether all shards that the names indicate are there."""
     if label == "openvino":
         return len(weights) == 2
     split = [found for file in weights if (found := SPLIT.search(file.name))]
@@ -195,7 +199,9 @@ def _is_whole(weights: Sequence[RemoteFile], label: str) -> bool:
 
 
 def quantisation(file: str) -> str:
-    """`quantisation("a/Model-Q4_K_M.gguf")` is `Q4_K_M`; the file's own name where it does not say."""
+    """Return the quantization: `quantisation("a/Model-Q4_K_M.gguf")` is `Q4_K_M`; without one, the file's
+    name.
+    """
     stem = SPLIT.sub("", file).removesuffix(".gguf")
     found = _QUANTISATION.search(stem)
     return found[1].upper() if found else stem.rpartition("/")[2]
@@ -217,38 +223,46 @@ def _is_beside(name: str, weights: str) -> bool:
 def choose_variant(
     variants: Sequence[Variant], name: ModelName, room: int, files: Iterable[RemoteFile] = ()
 ) -> Variant:
-    """The one that is named, or the best that fits into so many bytes. `files` are all, for the error."""
+    """Return the named variant, or the best that fits into `room` bytes. `files` are all files, for the
+    error.
+    """
     if not variants:
         pickled = any(file.name.endswith(_PICKLED) for file in files)
-        what = "only weights that would have to be unpickled, which can run anything" if pickled else (
-            "neither a GGUF file nor safetensors, or not all parts")  # fmt: skip
-        raise ModelFileError(f"{name.repo} has {what}: nothing can be served.")
+        what = "only pickled weights, which can execute code" if pickled else (
+            "no complete GGUF or safetensors files")  # fmt: skip
+        raise ModelFileError(f"{name.repo} has {what}; use another repository.")
     if name.choice:
         return _named(variants, name)
     usual = _usual(variants)
-    fitting = [one for one in usual if one.size <= room]
+    fitting = [variant for variant in usual if variant.size <= room]
     if not fitting:
         least = usual[0]
         raise ModelFileError(
-            f"Nothing of {name.repo} fits into the memory that is free ({room / 1e9:.1f} GB): the smallest, "
-            f"{least.label}, has {least.size / 1e9:.1f} GB. To try it all the same: {name}:{least.label}."
+            f"No variant of {name.repo} fits into the free memory ({room / 1e9:.1f} GB): the smallest, "
+            f"{least.label}, has {least.size / 1e9:.1f} GB. To use it anyway, name {name}:{least.label}."
         )
     return fitting[-1]
 
 
 def _usual(variants: Sequence[Variant]) -> list[Variant]:
-    """The kind that is served where none is named. What the embedded engine runs comes first."""
-    files = [one for one in variants if one.is_gguf]
-    # Weights of 16 bits and more say nothing that those of 8 do not, and take twice the time.
-    quantised = [one for one in files if one.label not in _FULL]
-    folders = sorted((one for one in variants if not one.is_gguf), key=lambda one: one.label)
+    """Return the variants to choose from if none is named; those that the embedded engine runs come first."""
+    files = [variant for variant in variants if variant.is_gguf]
+    # 16-bit weights are hardly better than 8-bit ones, and take twice the time.
+    quantised = [variant for variant in files if variant.label not in _FULL]
+    folders = sorted(
+        (variant for variant in variants if not variant.is_gguf), key=lambda variant: variant.label
+    )
     return quantised or files or folders[:1]
 
 
 def _named(variants: Sequence[Variant], name: ModelName) -> Variant:
-    asked = name.choice.lower()
-    for one in variants:
-        if asked in (one.label.lower(), one.first.name.lower(), one.first.name.rpartition("/")[2].lower()):
-            return one
-    there = ", ".join(one.label for one in variants)
-    raise ModelFileError(f"{name.repo} has no {name.choice}; it has: {there}.")
+    wanted = name.choice.lower()
+    for variant in variants:
+        if wanted in (
+            variant.label.lower(),
+            variant.first.name.lower(),
+            variant.first.name.rpartition("/")[2].lower(),
+        ):
+            return variant
+    available = ", ".join(variant.label for variant in variants)
+    raise ModelFileError(f"{name.repo} has no {name.choice}; available: {available}.")

@@ -1,4 +1,4 @@
-"""A model by its name, on this machine: found, or fetched."""
+"""Finds a model on this machine by name, or downloads it."""
 
 import os
 import shutil
@@ -15,14 +15,14 @@ from dragoman.hub.cache import CachedModel, cache_root, find_cached, repo_folder
 from dragoman.hub.names import ModelName, RemoteFile, Variant, choose_variant, list_variants
 
 AT_ONCE = 4
-"""Files that are fetched at the same time."""
+"""Maximum number of concurrent downloads."""
 ROOM = 0.7
-"""Of the memory that is free, for weights: the rest is for keys and values, and for everybody else."""
+"""Fraction of free memory for weights: the rest is for the KV cache and other programs."""
 
 Progress: TypeAlias = Callable[[int, int], None]
-"""Told the bytes done and the bytes there are."""
+"""Callback with the bytes done and the total bytes."""
 Check: TypeAlias = Callable[[Variant], None]
-"""May raise for what is of no use here, before anything is fetched."""
+"""Callback that may raise for an unusable variant before anything is downloaded."""
 
 
 def locate(
@@ -33,7 +33,9 @@ def locate(
     check: Check | None = None,
     projector: bool = True,
 ) -> CachedModel:
-    """The model, fetched where it is not here. A name without a quantisation is what is here already."""
+    """Return the model, downloading it if necessary. A name without quantization matches any variant on this
+    machine.
+    """
     return find_cached(name) or pull(name, progress, room=room, check=check, projector=projector)
 
 
@@ -45,15 +47,13 @@ def pull(
     check: Check | None = None,
     projector: bool = True,
 ) -> CachedModel:
-    """The model as the hub has it now; only what is not here is fetched.
+    """Download the hub's current version of a model; only missing files are fetched.
 
-    `room` has the bytes that weights may take in memory, where no quantisation is named. With `projector`
-    what it sees or hears with comes too.
+    `room` is the memory for weights in bytes, if no quantization is named. With `projector`, the projector
+    for images or audio is included.
     """
     if name.kind == "ollama":
-        raise ModelFileError(
-            f"{name} is not in Ollama's store; `ollama pull {name.repo}:{name.choice}` fetches it."
-        )
+        raise ModelFileError(f"{name} is not in Ollama's store; run `ollama pull {name.repo}:{name.choice}`.")
     listing = remote.list_files(name)
     variant = choose_variant(list_variants(listing.files), name, room or free_memory(), listing.files)
     if check is not None:
@@ -66,16 +66,16 @@ def pull(
         _write_ref(folder, name.revision, listing.commit)
     except OSError as error:
         raise ModelFileError(
-            f"{folder} cannot be written: {error.strerror}. HF_HOME names another."
+            f"{folder} cannot be written: {error.strerror}; set HF_HOME to another folder."
         ) from None
     found = find_cached(ModelName(name.repo, variant.first.name, listing.commit))
     if found is None:
-        raise ModelFileError(f"{name} was fetched, and is not there.")
+        raise ModelFileError(f"{name} was downloaded but is not in the cache; pull it again.")
     return found
 
 
 def free_memory() -> int:
-    """Bytes for weights, as far as the system alone can say."""
+    """Return the bytes available for weights, estimated from the system's memory."""
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -105,13 +105,13 @@ def _fetch_all(
         _link(folder / "snapshots" / commit / file.name, blob)
 
     with ThreadPoolExecutor(AT_ONCE, "dragoman-fetch") as pool:
-        # The largest first: the others come beside it.
+        # Largest first; the others are fetched at the same time.
         coming = [pool.submit(obtain, file) for file in sorted(variant.all_files, key=lambda f: -f.size)]
         try:
             for done in as_completed(coming):
                 done.result()
         except BaseException:
-            # One has failed, or somebody has pressed Ctrl-C: gigabytes of others are not waited for.
+            # A download failed, or the user pressed Ctrl-C: do not wait for gigabytes of others.
             counted.stopped = True
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -122,12 +122,12 @@ def _check_room(missing: Sequence[RemoteFile], blobs: Path) -> None:
     needed = sum(file.size for file in missing) - sum(part.stat().st_size for part in parts if part.exists())
     free = shutil.disk_usage(blobs).free
     if needed > free:
-        message = f"There is room for {free / 1e9:.1f} GB in {blobs}, and {needed / 1e9:.1f} GB are needed."
-        raise ModelFileError(f"{message} HF_HOME names another folder.")
+        message = f"{blobs} has {free / 1e9:.1f} GB free; {needed / 1e9:.1f} GB are needed."
+        raise ModelFileError(f"{message} Free space, or set HF_HOME to another folder.")
 
 
 class _Counted:
-    """Bytes of all files together, from several threads."""
+    """Progress of all files together, counted by several threads."""
 
     def __init__(self, total: int, done: int, progress: Progress | None) -> None:
         self._total, self._done, self._progress = total, done, progress
@@ -136,7 +136,7 @@ class _Counted:
 
     def add(self, count: int) -> None:
         if self.stopped:
-            raise ModelFileError("The download was stopped; what is here stays.")
+            raise ModelFileError("The download was stopped; run it again to continue.")
         with self._lock:
             self._done += count
             if self._progress is not None:
@@ -145,7 +145,7 @@ class _Counted:
 
 @contextmanager
 def _alone(repo: str, etag: str) -> Iterator[None]:
-    """One process fetches a file, be it this or one of Hugging Face's library: it takes the same lock."""
+    """Lock a file for download, also against Hugging Face's library, which uses the same lock."""
     try:
         import fcntl
     except ImportError:
@@ -163,10 +163,10 @@ def _link(name: Path, blob: Path) -> None:
     target = os.path.relpath(blob, name.parent)
     if name.is_symlink() and os.readlink(name) == target:
         return
-    made = name.with_name(f".{name.name}.{os.getpid()}")
-    made.unlink(missing_ok=True)
-    made.symlink_to(target)
-    made.replace(name)
+    link = name.with_name(f".{name.name}.{os.getpid()}")
+    link.unlink(missing_ok=True)
+    link.symlink_to(target)
+    link.replace(name)
 
 
 def _write_ref(folder: Path, revision: str, commit: str) -> None:

@@ -1,8 +1,8 @@
-"""A hub over HTTP: which files a repository has, and their bytes, from where a download stopped.
+"""HTTP client of a model hub: lists a repository's files, and downloads them with resume.
 
-All that comes from a hub is untrusted: names must stay below their folder, answers are bounded, contents are
-compared with the sums that the list of files gave. The token goes to the hub's own host alone, not to the
-hosts that it sends a download to.
+Everything from a hub is untrusted: names must stay inside their folder, responses are bounded, and contents
+are checked against the checksums in the list of files. The token is sent to the hub's own host only, not to
+hosts that it redirects a download to.
 """
 
 import hashlib
@@ -33,10 +33,12 @@ from dragoman.hub.names import ModelName, RemoteFile
 USUAL_ENDPOINT = "https://huggingface.co"
 TIMEOUT_S = 30.0
 TRIES = 6
-"""Without a byte between them; a download that gets on is tried for as long as it does."""
+"""Maximum number of consecutive failures without progress; a download that progresses is retried without
+limit.
+"""
 MOST_LIST_BYTES = 64 << 20
 PIECE = 512 << 10
-"""So little that it is still in the processor's cache when it is written and summed up."""
+"""Size of a buffer: small enough to stay in the CPU cache while it is written and hashed."""
 BUFFERS = 8
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SUM = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -74,8 +76,8 @@ def is_offline() -> bool:
 
 def _token() -> str | None:
     for variable in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
-        if said := os.environ.get(variable, "").strip():
-            return said
+        if token := os.environ.get(variable, "").strip():
+            return token
     try:
         return (home() / "token").read_text().strip() or None
     except OSError:
@@ -83,7 +85,7 @@ def _token() -> str | None:
 
 
 def list_files(name: ModelName) -> RepoFiles:
-    """What the hub has under a name. Raises ModelFileError, with what to do."""
+    """List the files of a repository. Raises ModelFileError with a remedy."""
     path = f"/api/models/{quote(name.repo)}/revision/{quote(name.revision, safe='')}?blobs=true"
     body = _read_list(name, endpoint() + path)
     try:
@@ -91,10 +93,10 @@ def list_files(name: ModelName) -> RepoFiles:
             raise ValueError
         info = msgspec.json.decode(body, type=_Info)
     except (msgspec.DecodeError, ValueError):
-        raise ModelFileError(f"{endpoint()} does not answer as a hub of models does.") from None
+        raise ModelFileError(f"{endpoint()} does not respond like a model hub; check HF_ENDPOINT.") from None
     if not _COMMIT.fullmatch(info.sha):
-        raise ModelFileError(f"{endpoint()} says no commit of {name.repo}.")
-    return RepoFiles(info.sha, [file for each in info.siblings if (file := _file(each))])
+        raise ModelFileError(f"{endpoint()} returned no commit of {name.repo}; check HF_ENDPOINT.")
+    return RepoFiles(info.sha, [file for sibling in info.siblings if (file := _file(sibling))])
 
 
 def _read_list(name: ModelName, url: str) -> bytes:
@@ -105,7 +107,7 @@ def _read_list(name: ModelName, url: str) -> bytes:
         except (OSError, HTTPException) as error:
             if failures == TRIES:
                 raise ModelFileError(
-                    f"{endpoint()} cannot be asked for {name.repo}: {_words(error)}."
+                    f"{endpoint()} could not be queried for {name.repo}: {_words(error)}; retry later."
                 ) from None
             _pause(failures)
     raise AssertionError
@@ -115,24 +117,27 @@ def _pause(failures: int) -> None:
     time.sleep(min(0.25 * 2**failures, 8.0))
 
 
-def _file(given: _Sibling) -> RemoteFile | None:
-    """None for what has no name that may be one of a file here, or no sum to know it by."""
-    parts = given.rfilename.split("/")
-    if not given.rfilename.isprintable() or len(given.rfilename) > 512 or "\\" in given.rfilename:
+def _file(sibling: _Sibling) -> RemoteFile | None:
+    """Return a file of the list; None if its name is not a valid path here, or it has no checksum."""
+    parts = sibling.rfilename.split("/")
+    if not sibling.rfilename.isprintable() or len(sibling.rfilename) > 512 or "\\" in sibling.rfilename:
         return None
     if any(part in ("", ".", "..") for part in parts):
         return None
-    size = given.lfs.size if given.lfs else given.size
-    made = RemoteFile(given.rfilename, size or 0, given.lfs.sha256 if given.lfs else None, given.blobId)
-    return made if _SUM.fullmatch(made.etag) and size is not None else None
+    size = sibling.lfs.size if sibling.lfs else sibling.size
+    file = RemoteFile(
+        sibling.rfilename, size or 0, sibling.lfs.sha256 if sibling.lfs else None, sibling.blobId
+    )
+    return file if _SUM.fullmatch(file.etag) and size is not None else None
 
 
 def fetch(
     name: ModelName, commit: str, file: RemoteFile, part: Path, progress: Callable[[int], None]
 ) -> None:
-    """Has `part` be the file, beginning with what is in it. `progress` is told bytes as they come.
+    """Download a file into `part`, resuming after its current contents. `progress` is called with the bytes
+    received.
 
-    Raises ModelFileError where the hub does not give it, or something else.
+    Raises ModelFileError if the hub does not serve the file, or serves another one.
     """
     url = f"{endpoint()}/{quote(name.repo)}/resolve/{commit}/{quote(file.name)}"
     with part.open("ab", buffering=0) as out, ThreadPoolExecutor(1, "dragoman-sum") as summing:
@@ -148,16 +153,17 @@ def fetch(
                 failures = failures + 1 if partial.size == before else 1
                 if failures == TRIES or _is_final(error):
                     message = (
-                        f"{file.name} of {name.repo} cannot be fetched: {_words(error)}. What is here stays."
+                        f"{file.name} of {name.repo} could not be downloaded: {_words(error)}. "
+                        "Run it again to continue."
                     )
                     raise ModelFileError(message) from None
                 _pause(failures)
-        found = partial.digest()
-    if found != file.etag:
+        digest = partial.digest()
+    if digest != file.etag:
         part.unlink()
         raise ModelFileError(
-            f"{file.name} of {name.repo} is not what the hub's list says (wrong sum); it was deleted."
-            " Is HF_ENDPOINT a mirror that alters files?"
+            f"{file.name} of {name.repo} does not match the hub's checksum and was deleted."
+            " Check whether HF_ENDPOINT is a mirror that alters files."
         )
 
 
@@ -165,7 +171,7 @@ def _receive(url: str, partial: "_PartialFile") -> None:
     at = partial.size
     with _open(url, {"Range": f"bytes={at}-"} if at else {}) as reply:
         if at and reply.status != 206:
-            # The server has no ranges: all of it again.
+            # The server does not support ranges: start again.
             partial.restart()
         while missing := partial.missing:
             buffer = partial.take_buffer()
@@ -176,10 +182,10 @@ def _receive(url: str, partial: "_PartialFile") -> None:
 
 
 class _PartialFile:
-    """A file while it comes, and the sum that a hub knows it by.
+    """A file during download, with its checksum.
 
-    Summing up takes longer than reading and writing do, so it is done beside them: a few buffers go around,
-    filled and written here, summed up by a thread of their own.
+    Hashing takes longer than reading and writing, so it runs in parallel: a few buffers circulate, filled and
+    written here, hashed by another thread.
     """
 
     def __init__(
@@ -201,7 +207,7 @@ class _PartialFile:
         return self._file.size - self.size
 
     def take_over(self, part: Path) -> None:
-        """What an earlier try has left, unless it is more than there can be."""
+        """Continue an earlier download, unless it is longer than the file can be."""
         if part.stat().st_size > self._file.size:
             self._out.truncate(0)
         with part.open("rb", buffering=0) as before:
@@ -222,7 +228,7 @@ class _PartialFile:
         return buffer
 
     def add(self, buffer: bytearray, count: int) -> None:
-        """The next bytes of the file; the buffer is not the caller's any more."""
+        """Append the next bytes; the caller must not use the buffer afterwards."""
         view = memoryview(buffer)[:count]
         while view:
             view = view[self._out.write(view) :]
@@ -244,23 +250,23 @@ class _PartialFile:
             self._free.append(buffer)
 
 
-# Requests.
+# Requests
 
 
 class _SameHost(urllib.request.HTTPRedirectHandler):
-    """The token stays with the host that it is for; nothing goes on from https to http."""
+    """Keeps the token on its own host, and refuses redirects from https to http."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> urllib.request.Request | None:
         before, after = urlsplit(req.full_url), urlsplit(newurl)
         if before.scheme == "https" and after.scheme != "https":
-            raise urllib.error.HTTPError(newurl, code, "a redirect to an open connection", headers, fp)
-        made = super().redirect_request(req, fp, code, msg, headers, newurl)
+            raise urllib.error.HTTPError(newurl, code, "a redirect from https to http", headers, fp)
+        redirected = super().redirect_request(req, fp, code, msg, headers, newurl)
         key = req.unredirected_hdrs.get("Authorization")
-        if made is not None and key and (before.scheme, before.netloc) == (after.scheme, after.netloc):
-            made.add_unredirected_header("Authorization", key)
-        return made
+        if redirected is not None and key and (before.scheme, before.netloc) == (after.scheme, after.netloc):
+            redirected.add_unredirected_header("Authorization", key)
+        return redirected
 
 
 def _open(url: str, headers: dict[str, str] | None = None) -> HTTPResponse:
@@ -275,7 +281,7 @@ def _open(url: str, headers: dict[str, str] | None = None) -> HTTPResponse:
 
 @cache
 def _opener() -> urllib.request.OpenerDirector:
-    """Made once: to read the certificates of a system takes longer than a small file."""
+    """Build the opener once: reading the system's certificates takes longer than a small file."""
     return urllib.request.build_opener(
         _SameHost, urllib.request.HTTPSHandler(context=ssl.create_default_context())
     )
@@ -283,39 +289,47 @@ def _opener() -> urllib.request.OpenerDirector:
 
 @contextmanager
 def _told(name: ModelName) -> Iterator[None]:
-    """What a status means for a person."""
+    """Convert HTTP errors to errors with a remedy."""
     if is_offline():
-        raise ModelFileError(f"{name} is not on this machine, and HF_HUB_OFFLINE forbids to fetch it.")
+        raise ModelFileError(
+            f"{name} is not on this machine, and HF_HUB_OFFLINE forbids downloads; unset it."
+        )
     try:
         yield
     except urllib.error.HTTPError as error:
         error.close()
         if error.code in (401, 403):
             hint = (
-                "its licence must be accepted on its page"
-                if _token()
-                else "set HF_TOKEN if it is gated or private"
+                "accept its licence on its web page" if _token() else "set HF_TOKEN if it is gated or private"
             )
-            raise ModelFileError(f"{endpoint()} does not give {name.repo} ({error.code}): {hint}.") from None
+            raise ModelFileError(
+                f"{endpoint()} denies access to {name.repo} ({error.code}): {hint}."
+            ) from None
         if error.code == 404:
-            raise ModelFileError(f"{endpoint()} has no {name.repo} ({name.revision}).") from None
+            raise ModelFileError(
+                f"{endpoint()} has no {name.repo} ({name.revision}); check the name."
+            ) from None
         if error.code < 500 and error.code != 429:
-            raise ModelFileError(f"{endpoint()} refuses {name.repo}: {error.code}.") from None
+            raise ModelFileError(f"{endpoint()} refused {name.repo} with status {error.code}.") from None
         raise
     except urllib.error.URLError as error:
         if isinstance(error.reason, ssl.SSLCertVerificationError):
-            raise ModelFileError(f"The certificate of {endpoint()} is not valid.") from None
+            raise ModelFileError(
+                f"The certificate of {endpoint()} is not valid; check HF_ENDPOINT and the system's "
+                "certificates."
+            ) from None
         raise
 
 
 def _is_final(error: Exception) -> bool:
-    return isinstance(error, OSError) and error.errno in (28, 30, 13)  # no room, read only, not allowed
+    # disk full, read-only, permission denied
+    return isinstance(error, OSError) and error.errno in (28, 30, 13)
 
 
 def _words(error: Exception) -> str:
     if isinstance(error, IncompleteRead):
-        return "the connection was cut again and again"
+        return "the connection was interrupted repeatedly"
     if isinstance(error, urllib.error.HTTPError):
-        return f"it answers {error.code}"
+        return f"it responds with status {error.code}"
     reason = getattr(error, "reason", error)
     return str(getattr(reason, "strerror", None) or reason or type(error).__name__)

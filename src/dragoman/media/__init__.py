@@ -1,4 +1,4 @@
-"""Pictures and sounds: what is known of one, and where it stands in a prompt."""
+"""Images and audio: properties of a file, and its span in a prompt."""
 
 from collections.abc import Mapping, Set
 from typing import Literal, TypeAlias
@@ -9,19 +9,20 @@ from dragoman.errors import BadRequest
 
 MediaKind: TypeAlias = Literal["image", "audio"]
 NAMES = {"image": "images", "audio": "audio", "file": "files", "video": "video"}
-"""In words."""
+"""Names of media kinds in error messages."""
 
 
 class Media(Struct, frozen=True, kw_only=True):
-    """A picture or a sound as its file is: its kind and measures are known from its first bytes, and were
-    compared with the limits; it is not decoded."""
+    """An image or audio file, not decoded. Its kind and dimensions come from its first bytes, and were
+    checked against the limits.
+    """
 
     kind: MediaKind
     format: str
-    """By its content: png, jpeg, webp, gif; wav, mp3, flac."""
+    """Format by content: png, jpeg, webp, gif; wav, mp3, flac."""
     data: bytes
     digest: str
-    """SHA-256 of the file, in hexadecimal: what a prompt knows it by, and every cache."""
+    """SHA-256 of the file in hexadecimal: its identity in prompts and caches."""
     width: int = 0
     height: int = 0
     seconds: float = 0.0
@@ -29,16 +30,18 @@ class Media(Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """What a conversation knows it by: a picture that is to be looked at in two ways is two."""
+        """Key in a conversation: one image in two details counts as two."""
         return self.digest if self.detail == "auto" else f"{self.digest}:{self.detail}"
 
     def __repr__(self) -> str:
-        """Without its data: whoever writes a job into a log does not want a picture there."""
+        """Return a short form without the data, for logs."""
         return f"Media({self.kind!r}, {self.format!r}, {len(self.data)} bytes, {self.digest[:16]!r})"
 
 
 class MediaSpan(Struct, frozen=True):
-    """Where a picture or a sound stands in a prompt: all ids there are those that the engine wants for it."""
+    """Span of an image or audio in a prompt: all ids in it are those that the engine
+    requires for the media.
+    """
 
     media: Media
     start: int
@@ -46,13 +49,15 @@ class MediaSpan(Struct, frozen=True):
 
 
 def tell_media(media: Media) -> dict[str, str]:
-    """The part of a message that shows it, as a template is given it."""
+    """Return the part of a message that shows the media, as templates get it."""
     return {"type": media.kind, "media": media.key}
 
 
 def unsupported(kind: str, modalities: Set[MediaKind], place: str | None = None) -> BadRequest:
-    """`unsupported("audio", {"image"}, "messages[0].content[1]")`: what a model without ears says."""
-    taken = " and ".join(NAMES[each] for each in sorted(modalities, reverse=True))
+    """Return the error of a model without a modality: `unsupported("audio", {"image"},
+    "messages[0].content[1]")`.
+    """
+    taken = " and ".join(NAMES[modality] for modality in sorted(modalities, reverse=True))
     takes = f"text and {taken}" if taken else "text only"
     verb = "are" if NAMES[kind].endswith("s") else "is"
     message = f"This model takes {takes}; {NAMES[kind]} {verb} not supported."
@@ -62,7 +67,7 @@ def unsupported(kind: str, modalities: Set[MediaKind], place: str | None = None)
 def check_modalities(
     media: Mapping[str, Media], places: Mapping[str, str], modalities: Set[MediaKind]
 ) -> None:
-    """Raises for the first of them that a model cannot take."""
-    for key, each in media.items():
-        if each.kind not in modalities:
-            raise unsupported(each.kind, modalities, places.get(key, ""))
+    """Raise for the first medium that the model does not support."""
+    for key, item in media.items():
+        if item.kind not in modalities:
+            raise unsupported(item.kind, modalities, places.get(key, ""))

@@ -1,13 +1,13 @@
-"""What opens the files of strangers: a process that can do nothing else.
+"""Sandbox process that decodes clients' files and can do nothing else.
 
-Libraries that decode pictures, sounds and PDF files are written in C, or slow, and their files come from
-strangers. So a process has one kind of work (`image`, `audio`, `pdf`), loads the library for it, and gives up
-the rest before it sees a byte: no file, no process, no more memory than it is told, and for each file so much
-time of the processor. It has one socket, which is its standard input. It ends with its server, or when it has
-been idle for a while. It is run by its path, and imports nothing of ours.
+Libraries that decode images, audio and PDF files are written in C, or slow, and their input is untrusted. A
+process has one kind of work (`image`, `audio`, `pdf`, `pages`), imports the library for it, and gives up
+everything else before it reads a byte: no files, no processes, no memory above its limit, and limited CPU
+time per file. It has one socket, which is its standard input. It ends with its server, or after some idle
+time. It is run by path and imports nothing of dragoman.
 
-A question and an answer are each a frame: two lengths, an object of JSON, and bytes. An answer is
-`{"error": WORD}` where something is wrong: what a library says of it is for nobody.
+A request and a reply are each a frame: two lengths, a JSON object, and bytes. A failure is `{"error": WORD}`;
+error texts of libraries are not returned.
 """
 
 import importlib
@@ -64,32 +64,35 @@ startxref
 0
 %%EOF
 """
-"""A page with a word, for a library to be tried with."""
+"""A page with one word, to exercise the library before the sandbox closes."""
 
 
 class Unfit(Exception):
-    """The word for what is wrong."""
+    """The file cannot be used; the message is the word for the reason."""
 
 
-# The link.
+# The socket
 
 
 def receive(
     link: socket.socket, until: float | None = None, most: int = MOST_BYTES
 ) -> tuple[Any, bytes | memoryview] | None:
-    """The next frame; None where there will be none. OSError (a TimeoutError is one) if it cannot be had."""
+    """Return the next frame; None at the end of the stream. Raise OSError (TimeoutError is one) if it cannot
+    be read.
+    """
     if (head := _take(link, HEAD.size, until)) is None:
         return None
     about, size = HEAD.unpack(head)
     if about > MOST_BYTES or size > most:
         raise OSError("a frame that is too large")
-    said, data = _take(link, about, until), _take(link, size, until)
-    return None if said is None or data is None else (json.loads(bytes(said)), data)
+    header, data = _take(link, about, until), _take(link, size, until)
+    return None if header is None or data is None else (json.loads(bytes(header)), data)
 
 
 def _take(link: socket.socket, size: int, until: float | None) -> bytes | memoryview | None:
-    """So many bytes. A photo is 36 MB: to clear and to copy as much would keep the interpreter from all other
-    threads, those of answers too, so it has pages of its own, which the system fills, and stays there."""
+    """Read `size` bytes. A photo is 36 MB: clearing and copying that much would block all other threads,
+    those of answers included, so it is received into mapped pages that the system fills, and stays there.
+    """
     view = memoryview(mmap.mmap(-1, size) if size > SMALL else bytearray(size))
     at = 0
     while at < size:
@@ -105,15 +108,15 @@ def _wait(link: socket.socket, until: float | None) -> None:
         link.settimeout(max(0.001, until - time.monotonic()))
 
 
-def send(link: socket.socket, said: Any, data: bytes = b"", until: float | None = None) -> None:
-    about = json.dumps(said).encode()
+def send(link: socket.socket, message: Any, data: bytes = b"", until: float | None = None) -> None:
+    about = json.dumps(message).encode()
     for part in (HEAD.pack(len(about), len(data)) + about, data):
         _wait(link, until)
         link.sendall(part)
 
 
 def bound(memory: int) -> None:
-    """From here on: no more memory than this, no file, no other socket, no process."""
+    """Restrict this process from here on: memory, no files, no other sockets, no processes."""
     for kind, most in (
         (resource.RLIMIT_AS, memory),
         (resource.RLIMIT_FSIZE, 0),
@@ -125,13 +128,13 @@ def bound(memory: int) -> None:
 
 
 def allow(seconds: int) -> None:
-    """So much time of the processor for what comes now; the system ends a process that takes more."""
+    """Limit CPU time for the next work; the system kills a process that takes more."""
     used = sum(os.times()[:2])
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (int(used) + seconds + 1, hard))
 
 
-# Pictures.
+# Images
 
 
 def load_image() -> None:
@@ -139,10 +142,10 @@ def load_image() -> None:
 
     for module, _ in PICTURES.values():
         importlib.import_module(f"PIL.{module}")
-    # The size is compared with what was asked.
+    # The size is checked against the request instead.
     Image.MAX_IMAGE_PIXELS = None
     ImageFile.LOAD_TRUNCATED_IMAGES = False
-    # Whatever is imported at its first use is imported now: later no file can be opened.
+    # Import everything that is imported on first use: later no file can be opened.
     exif = Image.Exif()
     exif[ORIENTATION] = 6
     for name in PICTURES:
@@ -155,7 +158,7 @@ def load_image() -> None:
 
 
 def decode_image(asked: dict[str, Any], data: bytes | memoryview) -> tuple[dict[str, Any], bytes]:
-    """RGB, from above and from the left, as it is meant to be seen."""
+    """Decode to RGB, rows from the top and pixels from the left, with the image's orientation applied."""
     module, name = PICTURES[asked["format"]]
     image = getattr(sys.modules[f"PIL.{module}"], name)(BytesIO(data))
     if image.width * image.height > asked["pixels"]:
@@ -166,11 +169,11 @@ def decode_image(asked: dict[str, Any], data: bytes | memoryview) -> tuple[dict[
 
 
 def _flat(image: Any) -> Any:
-    """Over white, where it can be seen through."""
+    """Flatten transparent images onto white."""
     from PIL import Image
 
     if image.mode.startswith("I"):
-        # 16 bits of grey: all others are brought to 8 by the library itself.
+        # 16-bit grey; the library converts all other modes to 8 bits itself.
         image = image.point(lambda value: value / 257).convert("L")
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
         seen = image.convert("RGBA")
@@ -186,7 +189,7 @@ def _orientation(image: Any) -> int:
     try:
         return int(image.getexif().get(ORIENTATION, 1))
     except Exception:
-        # Notes beside a picture that are damaged leave it as it is.
+        # Damaged EXIF data leaves the image unchanged.
         return 1
 
 
@@ -206,14 +209,14 @@ def _upright(image: Any) -> Any:
     return image.transpose(turns[at]) if 0 <= at < len(turns) else image
 
 
-# Sounds.
+# Audio
 
 
 def load_audio() -> None:
     import numpy
     import soundfile
 
-    # As above: everything is used once.
+    # As for images: everything is used once.
     tone = BytesIO()
     soundfile.write(tone, numpy.zeros(64, "float32"), 8000, format="FLAC")
     tone.seek(0)
@@ -223,7 +226,7 @@ def load_audio() -> None:
 
 
 def decode_audio(asked: dict[str, Any], data: bytes | memoryview) -> tuple[dict[str, Any], bytes]:
-    """Mono, at the rate that was asked for, as 32-bit floats."""
+    """Decode to mono at the requested rate, as 32-bit floats."""
     import soundfile
 
     with soundfile.SoundFile(BytesIO(data)) as file:
@@ -243,10 +246,10 @@ def decode_audio(asked: dict[str, Any], data: bytes | memoryview) -> tuple[dict[
 
 
 class _Resampler:
-    """Another rate by way of the spectrum, four seconds at a time, of which the middle two are kept.
+    """Resampler by way of the spectrum: four seconds at a time, of which the middle two are kept.
 
-    Four seconds are a whole number of samples at every rate. What wraps around at their ends does not reach
-    the middle, since the spectrum ends softly.
+    Four seconds are a whole number of samples at every rate. Wrap-around at their ends does not reach the
+    middle, because the spectrum ends softly.
     """
 
     def __init__(self, rate: int, wanted: int) -> None:
@@ -271,8 +274,8 @@ class _Resampler:
         self._waiting = numpy.concatenate((self._waiting, samples))
         while len(self._waiting) >= 4 * self._rate:
             spectrum = numpy.fft.rfft(self._waiting[: 4 * self._rate])[: len(self._soft)] * self._soft
-            made = numpy.fft.irfft(spectrum, 4 * self._wanted) * (self._wanted / self._rate)
-            self._made.append(made[self._wanted : 3 * self._wanted].astype("float32"))
+            resampled = numpy.fft.irfft(spectrum, 4 * self._wanted) * (self._wanted / self._rate)
+            self._made.append(resampled[self._wanted : 3 * self._wanted].astype("float32"))
             self._waiting = self._waiting[2 * self._rate :]
 
     def end(self) -> Any:
@@ -283,13 +286,13 @@ class _Resampler:
         return numpy.concatenate(self._made)[:length]
 
 
-# PDF files: their text by a library in Python, and where the model sees, their pages by one that draws them.
+# PDF files: their text with a Python library and, for models that take images, their pages with a renderer
 
 
 def load_pdf() -> None:
     import pypdf
 
-    # Later no file can be opened: its modules are imported now, and everything is used once.
+    # Later no file can be opened: import all modules now and use everything once.
     for module in pkgutil.walk_packages(pypdf.__path__, "pypdf."):
         with suppress(ImportError):
             importlib.import_module(module.name)
@@ -355,7 +358,7 @@ WORK: dict[
 def answer(link: socket.socket, work: str, memory: int) -> None:
     load, do = WORK[work]
     missing = False
-    # Answers that are being written go before what strangers have sent.
+    # Decoding clients' files has lower priority than the server's threads, which write answers.
     os.nice(NICE)
     try:
         load()
@@ -368,13 +371,13 @@ def answer(link: socket.socket, work: str, memory: int) -> None:
         allow(asked["cpu"])
         link.settimeout(None)
         try:
-            made = ({"error": "missing"}, b"") if missing else do(asked, data)
+            reply = ({"error": "missing"}, b"") if missing else do(asked, data)
         except Unfit as unfit:
-            made = {"error": str(unfit)}, b""
+            reply = {"error": str(unfit)}, b""
         except Exception:
-            # Whatever it is: the text of it is for nobody.
-            made = {"error": "unreadable"}, b""
-        send(link, *made)
+            # Error texts of libraries are not returned.
+            reply = {"error": "unreadable"}, b""
+        send(link, *reply)
         link.settimeout(IDLE_S)
 
 
@@ -382,5 +385,5 @@ if __name__ == "__main__":
     try:
         answer(socket.socket(fileno=0), sys.argv[1], int(sys.argv[2]))
     except OSError:
-        # Idle for too long, or its server is gone.
+        # Idle for too long, or the server is gone.
         os._exit(0)

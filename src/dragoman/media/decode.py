@@ -1,10 +1,10 @@
-"""Pixels and samples of files, decoded by processes of their own (`src/dragoman/media/child.py`).
+"""Decoding of images and audio in sandboxed processes (`src/dragoman/media/child.py`).
 
     with MediaDecoder(limits) as decoder:
         pixels = decoder.decode_image(media)     # in a thread; `await decoder.adecode_image(media)` elsewhere
 
-A process is begun when there is something to decode and none is free, serves for many files, and is replaced
-when it has died or has to be killed. Nothing but BadRequest and Unavailable is raised.
+A process is started when there is work and none is free, serves many files, and is replaced when it has died
+or was killed. Only BadRequest and Unavailable are raised.
 """
 
 import asyncio
@@ -32,26 +32,26 @@ from dragoman.media.read import SAMPLES_A_SECOND, WORDS
 CHILD = Path(__file__).with_name("child.py")
 PACKAGES: dict[MediaKind, str] = {"image": "PIL", "audio": "soundfile"}
 IMAGE_S, AUDIO_S = 20.0, 60.0
-"""Of the processor's time, so that an honest file is not refused where a machine is busy."""
+"""Limits on CPU time, not wall time, so that a busy machine does not refuse valid files."""
 WAITS = 6
-"""How many times as long it may take by the clock."""
+"""Wall time limit as a multiple of the CPU time limit."""
 PATIENCE_S = 60.0
-"""How long one waits for others' files."""
+"""Maximum number of seconds to wait for a free process."""
 USES = 256
-"""Files that one process opens before another takes its place: libraries may keep what they should not."""
+"""Maximum number of files per process: libraries may leak or retain data."""
 BASE_MEMORY = 768 * 1024 * 1024
 PIXEL_MEMORY = SAMPLE_MEMORY = 12
-"""Bytes that a picture may take for each pixel, with all copies that are made on the way; and a sound."""
+"""Bytes per pixel, and per audio sample, with all copies made on the way."""
 REASONS = {
-    "missing": "this server decodes none: whoever runs it has to install dragoman[media]",
-    "too_large": "it is larger than its header says",
+    "missing": "this server has no decoder; its operator can install dragoman[media]",
+    "too_large": "it is larger than its header states",
     "too_slow": "decoding it takes too long",
 }
-DAMAGED = "it is damaged, or cut off; save it anew"
+DAMAGED = "it is damaged or truncated; save it again"
 
 
 class Pixels(Struct, frozen=True):
-    """A picture: rows from above, pixels from the left, red, green and blue, one byte each."""
+    """A decoded image: rows from the top, pixels from the left; red, green and blue, one byte each."""
 
     width: int
     height: int
@@ -63,7 +63,7 @@ class Pixels(Struct, frozen=True):
 
 
 class Samples(Struct, frozen=True):
-    """A sound: 32-bit floats, little endian, of one channel."""
+    """Decoded audio: 32-bit floats, little endian, one channel."""
 
     rate: int
     data: bytes | memoryview
@@ -74,20 +74,22 @@ class Samples(Struct, frozen=True):
 
 
 class DecodeFailure(Exception):
-    """What a process says is wrong with a file, in a word."""
+    """Reason, in one word, why a process could not decode a file."""
 
 
 def check_installed(kind: MediaKind) -> None:
-    """For those who open an engine that will want it: better now than with the first picture."""
+    """Raise if the decoder's package is missing; called when an engine starts, before
+    the first file comes.
+    """
     if importlib.util.find_spec(PACKAGES[kind]) is None:
         raise SettingsError(f"To decode {WORDS[kind][0]}, install dragoman[media].")
 
 
 class WorkProcess:
-    """A process with one socket. It answers questions one after another, or is killed."""
+    """A sandbox process with one socket. It answers requests one after another, or is killed."""
 
     memory = 0
-    """Bytes that it may have, where somebody has said so."""
+    """Memory limit in bytes, if one is set."""
 
     def __init__(self, *command: str) -> None:
         self.asked = 0
@@ -103,12 +105,14 @@ class WorkProcess:
             )
         except OSError as error:
             self._link.close()
-            raise Unavailable("No process can be begun to look at this; try again.") from error
+            raise Unavailable("The server could not start a process for this file; retry later.") from error
         finally:
             theirs.close()
 
     def ask(self, question: Any, data: bytes, seconds: float, most: int) -> tuple[Any, bytes | memoryview]:
-        """What it says, and at most so many bytes; TimeoutError, or another OSError where it has died."""
+        """Return the reply, with at most `most` bytes; raise TimeoutError, or another OSError if the process
+        died.
+        """
         self.asked += 1
         until = time.monotonic() + seconds
         send(self._link, question, data, until)
@@ -117,19 +121,19 @@ class WorkProcess:
         except ConnectionError:
             answer = None
         if answer is None:
-            raise TimeoutError if self._used_up else OSError("it is gone")
+            raise TimeoutError if self._used_up else OSError("the process is gone")
         return answer
 
     @property
     def _used_up(self) -> bool:
-        """Whether the system has ended it because it took too much of the processor's time."""
+        """Whether the system killed the process because of its CPU time."""
         try:
             return self._process.wait(1) == -signal.SIGXCPU
         except subprocess.TimeoutExpired:
             return False
 
     def kill(self) -> None:
-        """From any thread: whoever waits for its answer is told that it is gone."""
+        """Kill the process, from any thread: a caller waiting for its reply gets an error."""
         self._process.kill()
         self._process.wait()
         with suppress(OSError):
@@ -138,7 +142,7 @@ class WorkProcess:
 
 
 class MediaDecoder:
-    """A few processes, each for one kind of file, begun when they are needed. For any number of threads."""
+    """Pool of a few processes, each for one kind of file, started on demand. Threads may share it."""
 
     def __init__(self, limits: Limits | None = None, processes: int = 2) -> None:
         self._limits = limits or Limits()
@@ -174,13 +178,13 @@ class MediaDecoder:
         return await asyncio.to_thread(self.decode_audio, media, rate)
 
     def decode_image(self, media: Media) -> Pixels:
-        # Whoever read the header has compared it with the limits of the server, which need not be ours.
+        # The header was checked against the server's limits, which may differ from these.
         pixels = media.width * media.height
         self._make_room(BASE_MEMORY + PIXEL_MEMORY * pixels)
         asked = {"format": media.format, "pixels": pixels}
         try:
-            said, rgb = self.ask("image", asked, media.data, IMAGE_S, 3 * pixels)
-            width, height = int(said["width"]), int(said["height"])
+            header, rgb = self.ask("image", asked, media.data, IMAGE_S, 3 * pixels)
+            width, height = int(header["width"]), int(header["height"])
         except (DecodeFailure, KeyError, TypeError, ValueError) as error:
             raise _unreadable(media, f"{media.width} × {media.height}", str(error)) from None
         if len(rgb) != 3 * width * height or not rgb:
@@ -201,11 +205,12 @@ class MediaDecoder:
     def ask(
         self, work: str, asked: dict[str, Any], data: bytes, seconds: float, most: int
     ) -> tuple[Any, bytes | memoryview]:
-        """What a process for that work makes of a file; DecodeFailure with the word for what is wrong."""
+        """Return what a process of that kind makes of a file; raise DecodeFailure with the reason."""
         if not self._places.acquire(timeout=PATIENCE_S):
-            raise Unavailable("Too many files are being decoded; try again soon.", retry_after=10)
+            raise Unavailable("Too many files are being decoded; retry later.", retry_after=10)
         try:
-            # One that was idle may be gone by now, and whatever ended one may have been meant for another.
+            # An idle process may be gone by now, or killed by an earlier file's limits; a new one is tried
+            # once.
             try:
                 return self._ask_one(self._take(work), work, asked, data, seconds, most)
             except OSError:
@@ -220,17 +225,17 @@ class MediaDecoder:
     ) -> tuple[Any, bytes | memoryview]:
         keep = False
         try:
-            said, made = child.ask({**asked, "cpu": int(seconds)}, data, WAITS * seconds, most)
+            header, payload = child.ask({**asked, "cpu": int(seconds)}, data, WAITS * seconds, most)
             keep = child.asked < USES
         except TimeoutError:
             raise DecodeFailure("too_slow") from None
         except ValueError:
-            raise OSError("it does not make sense") from None
+            raise OSError("the reply is invalid") from None
         finally:
             self._give_back(work, child, keep)
-        if not isinstance(said, dict) or "error" in said:
-            raise DecodeFailure(str(said["error"]) if isinstance(said, dict) else "unreadable")
-        return said, made
+        if not isinstance(header, dict) or "error" in header:
+            raise DecodeFailure(str(header["error"]) if isinstance(header, dict) else "unreadable")
+        return header, payload
 
     def _take(self, work: str) -> WorkProcess:
         with self._lock:
@@ -247,11 +252,11 @@ class MediaDecoder:
         return child
 
     def _make_room(self, memory: int) -> None:
-        """Processes that may have so much; those that may not are of no more use."""
+        """Raise the memory limit of processes; idle ones with less are killed."""
         with self._lock:
             self._memory = max(self._memory, memory)
             small = [child for _, child in self._idle if child.memory < self._memory]
-            self._idle = [each for each in self._idle if each[1] not in small]
+            self._idle = [entry for entry in self._idle if entry[1] not in small]
         for child in small:
             child.kill()
 
@@ -271,10 +276,10 @@ def _unreadable(media: Media, measures: str, word: str) -> BadRequest:
 
 
 async def ask_once(data: bytes, seconds: float, most: int, *command: str) -> bytes:
-    """What a process that is begun for this alone makes of a stranger's bytes; it is gone when this ends."""
+    """Run a process once for untrusted bytes and return its output; the process is gone afterwards."""
     child = WorkProcess(*command)
     try:
-        _, made = await asyncio.to_thread(child.ask, {}, data, seconds, most)
-        return bytes(made)
+        _, output = await asyncio.to_thread(child.ask, {}, data, seconds, most)
+        return bytes(output)
     finally:
         child.kill()

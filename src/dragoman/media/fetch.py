@@ -1,15 +1,16 @@
-"""Files that a request names by their addresses: fetched where the operator has allowed the host, else not.
+"""Downloads files that a request refers to by URL, from hosts that the operator allows.
 
-A server that fetches for strangers can be made to ask machines that strangers cannot reach. So:
+A server that fetches for clients can be made to contact machines that clients cannot reach. Therefore:
 
-- the host is on the operator's list (`HOST`, `HOST:PORT`, `HOST:*`, `*`), and each that it sends one to;
+- the host is on the operator's list (`HOST`, `HOST:PORT`, `HOST:*`, `*`), and so is each host that it
+  redirects to;
 - https, unless the entry says `http://`;
-- a name stands for public addresses alone, all of them, and the one that was looked at is the one that is
-  connected to; an address of a private network is asked where the operator has written that very address;
-- nothing of the client goes along: no key, no header, no cookie;
-- bytes, seconds and how many are fetched at the same time have bounds, and what came is known by its content.
+- a name must resolve to public addresses only, and the checked address is the one that is connected to; a
+  private address is contacted only if the operator listed that exact address;
+- nothing of the client is forwarded: no key, no header, no cookie;
+- bytes, seconds and concurrent downloads are limited, and a file is identified by its content.
 
-What went wrong is told in words of ours. Nothing is kept: what is fetched twice is asked for twice.
+Errors have our own texts. Nothing is cached: a file that is needed twice is fetched twice.
 """
 
 import asyncio
@@ -39,40 +40,42 @@ from dragoman.outbound import (
 
 FETCH_S = 20.0
 HOPS = 3
-"""How often one may be sent on."""
+"""Maximum number of redirects."""
 AT_ONCE = 16
-"""That are fetched at the same time; of these each key has half."""
+"""Maximum number of concurrent downloads; each key may use half of them."""
 MOVED = frozenset({301, 302, 303, 307, 308})
 _SCHEME = re.compile(r"(?:(https?)://)?(.+)", re.IGNORECASE)
 
 
 class NotFetched(Exception):
-    """Why not, in words for the one who asked."""
+    """Reason, for the client, why a file was not downloaded."""
 
 
 class Target(Struct, frozen=True):
-    """An address that may be asked."""
+    """A URL that may be fetched."""
 
     url: str
     scheme: str
     host: str
     port: int
     named: bool
-    """Whether its operator has written this very number."""
+    """Whether the operator listed this exact IP address."""
 
 
 def check_media_hosts(allow: Sequence[str]) -> None:
-    """An entry that could never match would be a slip in silence."""
+    """Check the setting: an entry that can never match is an error, not silently ignored."""
     for entry in allow:
         if (found := _SCHEME.fullmatch(entry)) is None or ALLOWED.fullmatch(found[2]) is None:
             raise SettingsError(
-                f"`allow_media_host`: {entry} must be a host, HOST:PORT, HOST:* or *, with http:// before it "
-                "where it may be asked without TLS."
+                f"`allow_media_host`: {entry} must be a host, HOST:PORT, HOST:* or *, with the prefix "
+                "http:// to allow it without TLS."
             )
 
 
 class MediaFetcher:
-    """`await fetcher.fetch(owner, url, most_bytes, place)`: the bytes, or a BadRequest about that field."""
+    """Downloads media: `await fetcher.fetch(owner, url, most_bytes, place)` returns bytes, or raises
+    BadRequest.
+    """
 
     def __init__(self, allow: Sequence[str] = ()) -> None:
         check_media_hosts(allow)
@@ -98,20 +101,18 @@ class MediaFetcher:
         except NotFetched as error:
             why = str(error)
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, NotPublic, OSError):
-            # One answer for all of them: what is behind this server is not for clients to find out.
+            # One answer for all failures, because clients must not learn about the server's network.
             why = "the host cannot be reached"
         message = f"'{place}': the file at {target.host} cannot be fetched: {why}; send it as data instead."
         raise BadRequest(message, param=place, code="media_not_fetched")
 
     def _check(self, url: str, place: str) -> Target:
         if not self._secure:
-            message = (
-                f"'{place}': this server fetches nothing; send the file itself, as base64, or upload it."
-            )
+            message = f"'{place}': this server does not fetch files; send the file as base64, or upload it."
             raise BadRequest(message, param=place, code="media_host_not_allowed")
         found = ADDRESS.fullmatch(url)
         if found is None:
-            message = f"'{place}' must be an address as https://HOST/PATH, in ASCII and without a password."
+            message = f"'{place}' must be a URL such as https://HOST/PATH, in ASCII and without a password."
             raise BadRequest(message, param=place, code="invalid_value")
         scheme, host = found["scheme"].lower(), found["host"].lower()
         port = found["port"] or DEFAULT_PORTS[scheme]
@@ -135,13 +136,13 @@ class MediaFetcher:
             try:
                 target = self._check(urljoin(target.url, location), place)
             except (BadRequest, ValueError):
-                raise NotFetched("it sends one on to where this server may not go") from None
-        raise NotFetched(f"it sends one on more than {HOPS} times")
+                raise NotFetched("it redirects to a host that is not allowed") from None
+        raise NotFetched(f"it redirects more than {HOPS} times")
 
 
 @asynccontextmanager
 async def _asked(target: Target) -> AsyncIterator[httpx.Response]:
-    """Its answer, from the address that was looked at; the name is what its certificate is checked for."""
+    """Request the target from the checked address; its certificate is checked for the name."""
     host = target.host.strip("[]")
     address = str(written_as_number(host)) if target.named else await public_address(host, target.port)
     url = httpx.URL(target.url)
@@ -161,7 +162,7 @@ async def _asked(target: Target) -> AsyncIterator[httpx.Response]:
             "timeout": {"connect": FETCH_S, "read": FETCH_S},
         },
     )
-    # A connection of its own: one that is kept for an address was checked for the name that it was opened by.
+    # A new connection each time: a pooled one was checked for the name that it was opened with.
     async with httpx.AsyncHTTPTransport(verify=_trusted(), retries=0) as transport:
         response = await transport.handle_async_request(aimed)
         try:
@@ -174,8 +175,8 @@ async def _body(response: httpx.Response, most: int) -> bytes:
     if response.status_code != 200:
         raise NotFetched(f"it answers with status {response.status_code}")
     if response.headers.get("content-encoding", "identity").lower() != "identity":
-        # A small answer may be huge when unpacked.
-        raise NotFetched("it answers with what is compressed")
+        # A small body may decompress to a huge one.
+        raise NotFetched("its response is compressed")
     too_much = NotFetched(f"it is larger than {most} bytes")
     length = response.headers.get("content-length", "")
     if length.isdecimal() and int(length[:20]) > most:

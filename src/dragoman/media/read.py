@@ -1,11 +1,11 @@
-"""What a picture or a sound is, from its own first bytes: nothing here decodes one.
+"""Image and audio headers: format and dimensions from the first bytes, without decoding.
 
-A file is what its content says, never what its name or its sender says: `read_media` finds the format by the
-bytes at the beginning, and its measures in the header, by the few lines below for each format. They are
-compared with the limits before anybody allocates anything for it. A decoder is told the format that was found
-here, and may use no other, so a file that is two things at once is read as one of them.
+A file's content decides what it is, never its name or its sender: `read_media` detects the format by the
+first bytes and reads the dimensions from the header, with a few lines per format below. They are checked
+against the limits before anything is allocated for the file. A decoder gets the format detected here and may
+use no other, so a file that is valid in two formats is read as one of them.
 
-What the header says need not be true. Decoders compare again what they find.
+The header may be wrong. Decoders check the dimensions again.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from dragoman.limits import Limits, check_count
 from dragoman.media import Media, MediaKind
 
 Measures: TypeAlias = tuple[int, int, float]
-"""Width, height, seconds."""
+"""Width, height and seconds."""
 KINDS: dict[str, MediaKind] = {
     **dict.fromkeys(("png", "jpeg", "webp", "gif"), "image"),
     **dict.fromkeys(("wav", "mp3", "flac"), "audio"),
@@ -28,21 +28,23 @@ MEDIA_TYPES = {"mp3": "audio/mpeg"} | {
     name: f"{kind}/{name}" for name, kind in KINDS.items() if name != "mp3"
 }
 WORDS: dict[MediaKind, tuple[str, str]] = {
-    "image": ("a picture", "PNG, JPEG, WebP or GIF"),
-    "audio": ("a sound", "WAV, MP3 or FLAC"),
+    "image": ("an image", "PNG, JPEG, WebP or GIF"),
+    "audio": ("an audio file", "WAV, MP3 or FLAC"),
 }
 LONGEST_SIDE = 65_535
 MOST_RATE, MOST_CHANNELS = 192_000, 8
 SAMPLES_A_SECOND = 96_000
-"""Of all channels together, on average over the longest sound that is taken: what decoding may cost."""
+"""Maximum number of samples per second of all channels together, on average over the longest allowed audio:
+the bound on the cost of decoding.
+"""
 MOST_SCANS = 256
-"""Of a JPEG: each is a walk through all of the picture."""
+"""Maximum number of scans in a JPEG: each is a pass over the whole image."""
 MOST_BLOCKS = 4096
-"""That are walked through in a header."""
+"""Maximum number of blocks that are read in a header."""
 
 
 class NoMedia(Exception):
-    """What is wrong with a file, in words for the one who sent it."""
+    """A problem of a file, described for the client."""
 
     def __init__(self, message: str, code: str = "unsupported_content") -> None:
         super().__init__(message)
@@ -54,16 +56,16 @@ def data_url(media: Media) -> str:
 
 
 def mention(media: Media) -> str:
-    """`[image image/png, 3 KiB]` for a model that is not shown it: that it is there."""
+    """Describe media that a model does not get: `[image image/png, 3 KiB]`."""
     return f"[{media.kind} {MEDIA_TYPES[media.format]}, {max(1, len(media.data) // 1024)} KiB]"
 
 
 def read_media(data: bytes, kind: MediaKind, limits: Limits, place: str, detail: str = "auto") -> Media:
-    """The picture or sound in the bytes of a file, or a BadRequest about the field `place`."""
+    """Read the media in a file's bytes, or raise a BadRequest for the field `place`."""
     try:
         if len(data) > limits.media_bytes:
-            reason = f"the file has {len(data)} bytes, where {limits.media_bytes} are the most"
-            raise NoMedia(f"{reason}; make it smaller.", "limit_exceeded")
+            reason = f"the file has {len(data)} bytes; at most {limits.media_bytes} are allowed"
+            raise NoMedia(f"{reason}.", "limit_exceeded")
         name = find_format(data, kind)
         width, height, seconds = READERS[name](data, limits)
         _check_measures(width, height, seconds, limits)
@@ -83,32 +85,33 @@ def read_media(data: bytes, kind: MediaKind, limits: Limits, place: str, detail:
 
 
 def check_media(found: Collection[Media], limits: Limits, place: str) -> None:
-    """All that one request shows and plays, also what it only refers to; `place` is the field they are in."""
-    check_count(len(found), limits.media_files, place, "pictures and sounds")
+    """Check all media of a request together, also referenced ones; `place` is their field."""
+    check_count(len(found), limits.media_files, place, "images and audio files")
     size = sum(len(media.data) for media in found)
     if size > (most := limits.media_total_bytes):
         message = (
-            f"'{place}': the pictures and sounds of a request may have {most} bytes together, got {size}."
+            f"'{place}': the images and audio files of a request have {size} bytes together; at most {most} "
+            "are allowed."
         )
         raise BadRequest(message, param=place, code="limit_exceeded")
 
 
 def _check_measures(width: int, height: int, seconds: float, limits: Limits) -> None:
     if width * height > limits.media_pixels:
-        reason = f"the picture has {width} × {height} pixels, where {limits.media_pixels} are the most"
-        raise NoMedia(f"{reason}; make it smaller.", "limit_exceeded")
+        reason = f"the image has {width} × {height} pixels; at most {limits.media_pixels} are allowed"
+        raise NoMedia(f"{reason}.", "limit_exceeded")
     if max(width, height) > LONGEST_SIDE:
-        reason = f"the picture is {max(width, height)} pixels long, where {LONGEST_SIDE} are the most"
-        raise NoMedia(f"{reason}; make it smaller.", "limit_exceeded")
+        reason = f"the image is {max(width, height)} pixels long; at most {LONGEST_SIDE} are allowed"
+        raise NoMedia(f"{reason}.", "limit_exceeded")
     if seconds > limits.media_seconds:
         raise NoMedia(_too_long(limits), "limit_exceeded")
 
 
 def _too_long(limits: Limits) -> str:
-    return f"the sound is longer than {limits.media_seconds} seconds; send less of it."
+    return f"the audio is longer than {limits.media_seconds} seconds; shorten it."
 
 
-# Which format it is.
+# Format detection
 
 PNG, JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
 FOREIGN: tuple[tuple[int, bytes, str], ...] = (
@@ -137,18 +140,20 @@ FOREIGN: tuple[tuple[int, bytes, str], ...] = (
     (0, b"PK\3\4", "ZIP"),
     (0, b"\x1f\x8b", "gzip"),
 )
-"""What people send that is not taken, to be named in the error."""
+"""Formats that clients send and that are not supported, for the error message."""
 
 
 def find_format(data: bytes, kind: MediaKind | None = None) -> str:
-    """`png`, by the first bytes. NoMedia where it is none of ours, or none of that kind."""
+    """Detect the format by the first bytes, such as `png`. Raise NoMedia if it is unsupported or of another
+    kind.
+    """
     what, formats = WORDS[kind or "image"]
     if not data:
         raise NoMedia(f"the file is empty; send {what} as {formats}.", "invalid_value")
     found = _own_format(data)
     if found is None:
         name = _foreign_format(data)
-        reason = f"{name} is not supported" if name else f"this is not {what} of a kind that is supported"
+        reason = f"{name} is not supported" if name else f"this is not {what} in a supported format"
         raise NoMedia(f"{reason}; send {formats}.")
     if kind is not None and KINDS[found] != kind:
         raise NoMedia(f"this is {WORDS[KINDS[found]][0]} ({found}), not {what}; send {formats}.")
@@ -166,7 +171,7 @@ def _own_format(data: bytes) -> str | None:
         return {b"WEBP": "webp", b"WAVE": "wav"}.get(data[8:12])
     if data[(start := _tags_end(data)) : start + 4] == b"fLaC":
         return "flac"
-    # Tags are those of MP3 files; what is behind them is looked at when the frames are.
+    # ID3 tags come before MP3 data; what follows them is checked when frames are read.
     return "mp3" if start or _mp3_frame(data, 0) is not None else None
 
 
@@ -178,17 +183,17 @@ def _foreign_format(data: bytes) -> str | None:
     return "SVG" if b"<svg" in beginning else None
 
 
-# The measures of each. What a header lacks is a NoMedia, too: `_take` has no other way to fail.
+# Dimensions by format. A truncated header raises NoMedia as well: `_take` has no other way to fail.
 
 
 def _take(data: bytes, at: int, form: str) -> tuple[Any, ...]:
     if at < 0 or at + struct.calcsize(form) > len(data):
-        raise NoMedia("the file is cut off in its header; send all of it.", "invalid_value")
+        raise NoMedia("the file is truncated in its header; send all of it.", "invalid_value")
     return struct.unpack_from(form, data, at)
 
 
 def _damaged(what: str) -> NoMedia:
-    return NoMedia(f"the header of this {what} file is damaged; save it anew.", "invalid_value")
+    return NoMedia(f"the header of this {what} file is damaged; save it again.", "invalid_value")
 
 
 def _picture(width: int, height: int, what: str) -> Measures:
@@ -205,7 +210,7 @@ def _measure_png(data: bytes, _: Limits) -> Measures:
 
 
 def _measure_jpeg(data: bytes, _: Limits) -> Measures:
-    """The one frame header there may be before the first scan."""
+    """Read the only frame header that is allowed before the first scan."""
     frame: Measures | None = None
     at = 2
     for _block in range(MOST_BLOCKS):
@@ -232,17 +237,20 @@ def _measure_jpeg(data: bytes, _: Limits) -> Measures:
 def _jpeg_frame(data: bytes, at: int, marker: int) -> Measures:
     precision, height, width, components = _take(data, at, ">BHHB")
     if marker > 0xC2 or precision != 8 or components not in (1, 3, 4):
-        raise NoMedia("JPEG of this kind (lossless, arithmetic or of more than 8 bits) is not supported.")
+        raise NoMedia(
+            "this kind of JPEG (lossless, arithmetic or over 8 bits) is not supported; save it as baseline "
+            "JPEG."
+        )
     return _picture(width, height, "JPEG")
 
 
 def _check_scans(data: bytes) -> None:
     if data.count(b"\xff\xda") > MOST_SCANS:
-        raise NoMedia(f"the JPEG file has more than {MOST_SCANS} scans; save it anew.", "limit_exceeded")
+        raise NoMedia(f"the JPEG file has more than {MOST_SCANS} scans; save it again.", "limit_exceeded")
 
 
 def _measure_gif(data: bytes, _: Limits) -> Measures:
-    """The screen, and the first picture on it: decoders make the screen as large as both."""
+    """Read the screen size and the first image: decoders make the screen as large as both."""
     width, height, flags, _background, _aspect = _take(data, 6, "<HHBBB")
     at = 13 + _colours(flags)
     for _block in range(MOST_BLOCKS):
@@ -273,7 +281,7 @@ def _blocks_end(data: bytes, at: int) -> int:
 def _measure_webp(data: bytes, _: Limits) -> Measures:
     size, _webp, name, length = _take(data, 4, "<I4s4sI")
     if size + 8 > len(data):
-        raise NoMedia("the WebP file is cut off; send all of it.", "invalid_value")
+        raise NoMedia("the WebP file is truncated; send all of it.", "invalid_value")
     if name == b"VP8X" and length >= 10:
         _flags, wide, high, wide_top, high_top = _webp_canvas(data)
         return _picture(1 + wide + (wide_top << 16), 1 + high + (high_top << 16), "WebP")
@@ -295,20 +303,22 @@ def _webp_canvas(data: bytes) -> tuple[Any, ...]:
 
 def _sound(frames: int, rate: int, channels: int, limits: Limits) -> Measures:
     if not 1 <= rate <= MOST_RATE or not 1 <= channels <= MOST_CHANNELS:
-        most = f"{MOST_RATE} samples a second and {MOST_CHANNELS} channels"
-        raise NoMedia(f"the sound has {rate} samples a second in {channels} channels, of at most {most}.")
+        most = f"{MOST_RATE} samples per second and {MOST_CHANNELS} channels"
+        raise NoMedia(
+            f"the audio has {rate} samples per second in {channels} channels; at most {most} are allowed."
+        )
     if frames < 1:
-        raise NoMedia("there is no sound in the file.", "invalid_value")
+        raise NoMedia("the file has no audio; send another.", "invalid_value")
     if frames * channels > limits.media_seconds * SAMPLES_A_SECOND:
         raise NoMedia(_too_long(limits), "limit_exceeded")
     return 0, 0, frames / rate
 
 
 WAV_CODES = {1: (8, 16, 24, 32), 3: (32, 64), 6: (8,), 7: (8,)}
-"""PCM, float, A-law and µ-law, and the bits of a sample that each may have."""
+"""PCM, float, A-law and µ-law, with the bits per sample that each may have."""
 EXTENSIBLE = 0xFFFE
 UNKNOWN = 0x7FFF_0000
-"""Sizes from here on are those of files that were written to a pipe."""
+"""Sizes from here on occur in files that were written to a pipe."""
 
 
 def _measure_wav(data: bytes, limits: Limits) -> Measures:
@@ -322,7 +332,7 @@ def _measure_wav(data: bytes, limits: Limits) -> Measures:
         if name == b"data":
             left = len(data) - at
             if left < length < UNKNOWN:
-                raise NoMedia("the WAV file is cut off; send all of it.", "invalid_value")
+                raise NoMedia("the WAV file is truncated; send all of it.", "invalid_value")
             if not block:
                 raise _damaged("WAV")
             return _sound((min(length, left) or left) // block, rate, channels, limits)
@@ -335,7 +345,7 @@ def _wav_form(data: bytes, at: int, length: int) -> tuple[int, int, int]:
     if code == EXTENSIBLE and length >= 40:
         (code,) = _take(data, at + 24, "<H")
     if bits not in WAV_CODES.get(code, ()):
-        raise NoMedia("WAV of this kind is not supported; send PCM samples.")
+        raise NoMedia("this kind of WAV is not supported; send PCM samples.")
     if block != channels * bits // 8 or length < 16:
         raise _damaged("WAV")
     return channels, rate, block
@@ -347,16 +357,16 @@ def _measure_flac(data: bytes, limits: Limits) -> Measures:
         raise _damaged("FLAC")
     frames = packed & 0xF_FFFF_FFFF
     if not frames:
-        message = "the FLAC file does not say how long it is; write it to a file, not to a pipe."
+        message = "the FLAC file does not state its length; write it to a file, not to a pipe."
         raise NoMedia(message, "invalid_value")
     return _sound(frames, packed >> 44, (packed >> 41 & 7) + 1, limits)
 
 
-# MP3 has no header for all of it: how long it is, its frames say, which are walked through one by one up to
-# what is allowed. A decoder may find more behind a place where this stops, and takes none of it.
+# MP3 has no header for the whole file: its length is the sum of its frames, which are read one by one up to
+# the limit. A decoder may find more after the point where this stops, and does not use it.
 
 RATES = ((11_025, 12_000, 8_000), (), (22_050, 24_000, 16_000), (44_100, 48_000, 32_000))
-"""Of MPEG 2.5, a number that means nothing, MPEG 2 and MPEG 1."""
+"""Sampling rates of MPEG 2.5, a reserved value, MPEG 2 and MPEG 1."""
 BITRATES_1 = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
 BITRATES_2 = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
 
@@ -365,11 +375,11 @@ def _measure_mp3(data: bytes, limits: Limits) -> Measures:
     start = _tags_end(data)
     first = _mp3_frame(data, start)
     if first is None:
-        raise NoMedia("there is no MP3 sound where it should begin; save it anew.")
+        raise NoMedia("the file has no MP3 frame where its audio should begin; save it again.")
     rate, channels, samples, size = first
     at, frames = start + size, samples
     if at < len(data) and _mp3_frame(data, at) is None and data[at : at + 3] != b"TAG":
-        raise NoMedia("this is not a sound of a kind that is supported; send WAV, MP3 or FLAC.")
+        raise NoMedia("this is not a supported audio file; send WAV, MP3 or FLAC.")
     while (frame := _mp3_frame(data, at)) is not None and frame[0] == rate:
         frames += samples
         at += frame[3]
@@ -379,7 +389,7 @@ def _measure_mp3(data: bytes, limits: Limits) -> Measures:
 
 
 def _mp3_frame(data: bytes, at: int) -> tuple[int, int, int, int] | None:
-    """Rate, channels, samples and bytes of the frame that begins there, if one does."""
+    """Return rate, channels, samples and bytes of the frame at this offset, or None."""
     if at + 4 > len(data):
         return None
     head = int.from_bytes(data[at : at + 4], "big")
@@ -393,7 +403,7 @@ def _mp3_frame(data: bytes, at: int) -> tuple[int, int, int, int] | None:
 
 
 def _tags_end(data: bytes) -> int:
-    """Behind the ID3 tags that a file may begin with: `ID3`, version, flags, and a size of 4 times 7 bits."""
+    """Return the offset after leading ID3 tags: `ID3`, version, flags, and a size of 4 times 7 bits."""
     at = 0
     for _tag in range(8):
         head = data[at : at + 10]

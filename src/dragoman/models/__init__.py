@@ -1,4 +1,4 @@
-"""Several models in one server: which there are, which of them are loaded, and what they may take."""
+"""Several models in one server: the catalogue, loading and unloading, and memory."""
 
 from dragoman.models.pool import ModelPool
 from dragoman.models.pooled import PooledModel

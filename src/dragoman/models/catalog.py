@@ -1,6 +1,7 @@
-"""Which models a server has: one that was named, further ones of the settings, those of a folder or a cache.
+"""The catalogue of a server's models: the one in the settings, further ones there, and those of a folder or
+cache.
 
-Nothing is loaded here, and nothing is fetched: each is described, with what opens it.
+Nothing is loaded or downloaded here: each model is described, with a function that opens it.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,26 +25,28 @@ OWN = frozenset(
     | {"dialect", "tool_call_parser", "reasoning_parser", "reasoning_open", "reasoning_close", "presets"}
     | {"upstream", "upstream_key", "draft", "mmproj"}
 )
-"""What is said of one model, and never of another that does not say it."""
+"""Settings of one model, which others never inherit."""
 INHERITED = frozenset(
     {"engine", "isolate_engine", "engine_timeout", "context", "slots", "threads", "runner", "readers"}
     | {"gpu_layers", "mmproj_auto"}
     | {"kv_memory", "kv_cache", "weights", "guesses", "deterministic", "sampling", "override"}
     | {"restore_reasoning", "unconstrained", "history", "sleep_idle_seconds"}
 )
-"""What a model has as the server has it, unless it says otherwise."""
+"""Settings that a model inherits from the server."""
 NOT_ANY_MORE: dict[str, Any] = {"models": {}, "models_dir": None, "models_from_cache": False}
-"""Of the settings of one model."""
+"""Values of the server's list settings in the settings of one model."""
 ANY_THREAD = frozenset({"local", "transformers", "remote"})
-"""Engines that can be opened in any thread; others may want the main one, where they are opened first."""
+"""Engines that can be opened in any thread; others may need the main thread, where
+they are opened at start.
+"""
 
 
 def build_pool(settings: Settings, open: OpenEngine) -> ModelPool:
-    """`open` makes an engine of the settings of one model."""
+    """Build the pool of models. `open` makes an engine from the settings of one model."""
     models = list(_list_models(settings, open))
     if not models:
         where = settings.models_dir or settings.model or "the cache"
-        raise ModelFileError(f"There is no model in {where} that can be served.")
+        raise ModelFileError(f"{where} has no model that can be served; name another.")
     pool = ModelPool(settings, models)
     named = settings.models or (settings.model is not None and not _is_folder_of_models(settings.model))
     if named or not (settings.models_dir or settings.models_from_cache or settings.model):
@@ -76,31 +79,33 @@ def _list_models(settings: Settings, open: OpenEngine) -> Iterator[PooledModel]:
 
 
 def _describe_first(settings: Settings, open: OpenEngine) -> PooledModel:
-    """The model of the server's own settings. Its name is its own, unless it is given one."""
+    """Describe the model of the server's own settings. It has its own name unless the settings name it."""
     guess = (settings.model or "default").rstrip("/").rpartition("/")[2].removesuffix(".gguf")
     size, named = partial(_size_of, settings), settings.model_name is not None
     return PooledModel(settings.model_name or guess, settings, partial(open, settings), size, named=named)
 
 
 def own_settings(settings: Settings, name: str, changes: dict[str, object]) -> Settings:
-    """Those of a model among several: `[models.NAME]` in a settings file."""
+    """Return the settings of one of several models: `[models.NAME]` in a settings file."""
     for key in changes:
         if key not in OWN | INHERITED:
             known = ", ".join(sorted(OWN | INHERITED))
-            raise SettingsError(f"`models.{name}` cannot have `{key}`; a model has: {known}.")
+            raise SettingsError(f"`models.{name}` cannot have `{key}`; use one of {known}.")
     usual = {field.name: field.default_factory() if callable(field.default_factory) else field.default
              for field in fields(Settings) if field.name in OWN}  # fmt: skip
     base = replace(settings, **usual, **NOT_ANY_MORE)
     if changes.get("model") is None and changes.get("engine", settings.engine) == "local":
-        raise SettingsError(f"`models.{name}` needs `model`: a file, a folder, or a name as hf:ORG/REPO.")
+        raise SettingsError(
+            f"`models.{name}` needs `model`: a file, a folder, or a name such as hf:ORG/REPO."
+        )
     return change_settings(base, {"model_name": name, **changes})
 
 
-# Folders.
+# Folders
 
 
 def _is_folder_of_models(model: str) -> bool:
-    """Not one that is a model itself."""
+    """Whether a path is a folder of models, and not a model itself."""
     folder = Path(model).expanduser()
     return folder.is_dir() and not _is_model(folder) and bool(list_folder(folder))
 
@@ -111,7 +116,7 @@ def _is_model(folder: Path) -> bool:
 
 def _list_folder(folder: Path) -> list[tuple[str, Path, int]]:
     if not folder.is_dir():
-        raise SettingsError(f"There is no folder {folder}.", param="models_dir")
+        raise SettingsError(f"The folder {folder} does not exist.", param="models_dir")
     return list_folder(folder)
 
 
@@ -120,7 +125,7 @@ def _describe_found(settings: Settings, open: OpenEngine, name: str, path: Path,
     return PooledModel(name, own, partial(open, own), lambda: size)
 
 
-# The cache.
+# The cache
 
 
 def describe_cached(settings: Settings, open: OpenEngine, cached: CachedModel) -> PooledModel:
@@ -128,25 +133,25 @@ def describe_cached(settings: Settings, open: OpenEngine, cached: CachedModel) -
 
 
 def _find_more(settings: Settings, open: OpenEngine, name: str) -> PooledModel | None:
-    """A model of the cache by one of its names; nothing that a client sends is taken for a path."""
+    """Return a model of the cache by one of its names; a client's text is never used as a path."""
     found = [cached for cached in list_cached() if name in names_of(cached)]
     return describe_cached(settings, open, found[-1]) if found else None
 
 
 def names_of(cached: CachedModel) -> tuple[str, ...]:
-    """`hf:org/repo:Q4_K_M`, and shorter ones."""
+    """Return the names of a cached model: `hf:org/repo:Q4_K_M` and shorter forms."""
     whole = str(cached.name)
     return whole, whole.partition(":")[2], cached.name.repo, f"hf.co/{whole.removeprefix('hf:')}"
 
 
 def _size_of(settings: Settings) -> int:
-    """Bytes of the weights, where they are known without loading or fetching anything."""
+    """Return the bytes of the weights, if they are known without loading or downloading anything."""
     if settings.model is None or settings.engine not in ("local", "transformers"):
         return 0
     path = Path(settings.model).expanduser()
     if path.is_dir():
-        return sum(each.stat().st_size for each in path.iterdir() if each.is_file())
+        return sum(file.stat().st_size for file in path.iterdir() if file.is_file())
     if path.is_file():
-        parts = (size for _, place, size in list_folder(path.parent) if place == path)
+        parts = (size for _, other, size in list_folder(path.parent) if other == path)
         return next(parts, path.stat().st_size)
-    return next((each.size for each in list_cached() if settings.model in names_of(each)), 0)
+    return next((cached.size for cached in list_cached() if settings.model in names_of(cached)), 0)

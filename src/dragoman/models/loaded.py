@@ -1,4 +1,4 @@
-"""A model that is loaded: its engine, what is made from it once to run turns on it, and whether it moves."""
+"""A loaded model: its engine, the objects for running turns on it, and its health."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -16,31 +16,32 @@ from dragoman.turns.served import ServedModel
 
 CHECK_TIMEOUT_S = 5.0
 ALIVE_TIMEOUT_S = 0.5
-"""A dead engine says so at once; one that is busy is alive."""
+"""Timeout to detect a dead engine, which responds at once; a busy one counts as alive."""
 PLACES_PER_SLOT = 2
-"""Answers that the engine is given for each that it computes: it never waits, and the rest has an order."""
+"""Answers submitted to the engine per slot, so that it never waits for work; the others wait in the queue."""
 
 PLACES = 1024
-"""Where an engine does not say how much it computes at the same time."""
+"""Concurrency for engines that do not state theirs."""
 
 R = TypeVar("R")
 
 
 def make_queue(card: ModelCard, in_flight: int | None, *, several: bool) -> EngineQueue:
-    """Of who is computed next by an engine; `several`: more than one key may ask."""
+    """Make the queue of an engine; `several` means that more than one key may send requests."""
     places = in_flight or (PLACES_PER_SLOT * card.slots if card.slots else PLACES)
-    # What the operator says is kept to; else there may be more, so that every key has its share.
+    # A limit set by the operator is strict; otherwise it may be exceeded, so that each key gets its share.
     return EngineQueue(
         places,
         in_flight or 2 * places,
         several=several,
-        # What nobody waits for is given to an engine as far as it computes it at once, lest others wait.
+        # Background work is submitted only as far as the engine computes it at once, so that others do not
+        # wait.
         spare=None if card.makes_way else card.slots,
     )
 
 
 class LoadedModel:
-    """Made in a thread where that takes its time; `start` is for the event loop."""
+    """A loaded model. The constructor may run in a thread; `start` runs on the event loop."""
 
     def __init__(
         self,
@@ -58,40 +59,40 @@ class LoadedModel:
         planner = self.model.planner
         self.adapters = AdapterChanges(engine, planner.adapters, settings, planner.names)
         self.fingerprint = "-".join(filter(None, ("dragoman", __version__, self.card.numerics)))
-        """Of the model as it was loaded; adapters may have come since."""
+        """Fingerprint of the model as loaded; adapters may have been added since."""
         places = PLACES_PER_SLOT * (self.card.embeds_at_once or 0)
         self._vectors = EngineQueue(places, 2 * places) if places else queue
         self.view: Any = None
-        """What the routes of a server see of it; it goes with the model."""
+        """View of the model for the server's routes; it is discarded with the model."""
         self._checking: asyncio.Future[None] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its own name, others for it, and its adapters."""
+        """The model's name, its aliases, and its adapters."""
         return (*self.model.planner.names, *self.card.adapters)
 
     @property
     def held_bytes(self) -> int:
-        """Of weights, and of keys and values, as far as the engine says."""
-        said = (
+        """Bytes of weights and KV cache, as far as the engine reports them."""
+        reported = (
             self.card.details.get(name, "") for name in ("bytes", "kv_bytes", "draft_bytes", "mmproj_bytes")
         )
-        return sum(int(each) for each in said if each.isdecimal())
+        return sum(int(size) for size in reported if size.isdecimal())
 
     async def start(self) -> None:
         if isinstance(self.engine, LivingEngine):
             await ask_engine(self.engine, "start")
         if self.card.constrains:
-            # Now, because it would hold up the answers of others later.
+            # Now, because later it would delay other clients' answers.
             await asyncio.to_thread(self.model.planner.warm_up)
 
     async def computed(self, owner: str, work: Callable[[], Awaitable[R]]) -> R:
-        """What the engine makes of something that is no turn; it waits for its place like one."""
+        """Run engine work that is not a turn; it waits in the queue like a turn."""
         async with self._vectors.place(owner):
             return await work()
 
     async def check(self, most: float = CHECK_TIMEOUT_S) -> None:
-        """Whether the engine moves; raises Unavailable when there is no answer within the time."""
+        """Check that the engine responds; raise Unavailable if it does not in time."""
         if not isinstance(self.engine, LivingEngine):
             return
         if self._checking is None or self._checking.done():
@@ -99,18 +100,18 @@ class LoadedModel:
         checking = self._checking
         await asyncio.wait({checking}, timeout=most)
         if not checking.done():
-            # One that does not even end when it is cancelled is waited for by all who ask after it.
+            # All callers wait for a check that does not end even when cancelled.
             checking.cancel()
         try:
             if not checking.done() or checking.cancelled():
-                raise Unavailable(f"The engine has not moved for {most:.0f} seconds.")
+                raise Unavailable(f"The engine has not responded for {most:.0f} seconds.")
             checking.result()
         except EngineFailed as error:
-            # The question was answered well: the answer is no, which probes know as 503.
+            # The check itself worked: the engine is unhealthy, which probes expect as 503.
             raise Unavailable(error.message, code=error.code) from error
 
     async def cause(self, error: EngineFailed) -> DragomanError:
-        """Why an answer failed that had not begun: a dead engine fails all of them, which is a 503."""
+        """Return why an answer failed before it began: a dead engine fails all answers, which is a 503."""
         try:
             await self.check_alive()
         except Unavailable as dead:
@@ -118,7 +119,7 @@ class LoadedModel:
         return error
 
     async def check_alive(self) -> None:
-        """Raises when nothing but another process will help: the engine is dead, and will stay so."""
+        """Raise if the engine is dead and only a new process would help."""
         try:
             await self.check(ALIVE_TIMEOUT_S)
         except Unavailable as error:

@@ -1,17 +1,18 @@
-"""The models of a server, loaded and not: who has which, what they may take together, and which one goes.
+"""The models of a server, loaded and unloaded: which requests hold them, their memory together, and which is
+unloaded.
 
-A request holds the model that it is for, from when it is known to the end of its answer. What nobody holds
-may be unloaded: when it was idle for long enough, or when another one needs the room. What somebody holds is
-let come to its end first, and whoever asks for it meanwhile waits until it is loaded again. So nothing that
-runs is ever cut off for want of room; only who asks to unload a model may set a time after which what still
-runs is ended, with an error.
+A request holds its model from when the model is known to the end of the answer. A model without holders may
+be unloaded: when it was idle for long enough, or when another model needs the memory. A model with holders is
+unloaded after their answers end; new requests for it wait until it is loaded again. No running answer is ever
+ended for lack of memory; only a client that unloads a model may set a time after which running answers end
+with an error.
 
     unloaded -> loading -> loaded -> sleeping
        ^          |          |          |        a request for one that is not loaded loads it
        |        failed       |          |
        +---------------------+----------+
 
-Everything here is for the event loop; engines are opened and closed in threads.
+Everything here runs on the event loop; engines are opened and closed in threads.
 """
 
 import asyncio
@@ -41,14 +42,14 @@ logger = logging.getLogger("dragoman.models")
 
 STOP_TIMEOUT_S = 30.0
 TRY_AGAIN_S = 10.0
-"""For so long a model that could not be loaded is not tried again."""
+"""Seconds after a failed load during which the model is not loaded again."""
 SHARE = 0.9
-"""Of the memory that is free, where no limit is set."""
+"""Fraction of free memory for models, if no limit is set."""
 LONGEST_LIST = 20
 
 
 class QueueMaker(Protocol):
-    """Who counts what all models have at work."""
+    """Makes the queues of all models, and counts their work together."""
 
     def open_queue(self, card: ModelCard) -> EngineQueue: ...
 
@@ -57,28 +58,30 @@ class QueueMaker(Protocol):
 
 class ModelPool:
     def __init__(self, settings: Settings, models: Sequence[PooledModel]) -> None:
-        """The first is the one for requests that name none."""
+        """The first model serves requests that name none."""
         self.settings = settings
         self.models = {model.name: model for model in models}
         self.find_more: Callable[[str], PooledModel | None] | None = None
-        """Looks for a model that nobody has named yet, where the server's owner allows that. In a thread."""
+        """Function that finds a model not yet in the pool by name, if the operator allows it. Runs in a
+        thread.
+        """
         self.describe: Callable[[CachedModel], PooledModel] | None = None
-        """A model that was fetched while the server runs."""
+        """Function that describes a model downloaded while the server runs."""
         self.first: PooledModel | None = None
-        """The one that is loaded when the server starts; nothing is answered before."""
+        """Model that is loaded when the server starts; until then nothing is answered."""
         self.fatal: Exception | None = None
-        """Why that one could not be loaded, if there is no other."""
+        """Why the startup model could not be loaded, if there is no other."""
         self.after_unload: Callable[[], object] = gc.collect
-        """What it held is native memory, of which Python's collector knows nothing."""
+        """Models hold native memory, which Python's garbage collector does not see."""
         self.on_change: Callable[[], None] = lambda: None
         self.changed = asyncio.Event()
-        """Set, and replaced by another, whenever something has changed that a list would tell."""
+        """Set, and replaced by a new event, when the list of models or a state changes."""
         self._workers: Workers
         self._queues: QueueMaker
         self._started = asyncio.Event()
         self._room = asyncio.Lock()
         self._most = 0
-        """Bytes for all models, where no limit is set."""
+        """Bytes for all models, if no limit is set."""
         self._loads: set[asyncio.Task[None]] = set()
         self._unloads: set[asyncio.Task[None]] = set()
         self._stopping = False
@@ -86,14 +89,14 @@ class ModelPool:
 
     @classmethod
     def of(cls, engines: "Engine | Mapping[str, Engine] | ModelPool", settings: Settings) -> "ModelPool":
-        """Of engines that are there already: one by its own name, or several by those that they are given."""
+        """Build a pool of existing engines: one with its own name, or several by name."""
         if isinstance(engines, ModelPool):
             return engines
-        given: dict[str, Engine] = {"": engines} if not isinstance(engines, Mapping) else dict(engines)
-        if not given:
-            raise ModelFileError("There is no engine to serve.")
+        engine_map: dict[str, Engine] = {"": engines} if not isinstance(engines, Mapping) else dict(engines)
+        if not engine_map:
+            raise ModelFileError("No engine to serve; pass at least one.")
         pool = cls(settings, [])
-        for name, engine in given.items():
+        for name, engine in engine_map.items():
             engine = as_engine(engine)
             own = settings if not name else _named(settings, name)
             model = PooledModel(name or engine.card.name, own)
@@ -102,11 +105,11 @@ class ModelPool:
         return pool
 
     def give(self, model: PooledModel, engine: Engine) -> None:
-        """An engine that is there already."""
+        """Add an existing engine."""
         self._given[model] = engine
 
     def attach(self, workers: Workers, queues: QueueMaker, template: str | None) -> None:
-        """To the server that they are for. What was given is made ready at once."""
+        """Attach the pool to its server. Existing engines become ready at once."""
         self._workers, self._queues = workers, queues
         while self._given:
             model, engine = self._given.popitem()
@@ -115,7 +118,7 @@ class ModelPool:
             model.state = "loaded"
             self._rename(model, model.loaded.card.name)
 
-    # Which there are
+    # Finding models
 
     @property
     def default(self) -> PooledModel:
@@ -123,7 +126,7 @@ class ModelPool:
 
     @property
     def served(self) -> list[PooledModel]:
-        """Those that are loaded."""
+        """The loaded models."""
         return [model for model in self.models.values() if model.loaded is not None]
 
     @property
@@ -132,13 +135,13 @@ class ModelPool:
 
     @property
     def comes_and_goes(self) -> bool:
-        """Whether clients may say how long a model stays: where there is one, for ever, they may not."""
+        """Whether clients may set how long a model stays loaded; not if the only model always stays."""
         return self.several or self.settings.sleep_idle_seconds is not None
 
     def find(self, name: str | None) -> PooledModel | None:
-        """The model that a request means by a name."""
+        """Return the model that a request means by a name."""
         if name is None or len(self.models) == 1:
-            # Whether the name is its own, it says itself: it may not be known yet.
+            # The only model checks the name itself: it may not be known yet.
             return self.default
         if (found := self.models.get(name)) is not None:
             return found
@@ -149,14 +152,16 @@ class ModelPool:
         return next(unnamed, self.default if self.settings.any_model else None)
 
     def get(self, name: str | None) -> PooledModel:
-        """The same; raises ModelNotFound."""
+        """Return the model of a name; raise ModelNotFound."""
         found = self.find(name)
         if found is None:
             raise self.unknown(name)
         return found
 
     async def look_for(self, name: str | None) -> PooledModel:
-        """The same, also among those that are on this machine and nobody has asked for yet."""
+        """Return the model of a name, also one on this machine that is not in the pool yet; raise
+        ModelNotFound.
+        """
         found = self.find(name)
         known = found is not None and (name is None or self.find_more is None or name in found.names)
         if found is None or not known:
@@ -169,13 +174,13 @@ class ModelPool:
         return found
 
     def unknown(self, name: str | None) -> ModelNotFound:
-        known = [each for model in self.models.values() for each in model.names]
+        known = [alias for model in self.models.values() for alias in model.names]
         more = ", …" if len(known) > LONGEST_LIST else ""
-        there = ", ".join(known[:LONGEST_LIST]) + more
-        return ModelNotFound(f"The model '{name}' does not exist here; there is: {there}.", param=MODEL)
+        available = ", ".join(known[:LONGEST_LIST]) + more
+        return ModelNotFound(f"The model '{name}' does not exist; available: {available}.", param=MODEL)
 
     def check(self, name: str) -> None:
-        """Raises if there is no model of this name, as far as that is known without loading one."""
+        """Raise if there is no model of this name, as far as that is known without loading one."""
         model = self.get(name)
         if model.loaded is not None:
             model.loaded.model.planner.adapter(name)
@@ -183,12 +188,12 @@ class ModelPool:
             raise self.unknown(name)
 
     def tell(self) -> None:
-        """Whoever watches the list is to look again."""
+        """Notify watchers of the list of models."""
         self.on_change()
         self.changed.set()
         self.changed = asyncio.Event()
 
-    # The life of the server
+    # Life cycle of the server
 
     async def start(self) -> None:
         for model in self.served:
@@ -210,7 +215,7 @@ class ModelPool:
             self._started.set()
 
     async def ready(self) -> None:
-        """Returns when the first model is there. Raises why it is not, if there is no other."""
+        """Wait until the startup model is loaded. Raise its error if there is no other model."""
         await self._started.wait()
         if self.fatal is not None:
             raise self.fatal
@@ -226,21 +231,21 @@ class ModelPool:
         if tasks := self._loads | self._unloads:
             await asyncio.wait(tasks, timeout=STOP_TIMEOUT_S)
         served = [model.loaded for model in self.served if model.loaded is not None]
-        closing = (close_engine(each.engine, stuck=False, seconds=STOP_TIMEOUT_S) for each in served)
+        closing = (close_engine(loaded.engine, stuck=False, seconds=STOP_TIMEOUT_S) for loaded in served)
         await asyncio.gather(*closing)
 
     def _begin(self, tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """In a task of its own, which goes on whoever waits. What goes wrong is told elsewhere, too."""
+        """Run work in a task that continues when waiters leave. Errors are also reported elsewhere."""
         task = asyncio.create_task(work)
         tasks.add(task)
         task.add_done_callback(tasks.discard)
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return task
 
-    # Who has one
+    # Holders of a model
 
     def take(self, model: PooledModel) -> LoadedModel | None:
-        """Held from now on, if it is loaded; `release` must follow."""
+        """Hold a loaded model; return None if it is not loaded. `release` must follow."""
         if model.state != "loaded" or model.leaving:
             return None
         model.users += 1
@@ -258,7 +263,7 @@ class ModelPool:
             self._rest(model)
 
     async def hold(self, model: PooledModel) -> LoadedModel:
-        """`take`, and loaded first if it is not. Raises why that cannot be done."""
+        """Hold a model, loading it first if necessary. Raises why that is not possible."""
         if (loaded := self.take(model)) is not None:
             return loaded
         waiter: asyncio.Future[LoadedModel] = asyncio.get_running_loop().create_future()
@@ -272,7 +277,7 @@ class ModelPool:
             raise
 
     def keep(self, model: PooledModel, seconds: float | None) -> None:
-        """For so long after its last request; None is for ever."""
+        """Set how long the model stays loaded after its last request; None means always."""
         model.keep_alive = seconds
         self._rest(model)
 
@@ -287,22 +292,20 @@ class ModelPool:
 
     def _put_to_sleep(self, model: PooledModel) -> None:
         if not model.users and model.ready and not self._stopping:
-            logger.info(
-                "The model %s sleeps: nobody has asked for it for %.0f s", model.name, model.keep_alive
-            )
+            logger.info("Model %s unloaded: idle for %.0f s", model.name, model.keep_alive)
             self._begin(self._unloads, self.unload(model, state="sleeping"))
 
     # Loading
 
     async def load(self, model: PooledModel) -> None:
-        """Returns when it is loaded; who waits may go, it is loaded all the same."""
+        """Wait until the model is loaded; loading continues if the waiter leaves."""
         if not model.ready:
             await asyncio.shield(self._begin_load(model))
 
     def _begin_load(self, model: PooledModel) -> asyncio.Task[None]:
-        """One that is loaded already, or was tried in vain a moment ago, is not loaded again."""
+        """Start loading. A model that is loaded, or failed a moment ago, is not loaded again."""
         if self._stopping:
-            raise Unavailable("The server is stopping; try again.", code="stopping")
+            raise Unavailable("The server is stopping; retry later.", code="stopping")
         if model.state == "failed" and time.monotonic() - model.failed_at < TRY_AGAIN_S:
             raise self._failure(model)
         if model.task is None:
@@ -318,7 +321,7 @@ class ModelPool:
         began = time.monotonic()
         try:
             while model.leaving:
-                # It goes first; what it took is counted as free only then.
+                # Unloading ends first; its memory counts as free only then.
                 await self.changed.wait()
             model.state, model.progress, model.error = "loading", 0.0, ""
             self.tell()
@@ -327,18 +330,18 @@ class ModelPool:
             await self._open(model)
             model.state, model.used = "loaded", time.monotonic()
             model.load_seconds = model.used - began
-            logger.info("The model %s is loaded, in %.1f s", model.name, model.load_seconds)
+            logger.info("Model %s loaded in %.1f s", model.name, model.load_seconds)
             self._answer(model, self._failure(model))
             self._rest(model)
         except asyncio.CancelledError:
             model.state = "unloaded"
-            self._answer(model, Unavailable("The server is stopping; try again.", code="stopping"))
+            self._answer(model, Unavailable("The server is stopping; retry later.", code="stopping"))
             raise
         except Exception as error:
             model.state, model.failed_at = "failed", time.monotonic()
             model.error = _safe_reason(model, error)
             log = logger.error if isinstance(error, DragomanError) else logger.exception
-            log("The model %s could not be loaded: %s", model.name, describe(error))
+            log("Model %s could not be loaded: %s", model.name, describe(error))
             self._answer(model, failure := self._failure(model))
             if model is self.first:
                 raise
@@ -348,7 +351,7 @@ class ModelPool:
             self.tell()
 
     def _answer(self, model: PooledModel, error: Exception) -> None:
-        """Those who wait for it: they hold it from now on, or hear why they cannot."""
+        """Answer the waiters: they now hold the model, or get the error."""
         waiters, model.waiters = model.waiters, []
         for waiter in waiters:
             if not waiter.done():
@@ -362,30 +365,30 @@ class ModelPool:
         try:
             queue = self._queues.open_queue(engine.card)
             rest = engine, model.settings, self._workers, queue
-            made = await asyncio.to_thread(LoadedModel, *rest)
-            await made.start()
+            loaded = await asyncio.to_thread(LoadedModel, *rest)
+            await loaded.start()
         except BaseException:
             if queue is not None:
                 self._queues.close_queue(queue)
             await close_engine(engine, stuck=False)
             raise
-        model.loaded = made
+        model.loaded = loaded
         if not model.named:
-            self._rename(model, made.card.name)
+            self._rename(model, loaded.card.name)
         model.note_size()
 
     def _rename(self, model: PooledModel, name: str) -> None:
-        """It has said its own name."""
+        """Rename the model to the name that its engine reports."""
         model.named = True
         if name == model.name or name in self.models:
             return
-        self.models = {name if each is model else key: each for key, each in self.models.items()}
+        self.models = {name if other is model else key: other for key, other in self.models.items()}
         model.name = name
 
-    # Room
+    # Memory
 
     async def _make_room(self, model: PooledModel) -> None:
-        """One after the other, so that what was made free is not counted twice."""
+        """Free memory for a model, one model at a time, so that freed memory is not counted twice."""
         async with self._room:
             while (lack := self._lacks(model)) is not None:
                 others = self._others(model)
@@ -397,22 +400,22 @@ class ModelPool:
                         raise ModelFileError(lack)
                     break
                 else:
-                    # The one that was used least lately; one that is idle before any that is not.
+                    # Unload the least recently used model; idle ones first.
                     least = min(leaving, key=lambda other: (other.users > 0, other.used))
-                    logger.info("The model %s makes room for %s", least.name, model.name)
+                    logger.info("Model %s unloaded to make room for %s", least.name, model.name)
                     await self.unload(least)
             model.opening = True
 
     def _others(self, model: PooledModel) -> list[PooledModel]:
-        """That have their room."""
-        has_room = (each for each in self.models.values() if each.loaded is not None or each.opening)
-        return [each for each in has_room if each is not model]
+        """Return the other models that occupy memory."""
+        has_room = (other for other in self.models.values() if other.loaded is not None or other.opening)
+        return [other for other in has_room if other is not model]
 
     def _lacks(self, model: PooledModel) -> str | None:
-        """What is wrong where there is no room for it; empty where it may be tried all the same."""
+        """Return why the model does not fit; None if it does, "" if loading may be tried anyway."""
         others, most = self._others(model), self.settings.models_max
         if most is not None and len(others) >= most:
-            return f"{most} models may be loaded at a time, and none of them can be unloaded."
+            return f"`models_max` allows {most} loaded models, and none of them can be unloaded; raise it."
         limit = self.settings.memory_limit
         self._most = self._most or int(SHARE * _free_memory())
         room = (limit << 20 if limit else self._most) - sum(other.take_bytes(0) for other in others)
@@ -423,18 +426,21 @@ class ModelPool:
             return None
         if not limit:
             return ""
-        return f"it takes about {needed >> 20} MiB, and `memory_limit` leaves {max(0, room) >> 20}."
+        return (
+            f"it takes about {needed >> 20} MiB, and `memory_limit` leaves {max(0, room) >> 20} MiB; "
+            "raise the limit."
+        )
 
     # Unloading
 
     async def unload(
         self, model: PooledModel, *, grace: float | None = None, state: ModelState = "unloaded"
     ) -> None:
-        """When nobody holds it any more, or after so many seconds: then answers end with an error."""
+        """Unload the model when it has no holders, or after `grace` seconds: then their answers end with an
+        error.
+        """
         if not model.can_unload:
-            message = (
-                f"The model '{model.name}' was given to this server as an engine; it cannot be unloaded."
-            )
+            message = f"The model '{model.name}' is an engine passed to this server; it cannot be unloaded."
             raise Conflict(message, code="not_unloadable")
         while model.leaving or model.task is not None:
             await self.changed.wait()
@@ -453,7 +459,7 @@ class ModelPool:
         try:
             await asyncio.wait_for(model.idle.wait(), grace if model.users else None)
         except TimeoutError:
-            logger.warning("The model %s is unloaded while %d requests use it", model.name, model.users)
+            logger.warning("Model %s unloaded while in use by %d requests", model.name, model.users)
         try:
             loaded, model.loaded = model.loaded, None
             assert loaded is not None
@@ -464,7 +470,7 @@ class ModelPool:
             await asyncio.to_thread(self.after_unload)
         finally:
             model.leaving = False
-            logger.info("The model %s is %s", model.name, state)
+            logger.info("Model %s: %s", model.name, state)
             self.tell()
 
 
@@ -481,11 +487,11 @@ def _open_with_progress(model: PooledModel, open: Callable[[], Engine]) -> Engin
 
 
 def _safe_reason(model: PooledModel, error: Exception) -> str:
-    """What clients may know: never a foreign text, nor where the model lies."""
+    """Return the error for clients: never foreign text, and no path of the model."""
     if not isinstance(error, DragomanError):
-        return "the server's log says why."
-    said = model.settings.model or ""
-    folder = said.rpartition("/")[0]
+        return "see the server log."
+    path = model.settings.model or ""
+    folder = path.rpartition("/")[0]
     return error.message.replace(f"{folder}/", "") if folder else error.message
 
 

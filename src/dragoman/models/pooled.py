@@ -1,4 +1,4 @@
-"""One model of a server, whatever its state: its names, who has it, what it takes, how far it is."""
+"""One model of a pool in any state: names, holders, memory, progress."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,7 +15,7 @@ RETRY_S = 2
 
 
 class PooledModel:
-    """One model of a pool, whatever its state."""
+    """One model of a pool, loaded or not."""
 
     def __init__(
         self,
@@ -26,9 +26,10 @@ class PooledModel:
         *,
         named: bool = True,
     ) -> None:
-        """`open` makes its engine; without one it was given, and stays. `size`: bytes of its weights.
+        """`open` makes its engine; without it the engine was passed in and stays. `size` returns the bytes of
+        its weights.
 
-        `named`: whether it has the name; else it has its own, which is known when it was loaded.
+        `named` tells whether `name` is final; otherwise the model's own name is known after loading.
         """
         self.name = name
         self.settings = settings
@@ -41,27 +42,27 @@ class PooledModel:
         self.loaded: LoadedModel | None = None
         self.users = 0
         self.used = 0.0
-        """When it was last held."""
+        """Time when it was last held."""
         self.leaving = False
-        """It is to be unloaded when nobody holds it; who asks for it waits."""
+        """Whether it is to be unloaded when it has no holders; new requests wait."""
         self.load_seconds: float | None = None
-        """That the last load took."""
+        """Seconds that the last load took."""
         self.keep_alive = settings.sleep_idle_seconds
-        """Seconds without a request after which it sleeps; None: any time."""
+        """Seconds without a request after which it is unloaded; None for never."""
         self.keep_until: float | None = None
-        """When it goes to sleep, as a time of day."""
+        """Wall-clock time at which it will be unloaded."""
         self.size = size
         self._kv = (settings.kv_memory or 0) << 20
         self.task: asyncio.Task[None] | None = None
-        """That loads it."""
+        """Task that loads it."""
         self.waiters: list[asyncio.Future[LoadedModel]] = []
-        """Who are to hold it as soon as it is loaded, before anybody can have it unloaded again."""
+        """Requests that get it as soon as it is loaded, before it can be unloaded again."""
         self.timer: asyncio.TimerHandle | None = None
         self.idle = asyncio.Event()
         self.idle.set()
         self.failed_at = 0.0
         self.opening = False
-        """There is room for it, and it takes it now."""
+        """Whether memory is reserved for it and it is being opened."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -75,34 +76,34 @@ class PooledModel:
 
     @property
     def can_unload(self) -> bool:
-        """One that was given cannot be opened again."""
+        """Whether it can be unloaded; an engine that was passed in cannot be opened again."""
         return self.open is not None
 
     def take_bytes(self, most: int) -> int:
-        """What it takes, or will take, about."""
+        """Return the bytes that it occupies, or an estimate of what it will."""
         if self.loaded is not None and (held := self.loaded.held_bytes):
             return held
         weights = self.size()
         return weights + (self._kv or min(USUAL_KV, max(0, most - weights) // 4))
 
     def note_size(self) -> None:
-        """What is known of a model that is loaded, for the next time."""
-        said = self.loaded.card.details.get("kv_bytes", "") if self.loaded else ""
-        self._kv = int(said) if said.isdecimal() else self._kv
+        """Record the KV cache size of the loaded model, for the next load."""
+        kv_bytes = self.loaded.card.details.get("kv_bytes", "") if self.loaded else ""
+        self._kv = int(kv_bytes) if kv_bytes.isdecimal() else self._kv
 
     @property
     def status(self) -> dict[str, object]:
-        """As llama-server tells it."""
-        told: dict[str, object] = {"value": self.state}
+        """Status in llama-server's format."""
+        status: dict[str, object] = {"value": self.state}
         if self.state == "loading":
-            told["progress"] = round(self.progress, 3)
+            status["progress"] = round(self.progress, 3)
         if self.state == "failed":
-            told["error"] = self.error
-        return told
+            status["error"] = self.error
+        return status
 
     def loading_error(self) -> Loading:
         done = f" ({self.progress:.0%})" if self.progress else ""
         seconds = self.load_seconds and max(1, round(self.load_seconds * (1 - self.progress)))
         return Loading(
-            f"The model '{self.name}' is being loaded{done}; try again soon.", retry_after=seconds or RETRY_S
+            f"The model '{self.name}' is being loaded{done}; retry later.", retry_after=seconds or RETRY_S
         )

@@ -1,4 +1,4 @@
-"""Chat templates, special tokens, user text kept apart, token ids."""
+"""Prompts: chat templates, control tokens, protection of user text, token ids."""
 
 from dragoman.prompt.prompter import Prompter
 from dragoman.prompt.template import ChatTemplate

@@ -1,15 +1,16 @@
-"""What one rendering may cost. A template is a program from a file somebody downloaded.
+"""Limits on the cost of one rendering. A template is a program from a downloaded file.
 
-`RenderBudget` is spent from; `GROWTH_OF_METHODS` and `GROWTH_OF_FILTERS` say beforehand how large a result
-would be, so that `'a' * 10**9` ends in an error and not in a gigabyte; `Metering` puts the spending into a
+`RenderBudget` is spent from; `GROWTH_OF_METHODS` and `GROWTH_OF_FILTERS` estimate the size of a result
+beforehand, so that `'a' * 10**9` ends in an error instead of a gigabyte; `Metering` adds the spending to a
 template's tree.
 
 Rules of this file:
-- every loop turn, macro call, filter, call, operator and output spends; at nothing, rendering stops;
-- what could be larger than its operands together is measured before it is made, everything else after;
-- a container weighs what it would be as text, shared parts counted each time they occur, so that neither
-  `[x, x]` forty times over nor its comparison can take for ever;
-- processor time is looked at as well, for the few operations that spend nothing.
+- every loop iteration, macro call, filter, call, operator and output spends; without units left, rendering
+  stops;
+- a result that may be larger than its operands together is measured before it is made, all others after;
+- the weight of a container is its size as text, with shared parts counted each time, so that neither `[x, x]`
+  nested forty times nor comparing it can run for minutes;
+- CPU time is checked as well, for the few operations that do not spend.
 """
 
 import gc
@@ -22,43 +23,46 @@ from jinja2 import nodes
 from jinja2.visitor import NodeTransformer
 
 STEP = 8
-"""Units a step costs; a character made costs one."""
+"""Units per step; a character of output costs one unit."""
 BASE_UNITS = 32_000_000
 UNITS_PER_INPUT = 64
 LOOK_EVERY = 1024
-"""Units between two looks at the clock."""
+"""Units between two checks of the clock."""
 MAX_WEIGHT = 32_000_000
 MAX_INT_BITS = 4096
 BASE_SECONDS = 1.0
-"""Of the thread. Where a large process collects its garbage in it, which may take as long, it gets them once
-more."""
+"""CPU time of the thread. If a large process collects garbage in this thread, which may take as long, the
+rendering gets this time once more.
+"""
 SECONDS_PER_INPUT = 0.5e-6
 
 _CONTAINERS = (list, tuple, dict, ItemsView, KeysView, ValuesView)
 
 
 class Exhausted(Exception):
-    """The rendering costs more than it may."""
+    """The rendering exceeds its budget."""
 
 
 class RenderBudget:
-    """Counts down while a template renders."""
+    """Budget of one rendering, counted down while the template runs."""
 
     def __init__(self) -> None:
         self._left = BASE_UNITS
         self._look = BASE_UNITS
         self._deadline = time.thread_time() + BASE_SECONDS
         self._earliest = time.monotonic() + BASE_SECONDS
-        """Before it the deadline cannot have come, and this clock costs a fiftieth of a thread's own."""
+        """Time before which the deadline cannot have passed; this clock costs a fiftieth
+        of the thread clock.
+        """
         self._collections: int | None = _count_collections()
         self._weights: dict[int, int] = {}
         self._inputs: dict[int, Any] = {}
         self._made: list[Any] = []
 
     def copy(self, value: Any) -> Any:
-        """A copy of plain data for the template to see; anything else is refused.
+        """Copy plain data for the template; refuse anything else.
 
-        The more there is to render, the more rendering may cost.
+        The budget grows with the data.
         """
         copied, weight = self._copy(value)
         self._left += UNITS_PER_INPUT * weight
@@ -70,14 +74,16 @@ class RenderBudget:
         self._left -= units + STEP
         if self._left < self._look:
             if self._left < 0 or (self._is_late() and not self._has_reason()):
-                raise Exhausted("the chat template takes too long or makes too much text")
+                raise Exhausted("the chat template takes too long or writes too much text")
             self._look = max(0, self._left - LOOK_EVERY)
 
     def _is_late(self) -> bool:
         return time.monotonic() > self._earliest and time.thread_time() > self._deadline
 
     def _has_reason(self) -> bool:
-        """Whether it may go on for once, because it was not the template that took so long."""
+        """Whether rendering may continue once more, because garbage collection took the time, not the
+        template.
+        """
         before, self._collections = self._collections, None
         if before is None or before == _count_collections():
             return False
@@ -85,7 +91,7 @@ class RenderBudget:
         return True
 
     def take(self, value: Any) -> Any:
-        """Spend for a value that an operation has just made: `'ab' + 'c'` costs 3 and a step."""
+        """Spend for a value that an operation has produced: `'ab' + 'c'` costs 3 and a step."""
         if isinstance(value, str):
             self.spend(len(value))
         elif value is None or value is True or value is False:
@@ -95,39 +101,41 @@ class RenderBudget:
             self.spend(len(value))
         else:
             if isinstance(value, int) and value.bit_length() > MAX_INT_BITS:
-                raise Exhausted("the chat template makes a number that is too large")
+                raise Exhausted("the chat template computes a number that is too large")
             self.spend(1)
         return value
 
     def weigh(self, value: Any) -> int:
-        """The weight of a value: `['ab', 1]` weighs 3 + 1 + 2."""
+        """Return the weight of a value: `['ab', 1]` weighs 3 + 1 + 2."""
         if isinstance(value, str):
             return len(value) + 1
         if not isinstance(value, _CONTAINERS):
             return 1
-        known = self._weights.get(id(value))
-        if known is None:
-            known = self._weigh_container(value)
-        return known
+        weight = self._weights.get(id(value))
+        if weight is None:
+            weight = self._weigh_container(value)
+        return weight
 
     def changed(self, value: Any) -> None:
-        """A template has changed a container: what was known of those around it is out of date."""
+        """Recompute weights after the template has changed a container: those of containers around it are
+        stale.
+        """
         stale, self._made = self._made, []
         if id(value) in self._inputs:
             stale = [*self._inputs.values(), *stale]
         self.spend(len(stale))
-        for each in stale:
-            self._weights.pop(id(each), None)
-        for each in stale:
-            self.weigh(each)
+        for container in stale:
+            self._weights.pop(id(container), None)
+        for container in stale:
+            self.weigh(container)
 
     def _weigh_container(self, value: Any) -> int:
-        # Held, so that its id is not given to another object while the weight is kept.
+        # Kept alive, so that its id is not reused while the weight is cached.
         self._made.append(value)
         self._weights[id(value)] = MAX_WEIGHT
         weight = 2 + sum(map(self.weigh, _children(value)))
         if weight > MAX_WEIGHT:
-            raise Exhausted("the chat template makes too large a value")
+            raise Exhausted("the chat template builds a value that is too large")
         self._weights[id(value)] = weight
         return weight
 
@@ -135,7 +143,7 @@ class RenderBudget:
         if type(value) is str:
             return value, len(value) + 1
         if isinstance(value, str):
-            # A subclass may carry methods of its own.
+            # A subclass may have methods of its own.
             return str.__str__(value), len(value) + 1
         if value is None or isinstance(value, (bool, int, float)):
             return value, 1
@@ -146,7 +154,7 @@ class RenderBudget:
             for key, each in value.items():
                 weight += len(key) + 1 if type(key) is str else self._copy(key)[1]
                 if type(each) is str:
-                    # As it mostly is.
+                    # The common case.
                     copied[key] = each
                     weight += len(each) + 1
                 elif each is None or each is True or each is False:
@@ -162,7 +170,7 @@ class RenderBudget:
                 copied.append(made)
                 weight += inner
         else:
-            raise TypeError(f"a template is given plain data only, not {type(value).__name__}")
+            raise TypeError(f"a template accepts plain data only, not {type(value).__name__}")
         self._inputs[id(copied)] = copied
         self._weights[id(copied)] = weight
         return copied, weight
@@ -174,9 +182,9 @@ def _children(value: Any) -> Iterable[Any]:
     return list(value)
 
 
-# How large a result would be. Methods and filters that share a name share a row.
+# Estimates of result sizes. Methods and filters that share a name share a row.
 
-# A width of five digits or more, or one that is taken from an operand.
+# A width of five digits or more, or one taken from an operand.
 _PERCENT_WIDTH = re.compile(r"%[^a-zA-Z%]*(?:\d{5}|\*)")
 _FORMAT_WIDTH = re.compile(r"\{[^{}]*:[^{}]*(?:\d{5}|\{)")
 _TOO_MUCH = 1 << 62
@@ -187,7 +195,7 @@ def _length(value: Any) -> int:
 
 
 def width_of(value: Any) -> int:
-    """A width or a count; a string stands for its own length."""
+    """Return a width or a count; for a string, its length."""
     if isinstance(value, (int, float)):
         return int(min(abs(value), _TOO_MUCH))
     return _length(value)
@@ -227,7 +235,7 @@ def percent_size(value: Any, *_: Any, **__: Any) -> int:
 
 
 def _sum(value: Any, attribute: Any = None, start: Any = 0) -> int:
-    # Adding lists copies again what was added before.
+    # Adding lists copies earlier elements again.
     return _length(value) ** 2 // 32 if isinstance(start, (list, tuple)) else 1
 
 
@@ -258,7 +266,7 @@ GROWTH_OF_FILTERS: dict[str, Callable[..., int]] = {
 
 
 def product_size(left: Any, right: Any, weigh: Callable[[Any], int]) -> int:
-    """`product_size('ab', 3, weigh)` is 9."""
+    """Return the size of a product: `product_size('ab', 3, weigh)` is 9."""
     for sequence, count in ((left, right), (right, left)):
         if isinstance(sequence, (str, list, tuple)) and isinstance(count, int):
             return weigh(sequence) * max(0, count)
@@ -267,19 +275,19 @@ def product_size(left: Any, right: Any, weigh: Callable[[Any], int]) -> int:
 
 def check_power(left: Any, right: Any) -> None:
     if isinstance(left, int) and isinstance(right, int) and left.bit_length() * abs(right) > MAX_INT_BITS:
-        raise Exhausted("the chat template makes a number that is too large")
+        raise Exhausted("the chat template computes a number that is too large")
 
 
-# The spending in a template: each loop turn, each macro call, each value that is made.
+# Spending in a template: per loop iteration, macro call and value.
 
 TICK, TAKE, CONCAT = " tick", " take", " concat"
-"""Filters of ours. The space keeps their names out of a template's reach."""
+"""Our own filters. The space makes their names unreachable for templates."""
 
 
 class Metering(NodeTransformer):
-    """Puts the spending into a template's tree.
+    """Adds the spending to a template's tree.
 
-    `{% for x in y %}z{% endfor %}` becomes `{% for x in y %}{% do 1 | tick %}z{% endfor %}`, in effect.
+    `{% for x in y %}z{% endfor %}` becomes in effect `{% for x in y %}{% do 1 | tick %}z{% endfor %}`.
     """
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
@@ -317,12 +325,12 @@ class Metering(NodeTransformer):
 
 
 def _filter(node: nodes.Node, name: str) -> nodes.Filter:
-    made = nodes.Filter(node, name, [], [], None, None)
-    made.set_lineno(node.lineno or 1)
-    return made
+    filtered = nodes.Filter(node, name, [], [], None, None)
+    filtered.set_lineno(node.lineno or 1)
+    return filtered
 
 
 def _count_collections() -> int:
-    """Full ones, of all there is."""
+    """Return the number of full garbage collections in the process."""
     count: int = gc.get_stats()[2]["collections"]
     return count

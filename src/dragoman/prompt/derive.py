@@ -1,6 +1,7 @@
-"""A dialect for a family never seen before: its template is rendered with known answers, which are compared.
+"""Derives the dialect of an unknown model family: renders its template with known answers and compares the
+results.
 
-Nothing is concluded that cannot be proved: what a template writes for calls must read back as those calls.
+Only what can be verified is concluded: the template's calls must parse back to the same calls.
 """
 
 import json
@@ -36,7 +37,7 @@ _TURN_END = re.compile(r"eo[smt]\b|eo[smt][_:]|im_end|end.?of.?(turn|text|senten
 
 
 class Examination:
-    """What a template writes, and what can be concluded from it.
+    """Analysis of what a template writes.
 
     `Examination(source).dialect()` is the derived dialect, or None.
     """
@@ -53,25 +54,25 @@ class Examination:
             return None
         drops = self._text_frame(reasoning)
         if reasoning is not None and calls is not None and calls.open:
-            # A call that is kept as reasoning would be lost; one without a marker may be prose.
+            # A call treated as reasoning would be lost; a call without a marker may be prose.
             reasoning = replace(reasoning, ended_by_call=True)
         return _dialect(reasoning, calls, drops)
 
     def reads(self, dialect: Dialect) -> bool | None:
-        """Whether a dialect reads the calls that the template writes; None where it writes none."""
+        """Whether a dialect parses the calls that the template writes; None if it writes none."""
         if not self._samples:
             return None
         prompt = self._probe.generation()
         return all(_reads_back(sample, prompt, dialect) for sample in self._samples)
 
     def _calls(self) -> list[Sample]:
-        """Answers with calls in which everything that was put in can be found."""
+        """Return answers with calls in which all inputs can be found."""
         answers = (
             self._probe.answer(make_call(0)),
             self._probe.answer(make_call(0), make_call(1)),
             self._probe.answer(make_call(0, _TWO_ARGUMENTS)),
         )
-        return [each for each in answers if each is not None and _complete(each)]
+        return [sample for sample in answers if sample is not None and _complete(sample)]
 
     def _derived_calls(self, reasoning: ReasoningMarks | None) -> Calls | None:
         bodies = self._bodies(empty_pair(reasoning))
@@ -96,18 +97,18 @@ class Examination:
                 return None
             return _without_turn_end(written[len(head) :], after).replace(IDS[1], IDS[0])
 
-        one = body(make_call(0))
-        if one is None:
+        single = body(make_call(0))
+        if single is None:
             return None
         return Bodies(
-            one=one,
+            one=single,
             two=body(make_call(0), make_call(1)),
             pair=body(make_call(0, _TWO_ARGUMENTS)),
             number=body(make_call(0, json.dumps({KEYS[0]: NUMBER}))),
         )
 
     def _text_frame(self, reasoning: ReasoningMarks | None) -> tuple[str, ...]:
-        """Markers around text, which are no text: `<|START_TEXT|>`, `<|END_TEXT|>`."""
+        """Return markers around text that are not text: `<|START_TEXT|>`, `<|END_TEXT|>`."""
         plain = self._probe.answer(text=TEXT)
         if plain is None or not self._samples:
             return ()
@@ -121,7 +122,7 @@ class Examination:
 
 
 def examine(source: str, special: Mapping[str, str] | None = None) -> Examination | None:
-    """None for what cannot be compiled, or has no end."""
+    """Analyse a template; return None if it cannot be compiled or does not terminate."""
     try:
         return Examination(source, special)
     except TemplateError:
@@ -131,7 +132,7 @@ def examine(source: str, special: Mapping[str, str] | None = None) -> Examinatio
 def _dialect(reasoning: ReasoningMarks | None, calls: Calls | None, drops: tuple[str, ...] = ()) -> Dialect:
     return Dialect(
         name="derived",
-        models="Read off a chat template",
+        models="derived from a chat template",
         reasoning=reasoning,
         calls=() if calls is None else (calls,),
         drops=drops,
@@ -144,12 +145,14 @@ def _is_framed(text: str) -> bool:
 
 
 def _without_turn_end(written: str, after_text: str) -> str:
-    """What also follows text ends the turn, and so do the tokens that everybody calls end of something."""
+    """Remove the end of the turn: what also follows text, and tokens with common names for the end of
+    something.
+    """
     written = without_end(written, shared_end(written, after_text))
     parts = segments(written)
     while parts and (parts[-1].isspace() or _ends_turn(parts[-1], after_text)):
         parts.pop()
-    # Layout stays with the call, unless a token was taken away behind it.
+    # Layout stays with the call, unless a token after it was removed.
     return written if not any(map(is_marker, segments(written[len("".join(parts)) :]))) else "".join(parts)
 
 
@@ -158,7 +161,7 @@ def _ends_turn(part: str, after_text: str) -> bool:
 
 
 def _complete(sample: Sample) -> bool:
-    words = (word for each in sample.calls for word in (each.name, *json.loads(each.arguments)))
+    words = (word for call in sample.calls for word in (call.name, *json.loads(call.arguments)))
     return all(word in sample.text for word in words)
 
 
@@ -168,30 +171,32 @@ def _reads_back(sample: Sample, prompt: str, dialect: Dialect) -> bool:
         read = parse(written, dialect).calls
     except Exception:
         return False
-    return [_plain(each) for each in read] == [_plain(each) for each in sample.calls]
+    return [_plain(call) for call in read] == [_plain(call) for call in sample.calls]
 
 
-def _plain(each: ToolCall) -> tuple[str, object]:
+def _plain(call: ToolCall) -> tuple[str, object]:
     try:
-        return each.name, json.loads(each.arguments)
+        return call.name, json.loads(call.arguments)
     except (ValueError, RecursionError):
-        return each.name, None
+        return call.name, None
 
 
-# What stands around reasoning in a template's answers
+# Markers of reasoning in a template's answers
 
 _EMPTY_PAIR = re.compile(r"(<([\w:|]{1,32})>|\[([A-Z]{1,32})\])\s*(</\2>|\[/\3\])\s*$")
 _CLOSE = re.compile(r"</[\w:]{0,32}think\w{0,16}>|\[/THINK\w{0,16}\]|◁/think▷", re.IGNORECASE)
 
 
 def derive_reasoning(probe: Probe, source: str) -> ReasoningMarks | None:
-    """By an answer with reasoning, by a prompt without it, or by the markers that the template looks for."""
+    """Derive reasoning markers from an answer with reasoning, from a prompt without it, or from markers in
+    the source.
+    """
     shown = _reasoning_before_text(probe) or _reasoning_before_call(probe)
     return shown or _reasoning_switched_off(probe) or _reasoning_looked_for(source)
 
 
 def empty_pair(reasoning: ReasoningMarks | None) -> re.Pattern[str]:
-    """Where there is no reasoning, many templates write its markers with nothing in them."""
+    """Return a pattern of empty reasoning, which many templates write where there is none."""
     if reasoning is None or not reasoning.open:
         return re.compile(r"(?!)")
     opened, close = (re.escape(each[0].strip()) for each in (reasoning.open, reasoning.close))
@@ -199,7 +204,7 @@ def empty_pair(reasoning: ReasoningMarks | None) -> re.Pattern[str]:
 
 
 def _reasoning_before_text(probe: Probe) -> ReasoningMarks | None:
-    """`<think>\\nM\\n</think>\\n\\nT`, against `T` alone."""
+    """Compare `<think>\\nM\\n</think>\\n\\nT` with `T` alone."""
     both, text = probe.answer(text=TEXT, mind=MIND), probe.answer(text=TEXT)
     if both is None or text is None or MIND not in both.text or TEXT not in both.text:
         return None
@@ -208,7 +213,7 @@ def _reasoning_before_text(probe: Probe) -> ReasoningMarks | None:
     head = text.text.partition(TEXT)[0]
     if not found or not between.strip():
         return None
-    # What stands before text also when there is no reasoning is not the end of reasoning.
+    # Text that also precedes an answer without reasoning is not the end of reasoning.
     frame = "" if head.endswith(between) else shared_end(between, head)
     close = without_end(between, frame) if without_end(between, frame).strip() else between
     if before == head:
@@ -218,13 +223,15 @@ def _reasoning_before_text(probe: Probe) -> ReasoningMarks | None:
 
 
 def _delimited_reasoning(prompt: str, head: str, close: str) -> ReasoningMarks:
-    """Nothing opens it in an answer. What the prompt says beyond the turn's head does, and belongs to it."""
+    """Return markers of reasoning that nothing opens in an answer. The prompt's text after the head opens it
+    and belongs to it.
+    """
     preface = prompt.removeprefix(head) if prompt.startswith(head) else ""
     return ReasoningMarks(open=(preface,) if preface.strip() else (), close=(close,), preface=preface)
 
 
 def _reasoning_before_call(probe: Probe) -> ReasoningMarks | None:
-    """Some templates keep reasoning only where a call follows."""
+    """Derive markers from an answer with a call; some templates keep reasoning only before calls."""
     both, alone = probe.answer(make_call(0), mind=MIND), probe.answer(make_call(0))
     if both is None or alone is None or MIND not in both.text:
         return None
@@ -237,9 +244,10 @@ def _reasoning_before_call(probe: Probe) -> ReasoningMarks | None:
 
 
 def _opening(text: str, without: str, close: str) -> str:
-    """`assistant\\n<think>\\n` gives `<think>\\n`. A part of the closing marker is not enough.
+    """Return the opening marker: `assistant\\n<think>\\n` gives `<think>\\n`. It must not be part of the
+    closing marker.
 
-    Where a word is last, as in `<channel>thought`, it is what stands there only when there is reasoning.
+    If the text ends with a word, as in `<channel>thought`, it is the text added where there is reasoning.
     """
     parts = segments(text)
     if not text.strip() or not is_marker(segments(text.rstrip())[-1]):
@@ -253,7 +261,7 @@ def _opening(text: str, without: str, close: str) -> str:
 
 
 def _reasoning_switched_off(probe: Probe) -> ReasoningMarks | None:
-    """A prompt that ends with an empty pair when thinking is off."""
+    """Derive markers from a prompt that ends with an empty pair when reasoning is off."""
     for off in ({"enable_thinking": False, "thinking": False}, {}):
         prompt = probe.generation(**off)
         pair = _EMPTY_PAIR.search(prompt)
@@ -263,7 +271,7 @@ def _reasoning_switched_off(probe: Probe) -> ReasoningMarks | None:
 
 
 def _reasoning_looked_for(source: str) -> ReasoningMarks | None:
-    """Templates that take reasoning out of old answers name its end."""
+    """Derive markers from the source: templates that remove reasoning from old answers name its end."""
     close = _CLOSE.search(source)
     if close is None:
         return None

@@ -1,7 +1,7 @@
-"""How a template's family writes calls, read off renderings that differ in one thing each.
+"""Derives a template's call syntax from renderings that differ in one input each.
 
-First what stands around calls (`frame_calls`): `<s><c>A</c></s>` beside `<s><c>A</c><c>B</c></s>` says that
-`<c>` is around each call and `<s>` around all. Then the ways of writing one are tried in turn.
+First the text around calls (`frame_calls`): `<s><c>A</c></s>` and `<s><c>A</c><c>B</c></s>` together show
+that `<c>` is around each call and `<s>` around all. Then the known syntaxes are tried in turn.
 """
 
 import json
@@ -41,19 +41,19 @@ Span: TypeAlias = tuple[int, int]
 
 
 class Bodies(Struct, frozen=True):
-    """Answers without what begins and ends a turn. None: the template cannot write it."""
+    """Answers without the beginning and end of the turn; None where the template cannot write one."""
 
     one: str
     two: str | None
-    """Two calls."""
+    """Answer with two calls."""
     pair: str | None
-    """One call with two arguments."""
+    """Answer with one call with two arguments."""
     number: str | None
-    """One call, whose argument is a number."""
+    """Answer with one call whose argument is a number."""
 
 
 class CallFrame(Struct, frozen=True):
-    """What stands around calls: around each of them, around all together, and between two."""
+    """Text around calls: around each, around all together, and between two."""
 
     open: str
     close: str
@@ -61,15 +61,15 @@ class CallFrame(Struct, frozen=True):
     section_open: str = ""
     section_close: str = ""
     several: bool = False
-    """Calls follow each other under one marker, with `between`."""
+    """Whether several calls follow one marker, separated by `between`."""
 
     def markers(self) -> dict[str, Any]:
-        """As fields of a declaration."""
+        """Return the frame as fields of a declaration."""
         opens, section, before = _spelling(self.open), None, ""
         if self.section_open.strip() and self.section_close.strip():
             section = Section(open=(self.section_open,), close=(self.section_close,))
         elif self.section_open.strip():
-            # A section that nothing ends is no section: its marker may stand before a call.
+            # A section without an end is not a section: its marker may precede a call.
             opens = (self.section_open + self.open, self.open)
         else:
             before = self.section_open
@@ -83,9 +83,9 @@ class CallFrame(Struct, frozen=True):
 
 
 def frame_calls(bodies: Bodies, one: Span, two: tuple[Span, Span] | None) -> CallFrame:
-    """From where a call stands in an answer with one, and where both stand in an answer with two.
+    """Derive the frame from the span of a call in an answer with one call, and of both in an answer with two.
 
-    `<s><c>A</c></s>` and `<s><c>A</c><c>B</c></s>` say that `<c>` is around each call and `<s>` around all.
+    `<s><c>A</c></s>` and `<s><c>A</c><c>B</c></s>` show that `<c>` is around each call and `<s>` around all.
     """
     lead, tail = bodies.one[: one[0]], bodies.one[one[1] :]
     if two is None or bodies.two is None:
@@ -112,7 +112,7 @@ class _Value(Struct, frozen=True):
 
 
 def derive_calls(bodies: Bodies) -> Calls | None:
-    """The first way of writing that explains what was rendered."""
+    """Return the first syntax that explains the renderings."""
     for attempt in (_json_calls, _named_calls, _python_calls, _brace_calls, _tagged_calls):
         calls = attempt(bodies)
         if calls is not None:
@@ -121,22 +121,22 @@ def derive_calls(bodies: Bodies) -> Calls | None:
 
 
 def _values(body: str, first: str) -> list[_Value]:
-    """The JSON values in a text that begin with a bracket of this kind and are not inside one another."""
+    """Return the outermost JSON values in a text that begin with this bracket."""
     found: list[_Value] = []
-    place = body.find(first)
-    while place >= 0:
+    offset = body.find(first)
+    while offset >= 0:
         try:
-            value, end = _DECODER.raw_decode(body, place)
+            value, end = _DECODER.raw_decode(body, offset)
         except (ValueError, RecursionError):
-            end = place + 1
+            end = offset + 1
         else:
-            found.append(_Value(value, (place, end)))
-        place = body.find(first, end)
+            found.append(_Value(value, (offset, end)))
+        offset = body.find(first, end)
     return found
 
 
 def _json_calls(bodies: Bodies) -> JsonCalls | None:
-    """`{"name": ..., "arguments": ...}`, each for itself or in a list."""
+    """Derive `{"name": ..., "arguments": ...}`, separately or in a list."""
     one = _calls_in(bodies.one, "{", 1)
     fields = _fields(one[0].value) if one else None
     if fields is None:
@@ -154,13 +154,17 @@ def _json_calls(bodies: Bodies) -> JsonCalls | None:
 
 
 def _calls_in(body: str, first: str, most: int) -> list[_Value]:
-    """Those that hold one of the names, as text: a value may be nested too deeply to be printed."""
-    found = (each for each in _values(body, first) if any(name in body[slice(*each.span)] for name in NAMES))
+    """Return values that contain one of the names, found as text: a value may be nested too deeply to
+    serialize.
+    """
+    found = (
+        value for value in _values(body, first) if any(name in body[slice(*value.span)] for name in NAMES)
+    )
     return list(islice(found, most))
 
 
 def _fields(value: Any) -> dict[str, Any] | None:
-    """What the parts of a call are called, found by what was put in; nothing where the name is the key."""
+    """Return the keys of a call's parts, found by the probe values; {} if the name is the key."""
     if not isinstance(value, dict):
         return None
     arguments = {KEYS[0]: VALUES[0]}
@@ -173,14 +177,14 @@ def _fields(value: Any) -> dict[str, Any] | None:
     if keys["name"] is None or keys["arguments"] is None:
         return None
     fields = {part: (key,) for part, key in keys.items() if key is not None}
-    # Models mix these two up, whatever their template says.
+    # Models confuse these two keys, whatever their template says.
     fields["arguments"] += tuple(sorted({"arguments", "parameters"} - {keys["arguments"]}))
     return fields
 
 
 def _in_frame(framed: CallFrame, fields: dict[str, Any], **more: Any) -> JsonCalls:
     if not framed.open.strip():
-        # Nothing announces a call, so prose that looks like one must stay text till it is one.
+        # Calls have no marker, so text that looks like one must stay text until it is a complete call.
         more |= {"whole": True, "needs_arguments": True}
     if framed.several:
         more |= {"several": True, "separator": framed.between, "between": ""}
@@ -189,13 +193,13 @@ def _in_frame(framed: CallFrame, fields: dict[str, Any], **more: Any) -> JsonCal
 
 
 def _indent(body: str) -> str:
-    """`[\\n    {` stands on lines of its own."""
+    """Return the indent in `[\\n    {`."""
     lead = re.search(r"\[\n([ \t]*)\{", body)
     return lead[1] if lead else ""
 
 
 def _named_calls(bodies: Bodies) -> NamedCalls | None:
-    """The name first, then its arguments as JSON."""
+    """Derive calls with the name first and then arguments as JSON."""
     one = _named_span(bodies.one, 0, 0)
     if one is None:
         return None
@@ -234,7 +238,7 @@ def _named_span(body: str, number: int, start: int) -> Span | None:
 
 
 def _python_calls(bodies: Bodies) -> PythonCalls | None:
-    """`f(a="x")`, with or without brackets around all calls."""
+    """Derive `f(a="x")`, with or without brackets around all calls."""
     written = re.compile(rf"{NAMES[0]}\(\s*{KEYS[0]}\s*=\s*(['\"]){VALUES[0]}\1\s*\)")
     one = written.search(bodies.one)
     if one is None:
@@ -256,7 +260,7 @@ def _python_calls(bodies: Bodies) -> PythonCalls | None:
 
 
 def _brace_calls(bodies: Bodies) -> BraceCalls | None:
-    """`f{a:<|"|>x<|"|>}`: whatever stands on both sides of a word is its quote."""
+    """Derive `f{a:<|"|>x<|"|>}`: the text on both sides of a word is the quotation mark."""
     written = re.compile(rf"{NAMES[0]}\{{{KEYS[0]}:(.+?){VALUES[0]}\1\}}", re.DOTALL)
     one = written.search(bodies.one)
     if one is None:
@@ -272,7 +276,7 @@ def _brace_calls(bodies: Bodies) -> BraceCalls | None:
     return BraceCalls(quote=one[1], **framed.markers())
 
 
-# Each argument between tags
+# Arguments between tags
 
 _Types: TypeAlias = Literal["string", "name"]
 
@@ -285,7 +289,7 @@ class _Tags(Struct, frozen=True):
 
 
 class _Places(Struct, frozen=True):
-    """Where a call's name, its first key and the value of that begin."""
+    """Offsets of a call's name, its first key and the key's value."""
 
     name: int
     key: int
@@ -293,7 +297,7 @@ class _Places(Struct, frozen=True):
 
 
 def _tagged_calls(bodies: Bodies) -> TaggedCalls | None:
-    """`<f><k>a</k><v>x</v></f>`, in whatever tags."""
+    """Derive `<f><k>a</k><v>x</v></f>`, in any tags."""
     one = _places(bodies.one, 0, 0)
     tags = _tags(bodies, one) if one else None
     if one is None or tags is None:
@@ -330,7 +334,7 @@ def _span(places: _Places, tags: _Tags) -> Span:
 
 
 def _tags(bodies: Bodies, one: _Places) -> _Tags | None:
-    """Two arguments say where a value ends and the next key begins."""
+    """Derive the tags from two arguments, which show where a value ends and the next key begins."""
     before_key = bodies.one[one.name + len(NAMES[0]) : one.key]
     key_end = bodies.one[one.key + len(KEYS[0]) : one.value]
     after = bodies.one[one.value + len(VALUES[0]) :]
@@ -339,7 +343,7 @@ def _tags(bodies: Bodies, one: _Places) -> _Tags | None:
     if not 0 <= first < second:
         return None
     middle = pair[first + len(VALUES[0]) : second]
-    # Layout between two tags belongs to the first: then it is also there when no second follows.
+    # Layout between two tags belongs to the first, so that it is also there when no second follows.
     key = shared_end(before_key, middle).lstrip()
     if not key or not key_end.strip():
         return None
@@ -348,7 +352,7 @@ def _tags(bodies: Bodies, one: _Places) -> _Tags | None:
 
 
 def _key_end(text: str) -> tuple[str, str]:
-    """`</k>\\n<v>` is two tags, with layout between them that may be missing."""
+    """Split `</k>\\n<v>` into two tags, with layout between them that may be missing."""
     parts = segments(text)
     gaps = [number for number, part in enumerate(parts) if part.isspace() and number]
     tag = next((number for number in reversed(range(len(parts))) if parts[number].startswith("<")), None)
@@ -358,7 +362,7 @@ def _key_end(text: str) -> tuple[str, str]:
 
 
 def _stated_type(bodies: Bodies, one: _Places, tags: _Tags) -> tuple[str, str, _Types] | None:
-    """`string="true"` where a word is given and `string="false"` where a number is."""
+    """Derive the type in tags: `string="true"` for a word and `string="false"` for a number."""
     after = bodies.one[one.value + len(VALUES[0]) :]
     whole = bodies.number or ""
     key = whole.find(KEYS[0])

@@ -1,14 +1,12 @@
-"""Text and prompts to token ids: how a client's text is kept from being a control token, and ids are kept.
+"""Encodes text and prompts to token ids: a client's text never becomes a control token, and ids are reused.
 
 Rules of this file:
-- a control token is what the template writes, or what a raw prompt says; never what a message says;
+- a control token comes from the template, or from a raw prompt; never from a message;
 - in a client's string that contains a control token's text, a mark (a Unicode noncharacter that occurs
-  nowhere else) is set behind its first character, so that neither template nor tokenizer finds it;
-- a string that begins or ends with a part of one gets a mark there, so that what stands beside it cannot
-  complete it;
-- marks are gone before anything is tokenized, so the ids are those of the very characters;
-- reasoning markers in an assistant's own messages are left alone: templates look for them, to drop old
-  reasoning;
+  nowhere else) is inserted after its first character, so that neither template nor tokenizer finds it;
+- a string that begins or ends with a part of one gets a mark there, so that adjacent text cannot complete it;
+- marks are removed before tokenization, so the ids are those of the exact characters;
+- reasoning markers in an assistant's own messages stay: templates look for them, to drop old reasoning;
 - what the model itself has sampled keeps its ids (seams.py).
 """
 
@@ -33,17 +31,19 @@ if TYPE_CHECKING:
     from dragoman.prompt.sight import Filling
 
 SHORT = 16
-"""Characters of a piece whose ids are kept: templates write the same between their control tokens."""
+"""Maximum number of characters of a text whose ids are cached: templates repeat short texts between control
+tokens.
+"""
 MOST_KEPT = 1024
 AT_ONCE = 256 * 1024
 BORDERS = 32
-"""Places behind control tokens that are kept, the last ones."""
+"""Maximum number of resume offsets kept, the last ones."""
 Borders: TypeAlias = list[tuple[int, int]]
-"""How many characters and ids are before each."""
+"""Offsets after control tokens, as pairs of a character count and an id count."""
 
 
 def replace_surrogates(text: str) -> str:
-    """The text with U+FFFD for halves of surrogate pairs, which JSON can write and UTF-8 cannot."""
+    """Return the text with U+FFFD for halves of surrogate pairs, which JSON can contain and UTF-8 cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -52,46 +52,46 @@ def replace_surrogates(text: str) -> str:
 
 
 class Encoded(Struct, frozen=True):
-    """The ids of a text, and where those of a longer one may go on from."""
+    """Ids of a text, and offsets from which encoding of a longer text may resume."""
 
     ids: tuple[int, ...]
     borders: Borders
     margin: int
-    """Characters of the longest control token: one may begin where a shorter one does."""
+    """Characters of the longest control token: a longer one may begin where a shorter one does."""
     media: tuple[MediaSpan, ...] = ()
 
     def upto(self, chars: int) -> "Encoded":
-        """For a text that has so many characters in common with this one."""
+        """Return the part that is valid for a text with this many leading characters in common."""
         borders = [border for border in self.borders if border[0] <= chars - self.margin]
         return Encoded(self.ids, borders, self.margin, self.media)
 
 
 class SharedIds:
-    """Has each id be one object, whoever says it: else a number in a tuple takes five times its place."""
+    """Makes equal ids one object: otherwise a number in a tuple takes five times its space."""
 
     def __init__(self, size: int) -> None:
         self._all = list(range(size))
 
     def __call__(self, ids: Sequence[int]) -> tuple[int, ...]:
         try:
-            # With two more it is a tuple, however few they are.
+            # With two more ids itemgetter always returns a tuple.
             shared: tuple[int, ...] = itemgetter(*ids, 0, 0)(self._all)
             return shared[:-2]
         except IndexError:
-            # Some are not in the vocabulary.
+            # Some ids are outside the vocabulary.
             return tuple(self._all[id] if id < len(self._all) else id for id in ids)
 
 
 class Encoder:
-    """Encodes with one model's tokenizer; knows its control tokens."""
+    """Encoder for one model's tokenizer and control tokens."""
 
     def __init__(self, tokenizer: Tokenizer, most: int | None = None) -> None:
-        """`most` is how many ids a text may have, whatever it is for."""
+        """`most` is the maximum number of ids of any text."""
         self._most = most
         self.special = SpecialText(tokenizer.special)
         self._tokenizer = tokenizer
         self.share = SharedIds(len(tokenizer.pieces))
-        # Some tokenizers write the first word of a prompt in another way than those after it.
+        # Some tokenizers encode the first word of a prompt differently from later ones.
         self._encode_on: Callable[[str], list[int]] = getattr(tokenizer, "encode_on", tokenizer.encode)
         self._encode_short = lru_cache(MOST_KEPT)(self._encode_kept)
         self._longest = max(map(len, tokenizer.pieces), default=1) or 1
@@ -101,10 +101,10 @@ class Encoder:
     def encode_special(
         self, text: str, mark: str | None = None, *, begins: bool = True, borders: Borders | None = None
     ) -> list[int]:
-        """Ids of a text in which control tokens count as such: `<s>a` gives that of `<s>` first.
+        """Encode a text in which control tokens count as such: `<s>a` gives the id of `<s>` first.
 
-        A text of more ids than anybody has a use for is refused before anything is made of them. One that
-        does not `begin` a prompt stands behind other ids. `borders`: places behind control tokens are told.
+        A text with more than the maximum number of ids is refused early. One that does not `begin` a prompt
+        follows other ids. Offsets after control tokens are appended to `borders`.
         """
         ids: list[int] = []
         end = 0
@@ -116,17 +116,17 @@ class Encoder:
                     borders.append((end, len(ids)))
             elif plain := erase(piece, mark) if mark else piece:
                 encode = self._encode_short if len(plain) <= SHORT else self._encode_piece
-                found = encode(plain, begins and not ids)
-                self._check_most(len(ids) + len(found))
-                # They may be millions, which one call would copy while all others wait.
-                for at in range(0, len(found), AT_ONCE):
-                    ids += found[at : at + AT_ONCE]
+                encoded = encode(plain, begins and not ids)
+                self._check_most(len(ids) + len(encoded))
+                # There may be millions of ids; copying them in one call would block other threads.
+                for at in range(0, len(encoded), AT_ONCE):
+                    ids += encoded[at : at + AT_ONCE]
         return ids
 
     def encode_on_from(
         self, text: str, mark: str | None, known: Encoded | None, filling: "Filling | None" = None
     ) -> Encoded:
-        """The ids of a text of which the beginning is known, up to the last border."""
+        """Encode a text, reusing the ids of its known beginning up to the last border."""
         start, count = known.borders[-1] if known and known.borders else (0, 0)
         found: Borders = []
         encode: Callable[..., list[int]] = partial(self.encode_special, mark=mark)
@@ -154,12 +154,12 @@ class Encoder:
         return tuple(self._encode_piece(text, begins))
 
     def encode_text(self, prompt: TextPrompt) -> list[int]:
-        """A raw prompt. With a suffix, the model is asked for what stands between the two."""
+        """Encode a raw prompt. With a suffix, the model is asked for the text between the two."""
         ids = self.encode_special(prompt.text)
         if prompt.suffix is not None:
             if self._tokenizer.infill is None:
                 raise BadRequest(
-                    f"This model cannot fill a gap: '{SUFFIX}' is not supported.",
+                    f"This model has no fill-in-the-middle tokens; leave out '{SUFFIX}'.",
                     param=SUFFIX,
                     code="unsupported_field",
                 )
@@ -171,7 +171,7 @@ class Encoder:
         return ids
 
     def check_length(self, prompt: int | Sequence[int], most: int | None, param: str) -> None:
-        """Refuse what cannot have few enough ids, by its characters, before it is encoded."""
+        """Refuse a prompt that must have too many ids, judged by its characters, before it is encoded."""
         if most is None:
             return
         least = prompt // self._longest if isinstance(prompt, int) else len(prompt)
@@ -184,7 +184,7 @@ class Encoder:
         for id in ids:
             if not 0 <= id < most:
                 raise BadRequest(
-                    f"Token id {id} is outside of the vocabulary (0 to {most - 1}).",
+                    f"Token id {id} is not in the vocabulary; ids range from 0 to {most - 1}.",
                     param=param,
                     code="invalid_token_id",
                 )
@@ -194,7 +194,7 @@ class Encoder:
         return b"".join(self.pieces(ids)).decode("utf-8", "replace")
 
     def pieces(self, ids: Sequence[int]) -> list[bytes]:
-        """What each of the ids says."""
+        """Return the bytes of each id."""
         return [self._tokenizer.pieces[id] for id in ids]
 
     def _piece(self, id: int | None) -> str | None:
@@ -204,7 +204,7 @@ class Encoder:
 # Control tokens in text
 
 PIECE = 256 * 1024
-"""Characters that are searched in one go: nothing else in the process runs while that lasts."""
+"""Characters that are searched in one call: no other thread runs during it."""
 _NONCHARACTER = re.compile(r"[\ufdd0-\ufdef]|\\ufd[de]", re.IGNORECASE)
 FEW = 8
 _NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
@@ -213,13 +213,13 @@ _REASONING_MARKER = re.compile(r"[<\[]/?[\w:|]*think\w*[|>\]]+", re.IGNORECASE)
 
 
 class SpecialText:
-    """The control tokens of a model, to be found in text.
+    """Control tokens of a model, for finding and breaking them in text.
 
     `SpecialText({"<s>": 1}).split("<s>a")` gives `(1, "<s>")`, then `(None, "a")`.
     """
 
     def __init__(self, special: Mapping[str, int]) -> None:
-        # A single character cannot be broken by a mark, so it cannot be a control token in text.
+        # A mark cannot break a single character, so it cannot be a control token in text.
         self._ids = {text: id for text, id in special.items() if len(text) > 1}
         self.texts = {id: text for text, id in self._ids.items()}
         lower = {text.lower() for text in self._ids}
@@ -232,7 +232,7 @@ class SpecialText:
         self._edges = _edges(self._heads, self._tails, self.longest)
 
     def split(self, text: str) -> Iterator[tuple[int | None, str]]:
-        """Pieces of a text: control tokens with their ids, and what stands between them with None."""
+        """Split a text: yield control tokens with their ids, and text between them with None."""
         done = 0
         for start, end in self._exact.find(text):
             if start > done:
@@ -243,38 +243,40 @@ class SpecialText:
             yield None, text[done:]
 
     def harmless(self, joined: str) -> bool:
-        """Whether strings joined by `\\0` surely hold nothing that could be, begin or end a control token."""
+        """Whether strings joined by `\\0` certainly contain nothing that is, begins or
+        ends a control token.
+        """
         joined = f"\0{joined}\0"
         for start in range(0, len(joined), PIECE):
-            # What is found is no longer than this, so it stands in one of the pieces as a whole.
+            # A match is no longer than this, so it is fully inside one of the chunks.
             lower = joined[start : start + PIECE + self.longest + 2].lower()
             if self._edges.search(lower) or next(self._any_case.find(lower), None) is not None:
                 return False
         return True
 
     def keep_apart(self, text: str, mark: str) -> str:
-        """The text without its marks, for an engine that takes no ids.
+        """Return the text without marks, for an engine that takes text instead of ids.
 
-        Where a client's words would be read as a control token there, a character without a width stands in
-        them: nothing else in a text could say that they are words.
+        Where the engine would read a client's words as a control token, a zero-width character is inserted:
+        nothing else in a text can prevent that.
         """
         plain = erase(text, mark)
-        written, read = (sum(id is not None for id, _ in self.split(each)) for each in (text, plain))
+        written, read = (sum(id is not None for id, _ in self.split(version)) for version in (text, plain))
         if written == read:
             return plain
         return text.replace(mark, WORD_JOINER).replace(escape_mark(mark), escape_mark(WORD_JOINER))
 
     def shield(self, value: Any, mark: str, *, assistant: bool = False) -> Any:
-        """Plain data with every control token's text in it broken by the mark."""
+        """Return plain data in which the mark breaks the text of every control token."""
         if isinstance(value, str):
             return self._shield_text(value, mark, assistant)
         if isinstance(value, dict):
             return {
-                self._shield_text(key, mark, False): self.shield(each, mark, assistant=assistant)
-                for key, each in value.items()
+                self._shield_text(key, mark, False): self.shield(member, mark, assistant=assistant)
+                for key, member in value.items()
             }
         if isinstance(value, (list, tuple)):
-            return [self.shield(each, mark, assistant=assistant) for each in value]
+            return [self.shield(item, mark, assistant=assistant) for item in value]
         return value
 
     def _shield_text(self, text: str, mark: str, assistant: bool) -> str:
@@ -291,10 +293,10 @@ class SpecialText:
 
 
 class _Finder:
-    """Finds the longest of many texts at each place.
+    """Finds the longest of many texts at each offset.
 
-    By their first three characters, because some models have thousands of control tokens, and a pattern of
-    them all takes seconds to compile.
+    It indexes them by their first three characters, because some models have thousands of control tokens, and
+    a pattern of all takes seconds to compile.
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
@@ -307,7 +309,7 @@ class _Finder:
         self._start = re.compile("|".join(map(re.escape, starts)) or r"(?!)")
 
     def find(self, text: str, *, overlapping: bool = False) -> Iterator[tuple[int, int]]:
-        """Where they stand: start and end."""
+        """Yield start and end of each match."""
         place = 0
         while candidate := _search(self._start, text, place):
             start = candidate.start()
@@ -319,7 +321,7 @@ class _Finder:
                 place = start + 1 if overlapping else end
 
     def _end(self, text: str, start: int, head: str) -> int | None:
-        # A token of two characters may be the start of a longer one that is not there.
+        # A two-character token may be the start of a longer one that is not there.
         for known in (head, head[:2]):
             for length in self._sizes.get(known, ()):
                 if text[start : start + length] in self._texts:
@@ -328,7 +330,7 @@ class _Finder:
 
 
 def _search(pattern: re.Pattern[str], text: str, place: int = 0) -> re.Match[str] | None:
-    """`pattern.search`, in pieces, for patterns of a few characters."""
+    """Apply `pattern.search` in chunks, for patterns that match a few characters."""
     while place < len(text):
         if found := pattern.search(text, place, place + PIECE + FEW):
             return found
@@ -337,20 +339,20 @@ def _search(pattern: re.Pattern[str], text: str, place: int = 0) -> re.Match[str
 
 
 def choose_marks(text: str, count: int) -> list[str]:
-    """Noncharacters that do not occur in the text, neither as themselves nor escaped as JSON."""
+    """Return noncharacters that do not occur in the text, neither directly nor escaped in JSON."""
     if (text.isascii() and "\\" not in text) or not _search(_NONCHARACTER, text):
         return _NONCHARACTERS[:count]
     lower = text.lower()
-    return [each for each in _NONCHARACTERS if each not in text and escape_mark(each) not in lower][:count]
+    return [mark for mark in _NONCHARACTERS if mark not in text and escape_mark(mark) not in lower][:count]
 
 
 def erase(text: str, mark: str) -> str:
-    """The text without its marks; `tojson(ensure_ascii=true)` writes them as escapes."""
+    """Return the text without marks; `tojson(ensure_ascii=true)` writes them as escapes."""
     return text.replace(mark, "").replace(escape_mark(mark), "")
 
 
 def join_strings(*values: Any) -> str:
-    """Every string in plain data, keys too, with `\\0` between them."""
+    """Join all strings in plain data, including keys, with `\\0` between them."""
     found: list[str] = []
     left = list(values)
     while left:
@@ -370,7 +372,9 @@ def escape_mark(mark: str) -> str:
 
 
 def _edges(heads: Iterable[str], tails: Iterable[str], longest: int) -> re.Pattern[str]:
-    """Strings between `\\0` that may end like a head or begin like a tail; some do not, on a closer look."""
+    """Return a pattern of strings between `\\0` that may end with a head or begin with a tail; it may match
+    too much.
+    """
     first = "".join(map(re.escape, {head[0] for head in heads}))
     last = "".join(map(re.escape, {tail[-1] for tail in tails}))
     if not first:
@@ -379,31 +383,30 @@ def _edges(heads: Iterable[str], tails: Iterable[str], longest: int) -> re.Patte
 
 
 def _lower(text: str) -> str:
-    """Lower case, letter by letter: places in it are places in the text."""
+    """Convert to lower case letter by letter, so that offsets stay the same."""
     lower = text.lower()
     if len(lower) == len(text):
         return lower
-    return "".join(each if len(each.lower()) > 1 else each.lower() for each in text)
+    return "".join(letter if len(letter.lower()) > 1 else letter.lower() for letter in text)
 
 
-# Conversations by what is said in them: each beginning of one has a digest, made of the one before it. By
-# these a turn is found again whose messages come back (seams.py), before anything of them is rendered.
+# Digests of conversations: each prefix has a digest that is chained to the one before. `seams.py` uses them
+# to find the turn of returning messages before anything is rendered.
 
 
 class MessageChain(Struct):
-    """The digests of a conversation, and what it takes to go on with them.
+    """Digests of a conversation's prefixes, and the state to extend them.
 
-    Messages that say the same are the same: what an assistant thought, how JSON is spaced, and the ids of
-    calls do not count.
+    Messages with the same meaning have the same digest: reasoning, JSON spacing and call ids do not count.
     """
 
     links: list[bytes] = field(default_factory=lambda: [b""])
-    """Of each beginning, from none of the messages to all of them."""
+    """Digest of each prefix, from no messages to all."""
     calls: dict[str | None, int] = field(default_factory=dict)
-    """The numbers of calls by their ids."""
+    """Numbers of calls by id."""
 
     def upto(self, messages: Sequence[Message]) -> "MessageChain":
-        """That of messages which begin with those of this one."""
+        """Return the chain of messages that begin with the messages of this one."""
         links, calls = [*self.links], dict(self.calls)
         for message in messages[len(links) - 1 :]:
             for call in message.tool_calls:
@@ -414,24 +417,26 @@ class MessageChain(Struct):
         return MessageChain(links, calls)
 
     def answered(self, conversation: Conversation) -> bytes:
-        """Of the messages that are answered: where the answer goes on with the last one, those before it."""
+        """Return the digest of the answered messages; if the answer continues the last message, of those
+        before it.
+        """
         return self.upto(conversation.messages).links[-2 if conversation.continue_final_message else -1]
 
 
 def chain_messages(messages: Sequence[Message]) -> list[bytes]:
-    """A digest for each beginning of a conversation, from none of its messages to all of them."""
+    """Return a digest for each prefix of a conversation, from no messages to all."""
     return MessageChain().upto(messages).links
 
 
 def digest_frame(conversation: Conversation) -> bytes:
-    """What a prompt is made of beside its messages."""
+    """Return everything beside messages that a prompt depends on."""
     more = conversation.documents, dict(conversation.template_kwargs), conversation.template
-    made = conversation.tools, *more
+    frame = conversation.tools, *more
     try:
-        return msgspec.json.encode(made, order="deterministic", enc_hook=repr)
+        return msgspec.json.encode(frame, order="deterministic", enc_hook=repr)
     except ValueError:
-        # A half of a surrogate pair, which a template can write.
-        return repr(made).encode("utf-8", "surrogatepass")
+        # Half of a surrogate pair, which a template can write.
+        return repr(frame).encode("utf-8", "surrogatepass")
 
 
 def _digestible(message: Message, calls: dict[str | None, int]) -> bytes:
@@ -446,11 +451,11 @@ def _digestible(message: Message, calls: dict[str | None, int]) -> bytes:
 
 LONG_ARGUMENTS = 256 * 1024
 Meaning: TypeAlias = tuple[str, list[tuple[str, str]]]
-"""The text, and the calls with their arguments."""
+"""A text, and the calls with their arguments."""
 
 
 def meaning_of(said: Message | Answer) -> Meaning:
-    """What was said aloud."""
+    """Return text and calls without reasoning, in a form that is equal for equal meaning."""
     text, calls = (
         (_text(said.content), said.tool_calls) if isinstance(said, Message) else (said.text, said.calls)
     )
@@ -467,7 +472,9 @@ def _text(content: str | list[dict[str, Any]] | None) -> str:
 
 
 def _plain_json(arguments: str) -> str:
-    """The same for JSON that says the same. Megabytes count as they are written: reading them takes long."""
+    """Return an equal text for equal JSON. Very long arguments are compared as text, because parsing takes
+    long.
+    """
     if len(arguments) > LONG_ARGUMENTS:
         return arguments
     try:
@@ -483,10 +490,10 @@ _read_json = msgspec.json.Decoder(
 
 
 def check_encoded(tokenizer: Tokenizer, ids: Sequence[int]) -> Sequence[int]:
-    """What a tokenizer made of a text, unless it cannot be."""
+    """Return the ids that a tokenizer returned, after a check."""
     size = len(tokenizer.pieces)
     if type(ids) is list and len(ids) <= PIECE:
-        # Nothing is quicker than a copy of which each id was looked at. What it does not take is told below.
+        # The fastest check of all ids is a typed copy. Errors are reported below.
         with suppress(ValidationError):
             copy: list[int] = convert({"ids": ids}, _ids_within(size)).ids
             return copy

@@ -1,7 +1,7 @@
-"""Marks in messages, and where the answers of a conversation stand between them.
+"""Fences: marks in messages that show where the answers of a conversation are in the rendered text.
 
-Fences are marks that are set before and behind what others than the model said: between two of them stands an
-answer. Another mark tells where a message ends that the model is to go on with.
+Fences are marks before and after texts that the model did not write: an answer is between two of them.
+Another mark shows where a message ends that the model is to continue.
 """
 
 import json
@@ -17,11 +17,11 @@ from dragoman.prompt.encode import erase, escape_mark
 from dragoman.prompt.short import Rendering
 
 _STRUCTURE = re.compile(r"[<\[{(]|.*[>\]})]$", re.DOTALL)
-"""Some templates look at how such texts begin or end, and a fence would be in their way."""
+"""Some templates inspect how such texts begin or end; a fence would change the result."""
 
 
 def _set_fences(message: dict[str, Any], fence: str, *, careful: bool) -> bool:
-    """Marks where the words of a message begin and end, unless they are the model's."""
+    """Mark where the text of a message begins and ends, unless the model wrote it."""
     if message["role"] == "assistant":
         return False
     content = message.get("content")
@@ -30,7 +30,7 @@ def _set_fences(message: dict[str, Any], fence: str, *, careful: bool) -> bool:
     if not texts or (careful and any(_STRUCTURE.match(part["text"].strip()) for part in texts)):
         return False
     first, last = texts[0], texts[-1]
-    # Space at the ends stays outside, where templates trim it.
+    # Whitespace at the ends stays outside, where templates trim it.
     start = len(first["text"]) - len(first["text"].lstrip())
     first["text"] = first["text"][:start] + fence + first["text"][start:]
     end = len(last["text"].rstrip())
@@ -43,11 +43,11 @@ def _set_fences(message: dict[str, Any], fence: str, *, careful: bool) -> bool:
 def fence_messages(
     messages: Iterable[dict[str, Any]], fence: str, *, careful: bool
 ) -> tuple[tuple[str, bool], ...]:
-    """Sets fences, and gives for each message its role and whether it has them."""
+    """Set fences, and return for each message its role and whether it has fences."""
     order: list[tuple[str, bool]] = []
     begun = False
     for message in messages:
-        # What the system says first is moved about by some templates.
+        # Some templates move the first system message.
         first = message["role"] in ("system", "developer") and not begun
         fenced = not first and _set_fences(message, fence, careful=careful)
         begun = begun or fenced
@@ -56,7 +56,9 @@ def fence_messages(
 
 
 def find_marks(text: str, mark: str) -> tuple[list[int], list[int]]:
-    """The places of marks in the text without them, and the characters that the first 0, 1, 2... take."""
+    """Return the offsets of marks in the text without them, and the total characters of the first 0, 1, 2...
+    marks.
+    """
     if escape_mark(mark) not in text:
         pieces = text.split(mark)
         return [*accumulate(map(len, pieces[:-1]))], [*range(len(pieces))]
@@ -68,22 +70,22 @@ def find_marks(text: str, mark: str) -> tuple[list[int], list[int]]:
 
 
 class Region(Struct, frozen=True):
-    """Where an answer stands: between what others said before and after it."""
+    """Range of an answer: between the texts before and after it that the model did not write."""
 
     start: int
     end: int
     alone: bool
-    """Nothing else stands there."""
+    """Whether nothing else is in the range."""
     after: int
-    """How many messages of others the template is given after it."""
+    """Number of messages after it that are not the model's."""
 
 
 def _regions_between(places: Sequence[int], order: Sequence[tuple[str, bool]], end: int) -> Iterator[Region]:
-    """`places` are those of the fences, two for each message that has them."""
+    """Yield regions. `places` are the offsets of the fences, two for each message that has them."""
     edges = iter((*places, end, end))
     left = sum(role != "assistant" for role, _ in order)
     start, waiting, others = 0, list[int](), 0
-    """`waiting` are the answers that no fence has followed yet."""
+    """`waiting` are the answers not yet followed by a fence."""
     for role, fenced in (*order, ("", True)):
         if role == "assistant":
             waiting.append(left)
@@ -98,31 +100,33 @@ def _regions_between(places: Sequence[int], order: Sequence[tuple[str, bool]], e
 
 
 def find_regions(text: str, mark: str, size: int, render: Callable[[bool], Rendering]) -> list[Region]:
-    """Of each answer in a text of so many characters beside its marks; `render` sets fences carefully or not.
+    """Return the region of each answer in a text of `size` characters without marks; `render` sets fences,
+    carefully or not.
 
-    None where fences change what the template writes.
+    The list is empty if fences change what the template writes.
     """
     for careful in (False, True):
-        made = render(careful)
-        fenced = 2 * sum(fenced for _, fenced in made.order)
-        pieces = made.text.split(made.mark)
+        rendering = render(careful)
+        fenced = 2 * sum(fenced for _, fenced in rendering.order)
+        pieces = rendering.text.split(rendering.mark)
         if len(text) == size and len(pieces) == fenced + 1 and "".join(pieces) == text:
-            # As it mostly is: there are no other marks, and these are written as they are.
-            return list(_regions_between([*accumulate(map(len, pieces[:-1]))], made.order, size))
-        places, _ = find_marks(erase(made.text, mark), made.mark)
-        if erase(made.text, made.mark) == text and len(places) == fenced:
-            return list(_regions_between(places, made.order, size))
+            # The common case: there are no other marks, and fences are written unescaped.
+            return list(_regions_between([*accumulate(map(len, pieces[:-1]))], rendering.order, size))
+        places, _ = find_marks(erase(rendering.text, mark), rendering.mark)
+        if erase(rendering.text, rendering.mark) == text and len(places) == fenced:
+            return list(_regions_between(places, rendering.order, size))
     return []
 
 
 LEAST_WORDS = 8
-"""Characters by which a message may be found."""
+"""Minimum number of characters by which a message is searched for."""
 
 
 def region_before(words: str, text: str, at: int, answer: str) -> Region | None:
-    """Where the answer behind a place stands: up to the words of the next message, if these stand there once.
+    """Return the range of the answer after an offset: up to the text of the next message, if it occurs
+    exactly once.
 
-    As they are, or in JSON. It saves a rendering with fences.
+    The text may be plain or in JSON. This saves a rendering with fences.
     """
     for spelled in (words, json.dumps(words, ensure_ascii=False)[1:-1]) if len(words) >= LEAST_WORDS else ():
         end = text.find(spelled, at)
@@ -132,7 +136,9 @@ def region_before(words: str, text: str, at: int, answer: str) -> Region | None:
 
 
 def find_suffix(pieces: Sequence[bytes], text: str, *, last: bool) -> tuple[int, int, int] | None:
-    """As many of the last pieces as the text has: where, how many characters, and from which piece on."""
+    """Find the longest suffix of the pieces in the text: return offset, characters, and the index of its
+    first piece.
+    """
     written = text.encode()
     low, high = 0, len(pieces)
     while low < high:
@@ -141,7 +147,7 @@ def find_suffix(pieces: Sequence[bytes], text: str, *, last: bool) -> tuple[int,
             high = middle
         else:
             low = middle + 1
-    # A suffix may not begin within a character.
+    # A suffix must not begin inside a character.
     while low < len(pieces) and pieces[low][:1] and 0x80 <= pieces[low][0] < 0xC0:
         low += 1
     suffix = b"".join(pieces[low:])
@@ -151,11 +157,11 @@ def find_suffix(pieces: Sequence[bytes], text: str, *, last: bool) -> tuple[int,
     return len(written[:at].decode()), len(suffix.decode("utf-8", "replace")), low
 
 
-# A message that is to be gone on with
+# Continuing a message
 
 
 def tag_end(messages: list[dict[str, Any]], end: str) -> None:
-    """Mark where the final message ends. The space shows whether the template trims what it writes."""
+    """Mark where the final message ends. The added space shows whether the template trims it."""
     final = messages[-1] if messages else {}
     content = final.get("content")
     if isinstance(content, str):
@@ -165,12 +171,17 @@ def tag_end(messages: list[dict[str, Any]], end: str) -> None:
         if "text" in part:
             part["text"] = f"{part['text']}{end} "
             return
-    raise BadRequest("The final message has no text that could be continued.", param=FINAL_MESSAGE)
+    raise BadRequest("The final message has no text to continue.", param=FINAL_MESSAGE)
 
 
 def cut_at_tag(text: str, end: str) -> str:
-    """`hi| <end>` becomes `hi`, where `|` is the tag: no end of turn follows a message to be continued."""
+    """Cut the text at the tag: `hi| <end>` becomes `hi`, where `|` is the tag. No end of turn follows a
+    message to be continued.
+    """
     kept, found, rest = text.rpartition(end)
     if not found:
-        raise BadRequest("The chat template does not write the final message.", param=FINAL_MESSAGE)
+        raise BadRequest(
+            "The chat template does not write the final message, so it cannot be continued.",
+            param=FINAL_MESSAGE,
+        )
     return kept if rest.startswith(" ") else kept.rstrip()

@@ -1,13 +1,13 @@
-"""Which dialect a model speaks. What is found is said in words, for the log.
+"""Detection of a model's dialect, with the reason in words for the log.
 
-A chat template says most: that of a known family is told by the markers in its text, an unknown one is
-rendered with known answers and read off (derive.py). A name is a weak hint, and the only one where there is
-no template; what names have in them is declared with each dialect (`stems`).
+A chat template is the best evidence: a known family is recognised by the markers in its text; an unknown
+template is rendered with known answers and analysed (derive.py). A name is weak evidence, and the only one
+without a template; each dialect declares parts of its models' names (`stems`).
 
 Rules of the tables of templates:
-- the first row that fits wins, so a family that borrows another one's markers stands above it;
-- a marker is what the model itself writes or is told to write, where a family has one of its own;
-- a family is told by the frame of its turns only where its calls look like those of others.
+- the first matching row wins, so a family that borrows another's markers comes before it;
+- a marker is text that the model writes or is asked to write, if its family has such text;
+- a family is recognised by its turn markers only where its calls look like those of others.
 """
 
 from collections.abc import Collection, Mapping
@@ -24,7 +24,7 @@ from dragoman.settings import Settings
 
 
 class FoundDialect(Struct, frozen=True):
-    """A dialect, and how it was found."""
+    """A dialect and how it was found."""
 
     dialect: Dialect
     how: str
@@ -38,7 +38,7 @@ class FoundDialect(Struct, frozen=True):
 
 
 class Known(Struct, frozen=True):
-    """A template that has all of `has` and none of `lacks` speaks `dialect`."""
+    """Signature of a template: with all of `has` and none of `lacks` it uses `dialect`."""
 
     dialect: str
     has: tuple[str, ...]
@@ -56,17 +56,17 @@ def find_dialect(
     bos_token: str = "",
     eos_token: str = "",
 ) -> FoundDialect:
-    """The dialect of a model, by what is known of it; never an error.
+    """Detect the dialect of a model; never raises.
 
-    `find_dialect(model="Qwen3-Coder-30B").dialect.name` is "qwen3_coder", and `how` is
-    "the model's name contains qwen3-coder". A chat template says more than a name: a known one is told by its
-    markers, an unknown one is rendered with known answers and read off.
+    `find_dialect(model="Qwen3-Coder-30B").dialect.name` is "qwen3_coder", and `how` is "the model's name
+    contains qwen3-coder". A chat template takes precedence over a name: a known one is recognised by its
+    markers, an unknown one is analysed.
     """
     return (
         _by_template(template or "", {"bos_token": bos_token, "eos_token": eos_token}, model)
         or _by_name(model)
         or _by_marks("\0".join(special_tokens), KNOWN, "the model has the tokens")
-        or FoundDialect(get_dialect("plain"), "nothing known; text passes through")
+        or FoundDialect(get_dialect("plain"), "unknown model; text passes through")
     )
 
 
@@ -80,7 +80,7 @@ def _by_template(source: str, special: dict[str, str], model: str | None) -> Fou
         return _check_calls(marked, examined, derived)
     if derived is not None and derived.calls:
         return FoundDialect(derived, "derived from the chat template")
-    # A template that shows only reasoning says nothing of calls; a name may.
+    # A template with only reasoning gives no information about calls; a name may.
     named = _by_name(model)
     if named is not None and named.dialect.calls:
         return named
@@ -91,7 +91,9 @@ def _by_template(source: str, special: dict[str, str], model: str | None) -> Fou
 
 
 def _check_calls(marked: FoundDialect, examined: Examination | None, derived: Dialect | None) -> FoundDialect:
-    """Markers can mislead: a template that writes calls which the dialect cannot read is believed instead."""
+    """Check the dialect found by markers: if it cannot parse the calls that the template writes, use the
+    derived one.
+    """
     if examined is None or derived is None or not derived.calls or not derived.calls[0].open:
         return marked
     if examined.reads(marked.dialect) is not False:
@@ -123,11 +125,11 @@ KNOWN: tuple[Known, ...] = (
     Known("inkling", ("<|content_invoke_tool_json|>",)),
     Known("inkling", ("<|message_model|>", "<|content_text|>")),
     Known("kimi_k3", ("<|open|>", "<|sep|>", "<|close|>")),
-    # DeepSeek. The DSML token is often kept in a variable, so the word after it stands alone in the text.
+    # DeepSeek. The DSML token is often in a variable, so the word after it is separate in the text.
     Known("deepseek_v41", ("｜DSML｜", " calls>"), ("function_calls>", "tool_calls>")),
     Known("deepseek_v32", ("｜DSML｜", "function_calls>")),
     Known("deepseek_v4", ("｜DSML｜", "tool_calls>")),
-    # R1 and its distills are never told of tools, and their prompt opens reasoning.
+    # R1 and its distills do not support tools, and their prompt opens reasoning.
     Known(
         "deepseek_r1_template", ("<｜tool▁calls▁begin｜>", "```json", "<｜Assistant｜><think>"), ("tools",)
     ),
@@ -135,11 +137,11 @@ KNOWN: tuple[Known, ...] = (
     Known("deepseek_v31", ("<｜tool▁calls▁begin｜>",)),
     Known("step3", ("steptml:",)),
     Known("step3", ("<｜tool_calls_begin｜>",)),
-    # Families whose call marker is theirs alone.
+    # Families with a call marker of their own.
     Known("kimi_k2", ("<|tool_calls_section_begin|>",)),
     Known("k2_horizon", ("ifm|tool_call",)),
     Known("iquest", ("iquest_tool_call",)),
-    # Later LongCat models write tagged arguments under the same marker; those are derived.
+    # Later LongCat models write tagged arguments after the same marker; those are derived.
     Known("longcat", ("longcat_tool_call",), ("longcat_arg_key",)),
     Known("minimax_m3", ("]<]minimax[>[",)),
     Known("minimax_m2", ("minimax:tool_call",)),
@@ -154,14 +156,14 @@ KNOWN: tuple[Known, ...] = (
     Known("internlm", ("<|action_start|>",)),
     Known("internlm", ("<|plugin|>",)),
     Known("sarashina", ("<|tool_calls|>",)),
-    # GigaChat 3.5 has the same frame and other calls.
+    # GigaChat 3.5 has the same turns and other calls.
     Known("gigachat3", ("<|role_sep|>", "function_call"), ("gcml", "GCML")),
     Known("gigachat3", ("<|role_sep|>", "function call"), ("gcml", "GCML")),
-    # LFM2's own templates do not write calls; what they write is the list of tools.
+    # LFM2's own templates do not write calls; they write the list of tools.
     Known("lfm2", ("<|tool_call_start|>",)),
     Known("lfm2", ("<|tool_list_start|>",)),
     Known("lfm2", ("List of tools: [", "<|im_start|>")),
-    # Cohere. Command 4 is command 3 with another frame around text.
+    # Cohere. Command 4 is command 3 with other markers around text.
     Known("cohere_command4", ("<|START_ACTION|>", "<|START_TEXT|>")),
     Known("cohere_command3", ("<|START_ACTION|>",)),
     Known("cohere_command3", ("<|START_RESPONSE|>",)),
@@ -170,28 +172,28 @@ KNOWN: tuple[Known, ...] = (
     # Mistral. [THINK] came with tokenizer 13, [ARGS] with 11.
     Known("mistral_v13", ("[TOOL_CALLS]", "[THINK]")),
     Known("mistral_v11", ("[TOOL_CALLS]", "[ARGS]")),
-    # xLAM borrows Mistral's frame in one of its sizes, and says whose it is.
+    # xLAM borrows Mistral's turns in one of its sizes, and names itself.
     Known("xlam", ("xLAM",)),
     Known("xlam", ("make calls in a single JSON array",)),
     Known("mistral_v3", ("[TOOL_CALLS]",)),
     Known("mistral", ("[THINK]",)),
-    # One array between <tool_calls> and </tool_calls>: told apart by the turns around it.
+    # One array between <tool_calls> and </tool_calls>: distinguished by the turns around it.
     Known("apriel", ("[BEGIN FINAL RESPONSE]",)),
     Known("jamba", ("<tool_calls>", "<|bom|>")),
     Known("hunyuan_a13b", ("<tool_calls>", "<|extra_0|>")),
     Known("hunyuan_a13b", ("<answer>", "<|extra_0|>")),
     Known("hunyuan_a13b", ("<answer>", "<｜hy_Assistant｜>")),
-    # Tencent's tags may carry a suffix that the template keeps in a variable, so they are not whole here.
+    # Tencent's tags may have a suffix that the template keeps in a variable, so they are incomplete here.
     Known("hy_v3", ("<tool_sep", "<arg_key")),
     Known("hy_v4", ("<arg_key:",)),
     Known("hy_v4", ("<tool_calls", "<arg_key", "hy_")),
-    # <arg_key> is GLM's, and three others took it over with turns of their own.
+    # <arg_key> is GLM's; three others use it with turns of their own.
     Known("poolside_v1", ("<arg_key>", "<assistant>")),
     Known("ling3", ("<arg_key>", "<role>")),
-    # Only the later GLM leaves no newline between the tags.
+    # Only the later GLM has no newline between the tags.
     Known("glm47", ("</arg_key><arg_value>",)),
     Known("glm45", ("<arg_key>",)),
-    # <function=NAME>. Step and Nemotron took over Qwen's calls, with turns and reasoning of their own.
+    # <function=NAME>. Step and Nemotron use Qwen's calls, with turns and reasoning of their own.
     Known("step3p5", ("<function=", "<parameter=", "tool_response\\n")),
     Known("step3p5", ("<function=", "<parameter=", "in JSONSchema format")),
     Known("nemotron_v3", ("<function=", "<parameter=", "truncate_history_thinking")),
@@ -205,18 +207,18 @@ KNOWN: tuple[Known, ...] = (
     Known("granite", ("available_tools", "<|start_of_role|>")),
     Known("granite_20b_fc", ("<|function_call_library|>",)),
     Known("granite_20b_fc", ("<function_call> ", "no_function")),
-    # functools: the turns tell Phi from Firefunction.
+    # functools: the turns distinguish Phi from Firefunction.
     Known("firefunction_v2", ("functools", "<|start_header_id|>")),
     Known("phi4_mini_json", ("functools",)),
     Known("phi4_mini_json", ("<|tool|>", "<|/tool|>"), ("<|/tool_call|>",)),
-    # Python calls. Olmo has a marker; the others are told by the example they give.
+    # Python calls. Olmo has a marker; the others are recognised by the example in the template.
     Known("olmo3", ("<function_calls>",), ("invoke",)),
     Known("llama4_pythonic", ("<|header_start|>", "func_name1(")),
     Known("pythonic", ("[func_name1(",)),
     # JSON without a marker, in Llama's turns.
     Known("llama3_json", ("<|start_header_id|>", '"parameters": ', "ipython")),
     Known("llama3_json", ("<|header_start|>", '"parameters": ')),
-    # <tool_call> with an object in it. Two families have turns or reasoning of their own.
+    # <tool_call> with an object. Two families have turns or reasoning of their own.
     Known("reka_edge", ("<tool_call>", "<sep>")),
     Known("ernie45", ("<tool_call>", "<response>")),
     Known("hermes", ("<tool_call>",)),
@@ -228,19 +230,21 @@ KNOWN_REASONING: tuple[Known, ...] = (
     Known("deepseek_r1", ("</think>", "<｜Assistant｜>")),
     Known("qwen3", ("<think>", "</think>")),
 )
-"""Templates that know nothing of calls. Looked at last: a name or a derivation may know of some."""
+"""Templates without calls. They are checked last: a name or a derivation may indicate calls."""
 
 
 def match_template(text: str, rows: tuple[Known, ...] = KNOWN) -> Known | None:
-    """`match_template("... <tool_call> ... <arg_key> ...").dialect` is "glm45"."""
+    """Return the first matching row: `match_template("... <tool_call> ... <arg_key> ...").dialect` is
+    "glm45".
+    """
     return next((row for row in rows if row.fits(text)), None)
 
 
-# Which dialect a server reads: the one that its settings name, or the one that the model shows.
+# The dialect of a server: the one in its settings, or the model's.
 
 
 def check_names(settings: Settings) -> None:
-    """Raises where the settings name no dialect, before anything is loaded for it."""
+    """Raise if the settings name an unknown dialect, before anything is loaded for it."""
     for name in (settings.dialect, settings.tool_call_parser, settings.reasoning_parser):
         if name not in ("auto", None):
             load_dialect(name)
@@ -251,14 +255,16 @@ def check_names(settings: Settings) -> None:
         message = "`reasoning_open` and `reasoning_close` must be two tags, such as <think> and </think>."
         raise SettingsError(message, param="reasoning_open")
     if settings.reasoning_parser is not None:
-        message = "`reasoning_parser` and `reasoning_open` both say how reasoning is written; keep one."
+        message = "`reasoning_parser` and `reasoning_open` both set the reasoning markers; keep one."
         raise SettingsError(message, param="reasoning_open")
 
 
 def choose_dialect(
     settings: Settings, card: ModelCard, tokenizer: Tokenizer, template: str | None = None
 ) -> FoundDialect:
-    """What the settings name, else what template, tokens and name of the model speak for."""
+    """Return the dialect of the settings, else the one detected from template, tokens
+    and name of the model.
+    """
     check_names(settings)
     found = _find_named(settings) or find_dialect(
         template=template if template is not None else _usual(card.templates),
@@ -286,17 +292,19 @@ def _find_named(settings: Settings) -> FoundDialect | None:
 
 def _with_tags(dialect: Dialect, open_: str, close: str) -> Dialect:
     if dialect.channels is not None or dialect.own is not None:
-        message = f"The dialect {dialect.name} has reasoning in its own blocks; leave out `reasoning_open`."
+        message = (
+            f"The dialect {dialect.name} has reasoning in blocks of its own; leave out `reasoning_open`."
+        )
         raise SettingsError(message, param="reasoning_open")
     open_, close = open_.strip(), close.strip()
-    # On lines of their own, as most write them; they are found without the space around them as well.
+    # On lines of their own, as most models write them; they also match without the whitespace.
     spelled = {"open": (f"{open_}\n",), "close": (f"\n{close}\n\n",)}
     marks = replace(dialect.reasoning or ReasoningMarks(), **spelled, preface="")
     return Dialect(name=open_, models="", reasoning=marks)
 
 
 def _usual(templates: Mapping[str, str]) -> str | None:
-    """The template in which tools would be shown to the model."""
+    """Return the template that would show tools to the model."""
     names = [name for name in ("tool_use", "default") if name in templates] or list(templates)
     return templates[names[0]] if names else None
 

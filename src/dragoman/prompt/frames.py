@@ -1,7 +1,8 @@
-"""Chat templates by name, for models that bring none or a wrong one.
+"""Built-in chat templates by name, for models with no template or a wrong one.
 
-Most families differ only in what stands before and after each message. That is a `Frame`, and a template is
-made of it. It also says at which text an answer ends: a model without a template often does not.
+Most families differ only in the text before and after each message. A `Frame` has this text, and a template
+is generated from it. It also has the text that ends an answer: a model without a template often does not
+declare it.
 """
 
 import json
@@ -14,43 +15,43 @@ from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.errors import SettingsError
 
 EOS = "\0"
-"""Stands for the model's own end of a text."""
+"""Placeholder for the model's own end-of-text token."""
 PLAIN = "plain"
 FILES = (".jinja", ".jinja2", ".j2", ".txt")
 
 
 class Frame(Struct, frozen=True, kw_only=True):
-    """What stands around the messages of each role."""
+    """Text around the messages of each role."""
 
     system: tuple[str, str]
     user: tuple[str, str]
     assistant: tuple[str, str]
     stop: str = ""
-    """What ends an answer beside the end of a text."""
+    """Text that ends an answer, in addition to the end-of-text token."""
     inside: bool = False
-    """System messages stand in the user's turn, before its text."""
+    """Whether system messages are in the user's turn, before its text."""
     trims: bool = False
     begin: str = ""
     tokens: tuple[str, ...] = ()
-    """Control tokens that tell the frame of a model without a template."""
+    """Control tokens by which the frame of a model without a template is recognised."""
 
     def source(self, *, bos: bool) -> str:
-        """A chat template. Roles that it does not know are the user's."""
+        """Return a chat template. Unknown roles are treated as the user's."""
         content = "(message.content or '')" + (".strip()" if self.trims else "")
         system, user, answer = (
             f"{_text(before)} ~ {content} ~ {_text(after)}"
             for before, after in (self.system, self.user, self.assistant)
         )
-        told = "{{ " + system + " }}"
+        system_block = "{{ " + system + " }}"
         if self.inside:
-            told = "{% set ns.system = ns.system ~ " + system + " %}"
+            system_block = "{% set ns.system = ns.system ~ " + system + " %}"
             user = f"{_text(self.user[0])} ~ ns.system ~ {content} ~ {_text(self.user[1])}"
         return (
             ("{% set stop_strings = [" + _text(self.stop) + "] %}" if self.stop else "")
             + "{% set ns = namespace(system='') %}"
             + ("{{ bos_token }}" if bos else "")
             + ("{{ " + _text(self.begin) + " }}{% for message in messages %}")
-            + ("{% if message.role == 'system' %}" + told)
+            + ("{% if message.role == 'system' %}" + system_block)
             + ("{% elif message.role == 'assistant' %}{{ " + answer + " }}")
             + ("{% else %}{{ " + user + " }}{% set ns.system = '' %}{% endif %}{% endfor %}")
             + (
@@ -58,33 +59,36 @@ class Frame(Struct, frozen=True, kw_only=True):
                 + f"{_text(self.user[0])} ~ ns.system ~ {_text(self.user[1])}"
                 + " }}{% endif %}"
             )
-            # A model that has to begin with a space does so in a token of its own.
+            # A model that must begin with a space does so in a token of its own.
             + ("{% if add_generation_prompt %}{{ " + _text(self.assistant[0].rstrip(" ")) + " }}{% endif %}")
         )
 
 
 def _text(text: str) -> str:
-    """As a template spells it: `"a" ~ eos_token`."""
+    """Return a text as a template expression: `"a" ~ eos_token`."""
     return " ~ eos_token ~ ".join(json.dumps(part, ensure_ascii=False) for part in text.split(EOS))
 
 
 def _by_role(
     before: str, after: str, stop: str = "", *, assistant: str = "assistant", **more: object
 ) -> Frame:
-    """Where all roles are written alike: `<|im_start|>ROLE\\n`."""
+    """Build a frame in which all roles are written alike: `<|im_start|>ROLE\\n`."""
     system, user, answer = ((before.replace("ROLE", role), after) for role in ("system", "user", assistant))
     return Frame(system=system, user=user, assistant=answer, stop=stop, **more)  # type: ignore[arg-type]
 
 
 def _mistral(space: str, *, before: str = "", own: bool = False) -> Frame:
-    """`own`: system messages have a place of their own, as in later models."""
+    """Build a Mistral frame. `own` means that system messages have markers of their
+    own, as in later models.
+    """
     system = (f"[SYSTEM_PROMPT]{space}", "[/SYSTEM_PROMPT]") if own else ("", "\n\n")
     tokens = ("[SYSTEM_PROMPT]", "[INST]", "[/INST]") if own else ("[INST]", "[/INST]")
     user = (f"{before}[INST]{space}", f"{before}[/INST]")
     return Frame(system=system, user=user, assistant=(space, EOS), inside=not own, tokens=tokens)
 
 
-# The order counts where a frame is told by its tokens: one whose tokens include those of another comes first.
+# The order counts when a frame is recognised by its tokens: if one frame's tokens include another's, it comes
+# first.
 FRAMES: dict[str, Frame] = {
     "phi4": _by_role(
         "<|im_start|>ROLE<|im_sep|>", "<|im_end|>", "<|im_end|>", tokens=("<|im_start|>", "<|im_sep|>")
@@ -152,7 +156,7 @@ FRAMES: dict[str, Frame] = {
     "mistral-v3": _mistral(" "),
     "mistral-v3-tekken": _mistral(""),
     "mistral-v1": _mistral(" ", before=" "),
-    # What follows is written in plain text, so no token tells of it.
+    # The following use plain text, so no token identifies them.
     "llama2": Frame(
         system=("<<SYS>>\n", "\n<</SYS>>\n\n"),
         user=("[INST] ", " [/INST]"),
@@ -202,7 +206,7 @@ FRAMES: dict[str, Frame] = {
 
 
 def guess_frame(special: Collection[str]) -> str:
-    """The name of the frame that a model's control tokens tell of, or of one that needs none."""
+    """Return the name of the frame that matches a model's control tokens, or of the plain one."""
     fits = (
         name for name, frame in FRAMES.items() if frame.tokens and all(t in special for t in frame.tokens)
     )
@@ -211,24 +215,26 @@ def guess_frame(special: Collection[str]) -> str:
 
 class ChosenTemplate(Struct, frozen=True):
     source: str | None
-    """None: the model's own."""
+    """Template text; None for the model's own."""
     how: str
     guessed: bool = False
-    """Nobody has named it."""
+    """Whether the template is a guess, because none was named."""
 
 
 def check_template(named: str | None) -> None:
-    """Raises where a file is named that is not there, before anything is loaded for it."""
+    """Raise if a named file does not exist, before anything is loaded for it."""
     if named is not None and not _is_source(named) and ("/" in named or named.endswith(FILES)):
         _read(Path(named).expanduser())
 
 
 def choose_template(named: str | None, card: ModelCard, tokenizer: Tokenizer) -> ChosenTemplate:
-    """What a setting names: a file, one of the model's own, a frame, or the text of a template itself."""
+    """Return the template that a setting names: a file, one of the model's, a built-in one, or template text
+    itself.
+    """
     if named is None:
         return _usual(card, tokenizer)
     if _is_source(named):
-        return ChosenTemplate(named, "the template that was given")
+        return ChosenTemplate(named, "the template text of the setting")
     path = Path(named).expanduser()
     if path.is_file():
         return ChosenTemplate(_read(path), f"the template in {path}")
@@ -239,7 +245,7 @@ def choose_template(named: str | None, card: ModelCard, tokenizer: Tokenizer) ->
     check_template(named)
     own = "".join(f"{name}, " for name in card.templates)
     message = (
-        f"`chat_template`: {named} is no file, and no template's name; there are: {own}{', '.join(FRAMES)}."
+        f"`chat_template`: {named} is neither a file nor a template; available: {own}{', '.join(FRAMES)}."
     )
     raise SettingsError(message, param="chat_template")
 
@@ -248,7 +254,7 @@ def _usual(card: ModelCard, tokenizer: Tokenizer) -> ChosenTemplate:
     if card.templates:
         return ChosenTemplate(None, "the model's template")
     name = guess_frame(tokenizer.special)
-    how = f"the template {name}, because the model has none (`chat_template` names another)"
+    how = f"the template {name}, because the model has none (set `chat_template` to use another)"
     return ChosenTemplate(FRAMES[name].source(bos=tokenizer.add_bos), how, guessed=True)
 
 

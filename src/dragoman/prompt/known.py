@@ -1,14 +1,14 @@
-"""Prompts that are known: a conversation that goes on costs what is new in it, not what it has become.
+"""Cache of rendered and encoded prompts: continuing a conversation costs only its new messages.
 
-An agent asks a hundred times with the same messages and two more. To render them all each time, to escape and
-to split them and to encode them, costs more with every turn. So the prompts of lately are kept, each with its
-messages, and where a request goes on from one of them only a short conversation is rendered (short.py).
+An agent sends the same messages a hundred times, each time with two more. Rendering, escaping, splitting and
+encoding all of them costs more with every turn. Therefore recent prompts are cached with their messages, and
+a request that continues one of them renders only a short conversation (short.py).
 
-That is right for templates that write a message without a look at what is far from it, but for a number. A
-template that compares places or counts of messages with a number is not taken (`counts_messages`), nor is one
-that gives anything else for a few conversations that are tried first (`KnownPrompts.fits`).
+That is correct for templates that write a message independently of distant ones, except for a number.
+Templates that compare positions or counts of messages with a number are excluded (`counts_messages`), and so
+are those that give a different result for a few trial conversations (`KnownPrompts.fits`).
 
-Ids are kept up to a control token: no tokenizer joins anything across one.
+Ids are reused up to a control token: no tokenizer merges text across one.
 """
 
 import threading
@@ -36,22 +36,26 @@ if TYPE_CHECKING:
     from dragoman.prompt.seams import GoneOn
 
 MOST_CHARS = 48 * 1024 * 1024
-"""Characters of texts that are kept, those of messages and of prompts, and ids."""
+"""Maximum size of the cache: characters of messages and prompts, and ids."""
 LEAST_KEPT = 8 * 1024
-"""Characters of a prompt that is kept. To encode a shorter one again costs little."""
+"""Minimum number of characters of a cached prompt. Encoding a shorter one again is cheap."""
 LEAST_CHARS = 48 * 1024
-"""A shorter prompt is rendered as a whole, unless its template was tried: that would cost more."""
+"""Shorter prompts are rendered in full, unless their template was tried already:
+trying one would cost more.
+"""
 NEW = 12
-"""Messages that may come with a turn."""
+"""Maximum number of messages that may be added in a turn."""
 UNSETTLED = 256
-"""Characters at the end of a prompt, which ask for an answer: mostly others stand there next time."""
+"""Characters at the end of a prompt that are not hashed in advance: they ask for an answer, and usually
+differ next time.
+"""
 
 _encode = msgspec.msgpack.Encoder().encode
 to_bytes = partial(str.encode, encoding="utf-8", errors="surrogatepass")
 
 
 class KeptTurns(Protocol):
-    """The turns that are kept."""
+    """Lookup of kept turns."""
 
     def answers(self, chain: bytes, salt: str) -> Sequence[Traced]: ...
 
@@ -61,23 +65,24 @@ class KeptTurns(Protocol):
 
 
 class Joint(NamedTuple):
-    """A place in a prompt from which on it can be encoded by itself."""
+    """An offset in a prompt from which it can be encoded separately."""
 
     chars: int
-    """Before it in the text that was rendered, with its marks."""
+    """Characters before it in the rendered text, with marks."""
     plain: int
-    """Without these."""
+    """Characters before it without marks."""
     ids: int
     number: int
-    """Of the first message behind it that has to be looked at."""
+    """Number of the first message after it that must be checked."""
     margin: int = 0
-    """Characters behind it that must be the same, too."""
+    """Characters after it that must be the same, too."""
 
 
 Split: TypeAlias = Literal["", "client", "end", "template", "tools", "unknown"]
-"""Why a prompt does not go on from all ids of the answer before it, if it does not: the client has changed
-what was said; the template writes another end, or something else, for it; tools or variables of the template
-are others; or those ids are not known."""
+"""Why a prompt does not continue all ids of the answer before it, if it does not: the client changed the
+answer; the template ends or writes it differently; tools or template variables changed; or the ids are
+unknown.
+"""
 
 
 class Stitched(Struct, frozen=True):
@@ -88,7 +93,7 @@ class Stitched(Struct, frozen=True):
 
 
 class StitchedIds(Struct, frozen=True):
-    """The ids of a prompt in which those of answers were kept (seams.py)."""
+    """Ids of a prompt that reuses the sampled ids of answers (seams.py)."""
 
     ids: tuple[int, ...]
     text: str
@@ -96,12 +101,14 @@ class StitchedIds(Struct, frozen=True):
     media: tuple[MediaSpan, ...] = ()
 
     def upto(self, chars: int) -> "StitchedIds":
-        """For a text that has so many characters in common with this one."""
+        """Return the part that is valid for a text with this many leading characters in common."""
         return replace(self, cuts=tuple(cut for cut in self.cuts if cut.chars + cut.margin <= chars))
 
 
 class HashedText(Struct, frozen=True):
-    """A text, and the state of its hash up to a place near its end: what goes on from it is added there."""
+    """A text with the state of its hash up to an offset near its end, so that a longer
+    text only adds to it.
+    """
 
     text: str
     settled: int
@@ -109,7 +116,7 @@ class HashedText(Struct, frozen=True):
 
     @classmethod
     def of(cls, text: str, state: blake2b, before: "HashedText | None") -> "HashedText":
-        """`state` is that of no text."""
+        """Hash a text. `state` is the state for the empty text."""
         done = 0
         if before is not None and text.startswith(before.text[: before.settled]):
             state, done = before.state.copy(), before.settled
@@ -127,34 +134,34 @@ class KnownPrompt(Struct):
     conversation: Conversation
     rendering: Rendering
     names: dict[str | None, str]
-    """Of the calls in it, by their ids."""
+    """Names of its calls, by id."""
     chain: MessageChain
-    """Of its messages, or of a beginning: that of a short one is made when it is needed."""
+    """Digests of its messages or of a prefix: those of a short conversation are computed when needed."""
     short: Short | None = None
     encoded: Encoded | None = None
     stitched: StitchedIds | None = None
     hashed: HashedText | None = None
     fenced: "dict[bool, KnownPrompt]" = field(default_factory=dict)
-    """The same with fences, by how careful these were set, or those that it goes on from."""
+    """The same prompt with fences, or one that it continues, by whether fences were set carefully."""
 
     @property
     def weight(self) -> int:
-        # With as many ids as there may be: they are made later.
+        # The number of ids is estimated at its maximum: they are made later.
         return self.rendering.chars + 4 * len(self.rendering.text)
 
     def hash(self, text: str, state: blake2b) -> bytes:
-        """The digest of what the engine is given as text; `state` is that of no text."""
+        """Return the digest of the text given to the engine; `state` is the state for the empty text."""
         self.hashed = HashedText.of(text, state, self.hashed)
         return self.hashed.digest()
 
     def keep(self, before: "KnownPrompt", chars: int) -> None:
-        """The ids of another one that has so many characters in common."""
+        """Take over the ids of another prompt with this many leading characters in common."""
         self.hashed = before.hashed
         self.encoded = before.encoded and before.encoded.upto(chars)
         self.stitched = before.stitched and before.stitched.upto(chars)
 
     def fence(self, careful: bool, render: Render) -> "KnownPrompt":
-        """The same with fences, which `render` sets."""
+        """Return the same prompt with fences, which `render` sets."""
         before = self.fenced.get(careful)
         made = before and extend(before, self.conversation, render)
         self.fenced[careful] = made or _whole(self.conversation, render(self.conversation))
@@ -166,7 +173,7 @@ def _in_a_thread(call: Callable[[], None]) -> None:
 
 
 class KnownPrompts:
-    """The prompts of lately. Threads may share it."""
+    """LRU cache of recent prompts. Threads may share it."""
 
     def __init__(
         self,
@@ -174,7 +181,7 @@ class KnownPrompts:
         least_chars: int = LEAST_CHARS,
         try_by: Callable[[Callable[[], None]], None] = _in_a_thread,
     ) -> None:
-        """`try_by` has a template tried."""
+        """`try_by` runs the trial of a template."""
         self._try_by = try_by
         self._kept = Lately[KnownPrompt](most_chars)
         self._least = least_chars
@@ -183,7 +190,7 @@ class KnownPrompts:
     def render(
         self, conversation: Conversation, owner: str, render: Render, tree: nodes.Template
     ) -> KnownPrompt:
-        """With what `render(conversation)` gives."""
+        """Return the prompt of a conversation, rendered by `render` or extended from a cached one."""
         before = self.find(conversation, owner) if _may_go_on(conversation) else None
         made = None
         if before is not None and self._may_extend(before) and self.fits(conversation.template, render, tree):
@@ -194,7 +201,7 @@ class KnownPrompts:
         return made
 
     def keep(self, conversation: Conversation, owner: str, rendering: Rendering) -> KnownPrompt:
-        """One that was rendered as a whole, with the ids of what is known of it."""
+        """Cache a prompt that was rendered in full, with the ids of a cached prefix."""
         made = _whole(conversation, rendering)
         if _may_go_on(conversation):
             before = self.find(conversation, owner)
@@ -204,17 +211,17 @@ class KnownPrompts:
         return made
 
     def _put(self, owner: str, made: KnownPrompt, before: KnownPrompt | None) -> None:
-        """Of a conversation the last one is kept."""
+        """Store a prompt; it replaces the one before it in the same conversation."""
         if len(made.rendering.text) < min(LEAST_KEPT, self._least):
             return
         if made.conversation.media:
-            # It may be kept for long.
-            told = strip_media(made.conversation.media)
-            made.conversation = replace(made.conversation, media=told)
+            # Media data is not kept, because the prompt may be cached for long.
+            stripped = strip_media(made.conversation.media)
+            made.conversation = replace(made.conversation, media=stripped)
         self._kept.put(owner, _key_of(made), made, made.weight, before and _key_of(before))
 
     def find(self, conversation: Conversation, owner: str) -> KnownPrompt | None:
-        """The longest that this one goes on from."""
+        """Return the longest cached prompt that this conversation continues."""
         if owner not in self._kept:
             return None
         messages = conversation.messages
@@ -228,9 +235,9 @@ class KnownPrompts:
         return len(known.rendering.text) >= self._least or known.conversation.template in self._fits
 
     def fits(self, name: str | None, render: Render, tree: nodes.Template) -> bool:
-        """Whether short conversations give what whole ones do, found out once for a template.
+        """Whether short conversations give the same result as full ones; tried once per template.
 
-        That takes as long as some turns of a long conversation, so none of them waits for it.
+        The trial takes as long as several turns of a long conversation, so it runs in the background.
         """
         if name not in self._fits:
             self._fits[name] = False
@@ -238,13 +245,13 @@ class KnownPrompts:
         return self._fits[name]
 
     def _try(self, name: str | None, render: Render, tree: nodes.Template) -> None:
-        # Limits may be smaller than what it is tried with.
+        # Limits may be smaller than the trial conversations.
         with suppress(BadRequest):
             self._fits[name] = not counts_messages(tree) and all(map(_tried(render), trial_messages()))
 
 
 def _whole(conversation: Conversation, rendering: Rendering) -> KnownPrompt:
-    """One of which nothing was known."""
+    """Build a prompt without cached parts."""
     messages = conversation.messages
     return KnownPrompt(conversation, rendering, dict(names_of(messages)), MessageChain().upto(messages))
 
@@ -264,7 +271,7 @@ def _key_of(prompt: KnownPrompt) -> tuple[Any, ...]:
 
 
 def _goes_on(known: Conversation, now: Conversation) -> bool:
-    """Of what is shown, digests are compared, and how closely it is to be looked at."""
+    """Whether a conversation continues a cached one. Media are compared by digest and detail."""
     count, none = len(known.messages), dict[str, Any](messages=(), media={}, places={})
     same = known.messages == now.messages[:count] and replace(known, **none) == replace(now, **none)
     details = ((each.detail, now.media.get(digest)) for digest, each in known.media.items())
@@ -272,7 +279,7 @@ def _goes_on(known: Conversation, now: Conversation) -> bool:
 
 
 def extend(known: KnownPrompt, now: Conversation, render: Render) -> KnownPrompt | None:
-    """The known prompt with what is new; None where the whole has to be rendered."""
+    """Extend a cached prompt by the new messages; return None if it must be rendered in full."""
     before = known.conversation.messages
     new = now.messages[len(before) :]
     names = dict(names_of(new))
@@ -284,7 +291,7 @@ def extend(known: KnownPrompt, now: Conversation, render: Render) -> KnownPrompt
             short = shorten(known.conversation, known.rendering, short, names.values(), render)
         more = short.go_on(before, now, render) if short else None
     except TemplateError:
-        # It may be what was left out that is missed, or else the whole is refused, too.
+        # The template may need what was left out, or also refuse the full conversation.
         return None
     if more is None or more.mark != known.rendering.mark:
         return None
@@ -298,11 +305,11 @@ def extend(known: KnownPrompt, now: Conversation, render: Render) -> KnownPrompt
     return made
 
 
-# A template that is tried
+# Trial of a template
 
 
 def _tried(render: Render) -> Callable[[Sequence[Message]], bool]:
-    """Whether a conversation that grows is rendered as it is when it is rendered as a whole."""
+    """Return a check that a growing conversation is rendered as it is when rendered in full."""
 
     def tried(messages: Sequence[Message]) -> bool:
         known: KnownPrompt | None = None

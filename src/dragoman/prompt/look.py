@@ -1,8 +1,8 @@
-"""How an answer is read, before one's eyes: which dialect and why, what came when, and what stands where.
+"""Inspection of how an answer is parsed: which dialect and why, the events, and the range of each part.
 
-Run by itself (`python -m dragoman.prompt.look`) it is the process that looks at a template which somebody
-has sent: a program of a stranger's. It gets the template and what is to be read, and nothing else, and what
-it may take is bounded before the template is touched. What it says is what `look_at` says, as JSON.
+Run as a program (`python -m dragoman.prompt.look`) it is the subprocess that inspects a template sent by a
+client, which is untrusted code. It gets only the template and the input, and its resources are limited before
+the template is touched. Its output is that of `look_at`, as JSON.
 """
 
 import socket
@@ -31,27 +31,27 @@ from dragoman.prompt.template import ChatTemplate
 from dragoman.types import Fold
 
 MOST_TOLD = 10_000
-"""Events, and parts. What is beyond is only counted."""
+"""Maximum number of events and of parts that are returned; the rest is only counted."""
 QUESTION = [{"role": "user", "content": "What is the weather in Paris?"}]
-"""What a template is shown with."""
+"""Messages with which a template is rendered."""
 MOST_PROMPT = 64 * 1024
 WARMING = ("{% for", "{{ messages[0].content ~ '\\n\\u00e4' }}", "{{ 1 / 0 }}", "{{ raise_exception('x') }}")
-"""Templates that go wrong in every way, and one that does not."""
+"""Templates that fail in every way, and one that does not."""
 MEMORY_BYTES = 1024 * 1024 * 1024
 CPU_S = 10
 
 
 class Looked(Struct, kw_only=True):
-    """What is to be looked at."""
+    """Input of an inspection."""
 
     text: str = ""
     template: str | None = None
-    """Which is looked at in a process of its own."""
+    """Chat template; it is inspected in a separate process."""
     tools: tuple[dict[str, Any], ...] = ()
     starts_in_reasoning: bool | None = None
-    """None: what the template, or else the text, speaks for."""
+    """None: decided by the template, or else by the text."""
     chunk: int | None = None
-    """Characters that come at once."""
+    """Number of characters in each chunk."""
     grammar: bool = False
 
 
@@ -62,9 +62,9 @@ def look_at(looked: Looked, found: FoundDialect) -> dict[str, Any]:
         inside = begins_inside(dialect, text)
     size = looked.chunk or PIECE
     pieces = (text[at : at + size] for at in range(0, len(text), size))
-    told, parts = read_parts(Parser(dialect, looked.tools, inside), pieces)
+    events, parts = read_parts(Parser(dialect, looked.tools, inside), pieces)
     return {
-        **tell_reading(found, told, parts, inside=inside),
+        **tell_reading(found, events, parts, inside=inside),
         **(_grammar(dialect, looked.tools, inside) if looked.grammar else {}),
     }
 
@@ -72,7 +72,7 @@ def look_at(looked: Looked, found: FoundDialect) -> dict[str, Any]:
 def tell_reading(
     found: FoundDialect, told: Told, parts: Sequence[AnswerPart], *, inside: bool
 ) -> dict[str, Any]:
-    """What is said of an answer that was read, whether it was text or ids."""
+    """Describe an answer that was parsed from text or ids."""
     folded = Fold()
     folded.add([event for _, event in told])
     return {
@@ -91,35 +91,35 @@ def tell_reading(
 
 
 def _grammar(dialect: Dialect, tools: Sequence[Mapping[str, Any]], inside: bool) -> dict[str, Any]:
-    """Of all that an answer may be, as the engine is held to it."""
+    """Return the grammar of answers that the engine enforces, or the error."""
     mode: CallMode = "auto" if tools and dialect.has_calls else "none"
     try:
-        made = answer_grammar(dialect, tools, choice=mode, starts_in_reasoning=inside)
+        constraint = answer_grammar(dialect, tools, choice=mode, starts_in_reasoning=inside)
     except DragomanError as error:
         return {"grammar": None, "grammar_error": error.message}
-    return {"grammar": made.grammar}
+    return {"grammar": constraint.grammar}
 
 
 def look_with_template(looked: Looked) -> dict[str, Any]:
-    """The dialect that the template speaks for, a prompt that it writes, and the answer as it is read so."""
+    """Return the dialect of a template, a prompt that it writes, and the parsed answer."""
     source = looked.template or ""
     found = find_dialect(template=source)
-    told: dict[str, Any] = {"prompt": None}
+    details: dict[str, Any] = {"prompt": None}
     try:
         prompt = ChatTemplate(source).render(
             {"messages": QUESTION, "tools": list(looked.tools) or None, "add_generation_prompt": True}
         )
-        told["prompt"] = prompt[:MOST_PROMPT]
+        details["prompt"] = prompt[:MOST_PROMPT]
         if looked.starts_in_reasoning is None:
             looked.starts_in_reasoning = starts_in_reasoning(found.dialect, prompt)
     except TemplateError as error:
-        told["template_error"] = error.message
-    return {**look_at(looked, found), **told}
+        details["template_error"] = error.message
+    return {**look_at(looked, found), **details}
 
 
 def _bound() -> None:
-    """From here on: no more memory than this, no more time, no file, no socket, no process."""
-    # Whatever is imported at its first use is imported now: later no file can be opened.
+    """Limit this process from here on: memory, time, no files, no sockets, no processes."""
+    # Import everything that is imported on first use: later no file can be opened.
     for source in WARMING:
         look_with_template(
             Looked(template=source, text="x", tools=({"function": {"name": "f"}},), grammar=True)
@@ -132,5 +132,5 @@ if __name__ == "__main__":
     _bound()
     link = socket.socket(fileno=0)
     if (frame := receive(link)) is not None:
-        asked = msgspec.json.decode(frame[1], type=Looked)
-        send(link, {}, msgspec.json.encode(look_with_template(asked)))
+        request = msgspec.json.decode(frame[1], type=Looked)
+        send(link, {}, msgspec.json.encode(look_with_template(request)))

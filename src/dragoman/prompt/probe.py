@@ -1,10 +1,10 @@
-"""Renders a chat template with answers whose every word is known: what stands around them can be read off.
+"""Renders a chat template with answers of known words, so that the text around them can be extracted.
 
-What differs between two renderings is found in whole markers: half of a `<tag>` is never shared.
+Differences between two renderings consist of whole markers: half of a `<tag>` is never common.
 
 Rules of this file:
 - a template that refuses an answer gives None for it, and nothing is concluded from that;
-- all renderings of a template together have a limit: a template is a program from somebody's file.
+- all renderings of a template together have a limit, because a template is untrusted code.
 """
 
 import re
@@ -25,12 +25,12 @@ NAMES = ("probeFnA", "probeFnB")
 KEYS = ("probeKeyA", "probeKeyB")
 VALUES = ("probeValA", "probeValB")
 IDS = ("probeid0a", "probeid0b")
-"""Nine letters and digits, because some templates want just that."""
+"""Nine letters and digits, because some templates require that."""
 NUMBER = 7
 SECONDS = 2.0
-"""Processor time for all renderings of one template."""
+"""CPU time for all renderings of one template."""
 MOST_CHARACTERS = 8000
-"""An answer of a few words that takes more than this cannot be looked through quickly, and is none."""
+"""Maximum length of an answer of a few words; a longer one takes too long to search and is ignored."""
 
 _PROPERTIES = {key: {"type": "string", "description": "A word."} for key in KEYS}
 TOOLS: tuple[dict[str, Any], ...] = tuple(
@@ -45,21 +45,23 @@ TOOLS: tuple[dict[str, Any], ...] = tuple(
     for name in NAMES
 )
 _THINKING = {"enable_thinking": True, "thinking": True}
-# Some templates are given their tools, or the time, as text of their own.
+# Some templates take their tools, or the time, as a text variable.
 _TEXTS = {"functions": "", "datetime": "", "date_string": ""}
 
 _Way: TypeAlias = tuple[tuple[dict[str, Any], ...], dict[str, str]]
 
 
 class Sample(Struct, frozen=True):
-    """An answer that was put in, and what the template wrote after the user's message."""
+    """A probed answer, and what the template wrote after the user's message."""
 
     calls: tuple[ToolCall, ...]
     text: str
 
 
 class Probe:
-    """`Probe(source).answer(text=TEXT)` is what a template writes for an answer of that text."""
+    """Renders known answers: `Probe(source).answer(text=TEXT)` is what a template writes for an answer of
+    that text.
+    """
 
     def __init__(self, source: str, special: Mapping[str, str]) -> None:
         self._template = ChatTemplate(source, special=special)
@@ -72,12 +74,12 @@ class Probe:
     def answer(
         self, *calls: ToolCall, text: str | None = None, mind: str | None = None, **kwargs: Any
     ) -> Sample | None:
-        """What is written for an answer, from the end of the user's words on."""
+        """Return what is written for an answer, from the end of the user's text on."""
         message = Message(role="assistant", content=text, reasoning=mind, tool_calls=calls)
         return self._sample(message, kwargs)
 
     def generation(self, **kwargs: Any) -> str:
-        """What the prompt ends with, from the end of the user's words on."""
+        """Return the end of the prompt, from the end of the user's text on."""
         sample = self._sample(None, kwargs)
         return "" if sample is None else sample.text
 
@@ -98,13 +100,15 @@ class Probe:
             return None
         return Sample(answer.tool_calls if answer else (), after)
 
-    def _render(self, given: Mapping[str, Any]) -> str:
+    def _render(self, variables: Mapping[str, Any]) -> str:
         if time.thread_time() > self._deadline:
-            raise TemplateError("Looking into the chat template takes too long.")
-        return self._template.render(given)
+            raise TemplateError("Analysing the chat template takes too long; simplify it.")
+        return self._template.render(variables)
 
     def _choose_variables(self) -> None:
-        """What the template needs to write calls, or at least text: tools or none, or more texts."""
+        """Find out what the template needs to write calls, or at least text: tools, no tools, or further text
+        variables.
+        """
         ways: tuple[_Way, ...] = ((TOOLS, {}), ((), {}), (TOOLS, _TEXTS))
         writes_text = None
         for way in ways:
@@ -119,18 +123,18 @@ class Probe:
 
 
 def make_call(number: int, arguments: str | None = None) -> ToolCall:
-    """The first or the second call; with one argument of its own if nothing else is said."""
-    given = f'{{"{KEYS[0]}": "{VALUES[number]}"}}' if arguments is None else arguments
-    return ToolCall(id=IDS[number], name=NAMES[number], arguments=given)
+    """Build the first or the second call, by default with one argument of its own."""
+    text = f'{{"{KEYS[0]}": "{VALUES[number]}"}}' if arguments is None else arguments
+    return ToolCall(id=IDS[number], name=NAMES[number], arguments=text)
 
 
-# What two texts have in common at their ends
+# Common prefixes and suffixes of two texts
 
 _SEGMENT = re.compile(r"<[|｜]?[^<>\s]{1,64}>|\[/?[A-Z][A-Z_ ]*\]|\s|\w+|.", re.DOTALL)
 
 
 def segments(text: str) -> list[str]:
-    """`segments("a <b>\\n")` is `["a", " ", "<b>", "\\n"]`."""
+    """Split a text: `segments("a <b>\\n")` is `["a", " ", "<b>", "\\n"]`."""
     return _SEGMENT.findall(text)
 
 
@@ -140,12 +144,14 @@ def is_marker(part: str) -> bool:
 
 
 def shared_start(one: str, other: str) -> str:
-    """`shared_start("x<a>1", "x<b>1")` is `"x"`, although both go on with `<`."""
+    """Return the common prefix in whole segments: `shared_start("x<a>1", "x<b>1")` is
+    `"x"`, without the `<`.
+    """
     return "".join(_common_parts(segments(one), segments(other)))
 
 
 def shared_end(one: str, other: str) -> str:
-    """`shared_end("1<a>\\n", "2<a>\\n")` is `"<a>\\n"`."""
+    """Return the common suffix in whole segments: `shared_end("1<a>\\n", "2<a>\\n")` is `"<a>\\n"`."""
     return "".join(reversed(list(_common_parts(reversed(segments(one)), reversed(segments(other))))))
 
 

@@ -1,9 +1,9 @@
-"""From what a client asks to what an engine is given: a conversation, rendered and encoded.
+"""Builds prompts: renders and encodes a conversation.
 
-A conversation becomes the variables of a chat template, in the shape that the template can bear. For a
-model whose template has no place for tools they are put in words: it is told of them in a system message,
-with the way to call one in the dialect that its answers are read in. Calls and results of the history are
-written out in the same way: nothing a client sends is dropped.
+A conversation becomes the variables of a chat template, in the form that the template supports. If the
+template does not support tools, a system message describes them, with the call syntax of the dialect that
+parses the answers. Calls and results in the history are written in the same way: nothing a client sends is
+dropped.
 """
 
 import hashlib
@@ -58,17 +58,17 @@ from dragoman.prompt.template import ChatTemplate, Clock, check_kwargs
 from dragoman.prompt.traits import MediaForm, Messages, TemplateTraits, detect_traits
 from dragoman.types import Answer, Conversation, IdsPrompt, Message, Prompt, TextPrompt, ToolCall
 
-# Conversations as variables
+# Conversations as template variables
 
 
 def template_variables(conversation: Conversation, traits: TemplateTraits) -> dict[str, Any]:
-    """What `apply_chat_template` would give the template.
+    """Return the variables that `apply_chat_template` would pass to the template.
 
-    `Conversation(messages=(Message(role="user", content="hi"),))` gives
-    `{"messages": [{"role": "user", "content": "hi"}], "tools": None, ...}`.
+    `Conversation(messages=(Message(role="user", content="hi"),))` gives `{"messages": [{"role": "user",
+    "content": "hi"}], "tools": None, ...}`.
     """
     if conversation.continue_final_message and conversation.add_generation_prompt:
-        message = f"'{FINAL_MESSAGE}' and 'add_generation_prompt' cannot both be true."
+        message = f"'{FINAL_MESSAGE}' and 'add_generation_prompt' cannot both be true; set one of them."
         raise BadRequest(message, param=FINAL_MESSAGE)
     return {
         **conversation.template_kwargs,
@@ -80,7 +80,9 @@ def template_variables(conversation: Conversation, traits: TemplateTraits) -> di
 
 
 def check_arguments(messages: Sequence[Message], limits: Limits) -> None:
-    """The arguments of calls are JSON within the body's strings: together they are no more than a body."""
+    """Limit the JSON in calls' arguments, which are strings of the body: all together must not exceed a
+    body's limits.
+    """
     texts = [call.arguments for message in messages for call in message.tool_calls]
     if sum(map(len, texts)) > limits.json_lists:
         bare = b",".join(outside_of_strings(text.encode("utf-8", "surrogatepass")) for text in texts)
@@ -103,7 +105,7 @@ def _message(message: Message, traits: TemplateTraits, names: Mapping[str | None
     if message.tool_calls:
         made["tool_calls"] = [_call(call, traits) for call in message.tool_calls]
         if traits.thinking_excludes_content and message.reasoning and message.content:
-            # The template has one place for both; neither may be lost.
+            # The template has one field for both; keep both texts.
             joined = f"{message.reasoning}\n{_join_texts(message.content)}"
             made |= {"content": "", **dict.fromkeys(traits.reasoning_keys, joined)}
     if message.tool_call_id is not None:
@@ -126,7 +128,7 @@ def _content(content: str | list[dict[str, Any]] | None, role: str, traits: Temp
 
 
 def _part(part: dict[str, Any]) -> dict[str, Any]:
-    """Chat, Responses and refusals name text differently; templates know one name."""
+    """Convert a part's text: Chat, Responses and refusals name it differently; templates know one name."""
     text = _text(part)
     return part if text is None else {"type": "text", "text": text}
 
@@ -149,7 +151,7 @@ def _texts(parts: list[dict[str, Any]]) -> Iterator[str]:
         text = _text(part)
         if text is None:
             kind = str(part.get("type"))[:64]
-            raise BadRequest(f"This model takes no parts of type {kind!r} here.", param=CONVERSATION)
+            raise BadRequest(f"This model does not support parts of type {kind!r} here.", param=CONVERSATION)
         yield text
 
 
@@ -162,7 +164,9 @@ def _call(call: ToolCall, traits: TemplateTraits) -> dict[str, Any]:
 
 
 def _parse_arguments(arguments: str) -> dict[str, Any]:
-    """The object. What a model wrote that is none becomes one: templates go through its members."""
+    """Parse arguments into an object, because templates iterate over its members; other text is wrapped in
+    one.
+    """
     try:
         value = json.loads(arguments or "{}")
     except (ValueError, RecursionError):
@@ -171,14 +175,14 @@ def _parse_arguments(arguments: str) -> dict[str, Any]:
 
 
 def _call_id(id: str, traits: TemplateTraits) -> str:
-    """`call_8f2` is `call_8f2`, except where the template wants nine letters or digits."""
+    """Return the call id, or nine letters or digits derived from it if the template requires that."""
     if not traits.short_ids or re.fullmatch(r"[a-zA-Z0-9]{9}", id):
         return id
     return hashlib.sha256(id.encode("utf-8", "surrogatepass")).hexdigest()[:9]
 
 
 def _place_systems(messages: Messages, traits: TemplateTraits) -> Messages:
-    """System and developer messages where the template can take them: none is refused, none is dropped."""
+    """Move system and developer messages to where the template supports them: none is refused or dropped."""
     systems = [message for message in messages if message["role"] in ("system", "developer")]
     if not systems or (traits.system and (traits.many_systems or systems == messages[:1])):
         return messages
@@ -201,7 +205,7 @@ def _merge(role: str, messages: Messages, traits: TemplateTraits) -> dict[str, A
     return {"role": role, "content": _content([part for parts in lists for part in parts], role, traits)}
 
 
-# Tools in words
+# Tools described in a message
 
 EXAMPLE = ToolCall(id="call00001", name="NAME", arguments='{"ARGUMENT": "VALUE"}')
 
@@ -209,12 +213,12 @@ EXAMPLE = ToolCall(id="call00001", name="NAME", arguments='{"ARGUMENT": "VALUE"}
 def with_tools_in_words(
     conversation: Conversation, traits: TemplateTraits, dialect: Dialect | None
 ) -> Conversation:
-    """The conversation as it is, unless it has tools and the template would not show them."""
+    """Return the conversation unchanged, unless it has tools that the template would not show."""
     if traits.tools or not conversation.tools or dialect is None or not dialect.has_calls or dialect.own:
         return conversation
     messages = tuple(_write_out(message, traits, dialect) for message in conversation.messages)
-    told = Message(role="system", content=_description(conversation, dialect))
-    return replace(conversation, messages=(told, *messages), tools=())
+    description = Message(role="system", content=_description(conversation, dialect))
+    return replace(conversation, messages=(description, *messages), tools=())
 
 
 def _description(conversation: Conversation, dialect: Dialect) -> str:
@@ -237,18 +241,18 @@ def _write_out(message: Message, traits: TemplateTraits, dialect: Dialect) -> Me
     return message
 
 
-# The prompter
+# The prompt builder
 
 
 _OWN_TEXT = frozenset({"content", "reasoning_content", "reasoning", "thinking"})
-"""What an assistant wrote itself; its reasoning markers stay whole there."""
+"""Fields that an assistant wrote itself; their reasoning markers stay unbroken."""
 
 
 class Prompter:
-    """Renders and encodes prompts for one model. It keeps nothing of a request, so threads may share it.
+    """Renders and encodes prompts for one model. It keeps no state of requests, so threads may share it.
 
-    Chat prompts are what the template writes: no BOS is added to them, as in transformers and vLLM, because a
-    template that wants one says so. (llama.cpp adds one even where the template has none.)
+    Chat prompts are exactly what the template writes: no BOS is added, as in transformers and vLLM, because a
+    template that needs one writes it. (llama.cpp adds one even if the template does not.)
     """
 
     def __init__(
@@ -262,10 +266,10 @@ class Prompter:
         dialect: Dialect | None = None,
         place: Placer | None = None,
     ) -> None:
-        """`place` is the engine's, where the model sees or hears."""
+        """`place` is the engine's, for models that take images or audio."""
         self._limits = limits or Limits()
         self.most_tokens = min(card.longest - 1, self._limits.prompt_tokens or card.longest)
-        """Of a prompt that is to be answered: there must be room for the answer."""
+        """Maximum number of tokens of a prompt to be answered: it leaves space for the answer."""
         self._dialect = dialect
         self._card = card
         sources = {"default": template} if template is not None else card.templates
@@ -276,10 +280,10 @@ class Prompter:
         own = {"bos_token": self._encoder.bos, "eos_token": self._encoder.eos}
         known = {name: text for name, text in own.items() if text is not None}
         self.special = {**own, **card.special_tokens, **known}
-        """Texts that templates know by name; None: the model has none of this name."""
+        """Texts that templates know by name; None if the model has no such token."""
         self._special = {name: text for name, text in self.special.items() if text is not None}
         self.source = sources.get("default")
-        """Of the usual template."""
+        """Source of the default template."""
         self._templates = {name: self._load(source, clock) for name, source in sources.items()}
         self._media_ids = MediaIds(place, self.share) if place else None
         self._shielded = self._encoder.special
@@ -288,12 +292,12 @@ class Prompter:
             self._shielded = SpecialText({**tokenizer.special, **dict.fromkeys(runs, -1)})
 
     def text(self, conversation: Conversation) -> str:
-        """The prompt as text."""
+        """Return the prompt as text."""
         made = self._rendering(conversation)
         return self.spell(erase(made.text, made.mark), conversation)
 
     def encode(self, prompt: Prompt, most: int | None = None) -> tuple[int, ...]:
-        """The prompt's ids."""
+        """Return the prompt's ids."""
         return self.render(prompt, most)[1]
 
     def render(
@@ -303,9 +307,10 @@ class Prompter:
         known: KnownPrompt | None = None,
         filling: Filling | None = None,
     ) -> tuple[str, tuple[int, ...]]:
-        """The prompt as text and as ids. What surely has more than `most` ids is refused unencoded.
+        """Return the prompt as text and as ids. A prompt with certainly more than `most` ids is refused
+        unencoded.
 
-        `known` is what the prompt was recognized as, `filling` is told where it shows something.
+        `known` is the prompt as found by `recognize`; `filling` collects the spans of its media.
         """
         try:
             return self._render(prompt, most, known, filling)
@@ -329,7 +334,7 @@ class Prompter:
         text, mark = made.text, made.mark
         filling = filling or self.filling(prompt)
         self._encoder.check_length(chars_of_text(text) if filling else len(text), most, prompt.param)
-        # Mostly there is no mark, and none has to be looked for in each piece.
+        # Usually there are no marks, and then none are searched for in each chunk.
         shown = self.show(text, mark)
         before = known.encoded if known else None
         encoded = self._encoder.encode_on_from(text, mark if shown != text else None, before, filling)
@@ -338,19 +343,21 @@ class Prompter:
         return shown, encoded.ids
 
     def show(self, text: str, mark: str, plain: str | None = None) -> str:
-        """A rendered text without its marks, as the engine is to see it; `plain` where that is known."""
+        """Return a rendered text without marks, as the engine gets it; `plain` is the text without marks if
+        known.
+        """
         plain = erase(text, mark) if plain is None else plain
         apart = self._card.takes_text and plain != text
         return self._shielded.keep_apart(text, mark) if apart else plain
 
     def spell(self, text: str, prompt: Prompt) -> str:
-        """The text of a prompt for those who read it: places are what the template writes there."""
+        """Return a prompt's text for display: media placeholders become what the template writes for them."""
         if not isinstance(prompt, Conversation) or not prompt.media:
             return text
         return spell_runs(text, prompt.media.values(), self._forms(prompt))
 
     def filling(self, conversation: Conversation) -> Filling | None:
-        """What fills the places of a prompt that shows something."""
+        """Return the placeholders of a prompt with media, or None."""
         if not conversation.media or self._media_ids is None:
             return None
         runs = {kind: self.encode_special(form.run) for kind, form in self._forms(conversation).items()}
@@ -362,42 +369,45 @@ class Prompter:
     def encode_special(
         self, text: str, mark: str | None = None, *, begins: bool = True, borders: Borders | None = None
     ) -> list[int]:
-        """Ids of a text in which control tokens count as such, unless a mark stands in them."""
+        """Encode a text in which control tokens count as such, unless they contain a mark."""
         return self._encoder.encode_special(text, mark, begins=begins, borders=borders)
 
     def split_special(self, text: str) -> Iterator[tuple[int | None, str]]:
-        """Pieces of a text: control tokens with their ids, and what stands between them with None."""
+        """Split a text: yield control tokens with their ids, and text between them with None."""
         return self._encoder.special.split(text)
 
     @property
     def controls(self) -> Mapping[int, str]:
-        """The control tokens that can stand in a prompt as text."""
+        """Control tokens that can occur in a prompt as text."""
         return self._encoder.special.texts
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, control tokens included."""
+        """Decode ids, control tokens included."""
         return self._encoder.decode(ids)
 
     def pieces(self, ids: Sequence[int]) -> list[bytes]:
-        """The same, each by itself."""
+        """Return the bytes of each id."""
         return self._encoder.pieces(ids)
 
     def traits(self, name: str | None = None) -> TemplateTraits:
-        """What a template was found to bear; the usual one if no name is given."""
+        """Return the traits of a template; of the default one without a name."""
         return self._choose(name, tools=False)[1]
 
     def stops(self, prompt: Prompt) -> tuple[str, ...]:
-        """At which texts an answer to this prompt ends because the template says so."""
+        """Return the stop strings that the template sets for this prompt."""
         if not isinstance(prompt, Conversation):
             return ()
         return self._choose(prompt.template, tools=bool(prompt.tools))[0].stops
 
     def _load(self, source: str, clock: Clock) -> tuple[ChatTemplate, TemplateTraits]:
         if choose_marks(source, 1) != choose_marks("", 1):
-            raise TemplateError("A chat template cannot contain Unicode noncharacters.")
+            raise TemplateError("The chat template contains Unicode noncharacters; remove them.")
         template = ChatTemplate(source, special=self._special, clock=clock)
         if len(template.stops) > self._limits.stops:
-            raise TemplateError(f"A chat template may have {self._limits.stops} stop strings.")
+            raise TemplateError(
+                f"The chat template has {len(template.stops)} stop strings; "
+                f"at most {self._limits.stops} are allowed."
+            )
         traits = detect_traits(source, template.render)
         if self._card.modalities:
             traits = replace(traits, media=find_forms(template.render, self._card.modalities))
@@ -406,7 +416,7 @@ class Prompter:
     def _choose(self, name: str | None, *, tools: bool) -> tuple[ChatTemplate, TemplateTraits]:
         if not self._templates:
             raise BadRequest(
-                "This model has no chat template: start the server with --chat-template, or use completions.",
+                "This model has no chat template; start the server with --chat-template, or use completions.",
                 param=CONVERSATION,
             )
         if name is None:
@@ -414,11 +424,11 @@ class Prompter:
             name = name if name in self._templates else next(iter(self._templates))
         if name not in self._templates:
             known = ", ".join(sorted(self._templates))
-            raise BadRequest(f"There is no chat template {name[:64]!r}; there are: {known}.", param=TEMPLATE)
+            raise BadRequest(f"Unknown chat template {name[:64]!r}; available: {known}.", param=TEMPLATE)
         return self._templates[name]
 
     def recognize(self, conversation: Conversation, known: KnownPrompts, owner: str) -> KnownPrompt:
-        """What is known of a conversation, rendered at the price of what is new in it."""
+        """Find a cached prompt of the conversation, or render it, at the cost of its new messages."""
         if len(conversation.messages) < LEAST_MESSAGES:
             made = self._rendering(conversation)
             if len(made.text) >= LEAST_KEPT:
@@ -431,7 +441,9 @@ class Prompter:
         return found
 
     def render_fenced(self, known: KnownPrompt, careful: bool) -> Rendering:
-        """The same with other marks before and behind what others than the model said."""
+        """Render the same conversation with other marks, before and after texts that the
+        model did not write.
+        """
         return known.fence(careful, partial(self._rendering, careful=careful)).rendering
 
     def _check_messages(self, conversation: Conversation) -> None:
@@ -439,9 +451,9 @@ class Prompter:
         check_arguments(conversation.messages, self._limits)
 
     def _rendering(self, conversation: Conversation, careful: bool | None = None) -> Rendering:
-        """The prompt as text, with marks that keep a client's text apart, and places for what is shown.
+        """Render the prompt as text, with marks that protect a client's text and with media placeholders.
 
-        Or with fences, if it is said how carefully these are to be set.
+        If `careful` is set, fences replace these marks, set carefully or not.
         """
         self._check_messages(conversation)
         if not conversation.media:
@@ -477,14 +489,16 @@ class Prompter:
             made = {name: shield(value, mark) for name, value in given.items() if name != "messages"}
             made["messages"] = [self._shield_message(message, mark) for message in given["messages"]]
         except RecursionError:
-            raise BadRequest("The conversation is nested too deeply.", param=CONVERSATION) from None
+            raise BadRequest(
+                "The conversation is nested too deeply; flatten it.", param=CONVERSATION
+            ) from None
         return made, shield(prefix, mark)
 
     def _shield_message(self, message: Mapping[str, Any], mark: str) -> dict[str, Any]:
         own = _OWN_TEXT if message["role"] == "assistant" else ()
         shield = self._shielded.shield
         made = {name: shield(value, mark, assistant=name in own) for name, value in message.items()}
-        # Roles are ours: some templates write `<|` + role + `|>`.
+        # Roles are not client text: some templates write `<|` + role + `|>`.
         return made | {"role": message["role"]}
 
     def _single_bos(self, text: str) -> str:
@@ -496,5 +510,7 @@ class Prompter:
 
 def _choose_three(joined: str) -> list[str]:
     if len(marks := choose_marks(joined, 3)) < 3:
-        raise BadRequest("The conversation uses too many Unicode noncharacters.", param=CONVERSATION)
+        raise BadRequest(
+            "The conversation uses too many different Unicode noncharacters; remove some.", param=CONVERSATION
+        )
     return marks

@@ -1,35 +1,35 @@
 """A prompt that goes on from what the model itself wrote, in the very ids that it sampled.
 
-The problem. A model samples ids, and the client's next request holds their text as a message. If that is
-tokenized again, the model's own words mostly come out as other ids than it sampled: `" wea" "ther"` comes
-back as `" weather"`. The engine's cache of the answer is lost then, and who trains on it is misled.
+The problem. A model samples ids, and the client's next request has their text as a message. If that is
+tokenized again, the model's own words mostly become other ids than it sampled: `" wea" "ther"` becomes `"
+weather"`. The engine's cache of the answer is then lost, and training data made of it is wrong.
 
-The cure. A turn that was answered is kept as it was, prompt ids and sampled ids (`turns/plan.py`). When
-the conversation comes back it is rendered once, as it is now, and its answers are looked for in that text:
+The solution. An answered turn is kept unchanged, with prompt ids and sampled ids (`turns/plan.py`). When the
+conversation comes back it is rendered once, as it is now, and its answers are looked for in that text:
 
     what the template writes now      <user>hi<end><bot>Hello.<end>\\n<user>and?<end><bot>
     a turn that was kept              '--- its prompt ---''- sampled -'
     the ids of the prompt             [kept: its prompt]   [kept]      [new: the rest]
 
-1. Which turns there may be is found by the messages alone: each beginning of a conversation has a digest
+1. Candidate turns are found by the messages alone: each beginning of a conversation has a digest
    (`chain_messages`), and a turn is kept under that of the messages that it answered.
-2. A turn whose prompt was the very text with which the prompt begins now is gone on from, the latest such
-   one: all of its ids are kept, earlier answers among them, if what follows is what the model wrote.
-   Mostly it is, character by character. If not, both are parsed: templates have their own way with spaces
-   and with the JSON of calls, and answers that read alike are one. The client's text counts: an answer that
-   it has edited is not the model's.
-3. What the model wrote last is mostly the end of its turn. Where the template writes that, it is kept;
-   where it writes another one, or none, the template's counts, and the model's is left out.
-4. Answers after that place stand in a text that was changed, by the template (many drop old reasoning) or by
+2. The prompt continues the latest turn whose prompt text is a prefix of the current one: all of its ids are
+   kept, earlier answers included, if what follows is what the model wrote. Mostly it is, character by
+   character. If not, both are parsed: templates change spaces and the JSON of calls, and answers that parse
+   alike are equal. The client's text counts: an answer that it has edited is not the model's.
+3. The model's last id is mostly the end of its turn. If the template writes the same end, it is kept; if it
+   writes another or none, the template's is used and the model's is left out.
+4. Answers after that offset are in a text that was changed, by the template (many drop old reasoning) or by
    the client. Their ids are kept as far back from their ends as the template writes the same text. To find
-   them, all is rendered once more with marks around what others said (fences): they stand between these.
+   them, the conversation is rendered once more with marks (fences) around all other texts: answers are
+   between these.
 
-So the ids say what the template has written, with the one exception of answers that read alike.
-With `history: "sampled"` nothing counts but what was sampled: the ids of the latest turn whose messages are
-those of the conversation, whatever the template has made of them, and then what the template writes after
-that answer (`_find_tail`).
+The ids are therefore those of the template's text, with the one exception of answers that parse alike. With
+`history: "sampled"` only the sampled ids count: the ids of the latest turn whose messages are those of the
+conversation, whatever the template has made of them, and then what the template writes after that answer
+(`_find_tail`).
 
-Where the text is that of the prompt before, its ids are taken (`_find_base`): a turn costs what is new.
+Where the text is that of the previous prompt, its ids are reused (`_find_base`): a turn costs what is new.
 """
 
 import re
@@ -54,34 +54,34 @@ if TYPE_CHECKING:
     from dragoman.prompt.sight import Filling
 
 _OPENING_IDS = 64
-"""The last ids of a prompt: they say whether it has opened reasoning."""
+"""Number of last ids of a prompt that are decoded to decide whether it opened reasoning."""
 _FEW = 32
-"""Characters by which the words of a message are known; and places that are."""
+"""Characters by which the text of a message is recognised; also the maximum number of resume offsets."""
 _CLOSES = re.compile(r"(?!.*header)(?:.*end|.*eo[stm]|.*return|</s>)", re.IGNORECASE | re.DOTALL)
-"""Control tokens that end a message, by their names, where the tokenizer does not say so."""
+"""Control tokens that end a message, by name, where the tokenizer does not declare it."""
 
 
 class GoneOn(Struct, frozen=True):
-    """What a prompt goes on from."""
+    """The turn that a prompt continues."""
 
     turn: Traced
     kept: int
-    """How many of its ids the prompt begins with."""
+    """Number of the turn's ids with which the prompt begins."""
 
     def followed_by(self, new: tuple[int, ...]) -> tuple[int, ...]:
-        """These and others. They may be very many, which are copied once."""
+        """Return the kept ids and the new ones. There may be very many, so they are copied once."""
         turn, sampled = self.turn, self.kept - len(self.turn.prompt)
         return turn.prompt + (turn.ids[:sampled] + new) if sampled > 0 else turn.prompt[: self.kept] + new
 
     @property
     def cut(self) -> tuple[int, ...]:
-        """The others."""
+        """Ids of the turn that are not kept."""
         sampled = self.kept - len(self.turn.prompt)
         return self.turn.ids[sampled:] if sampled >= 0 else self.turn.all[self.kept :] if self.kept else ()
 
 
 class Marked:
-    """A rendered text that has marks in it which are not part of what it says."""
+    """A rendered text with marks that are not part of its content."""
 
     def __init__(self, text: str, mark: str) -> None:
         self.text, self.mark = text, mark
@@ -89,7 +89,7 @@ class Marked:
         self._before, self._sizes = find_marks(text, mark) if len(text) > len(self.plain) else ([], [0])
 
     def slice(self, start: int, end: int | None = None) -> str:
-        """What says `plain[start:end]`, with its marks."""
+        """Return `plain[start:end]` with its marks."""
         return self.text[self.place(start) : None if end is None else self.place(end)]
 
     def place(self, at: int) -> int:
@@ -97,7 +97,9 @@ class Marked:
 
 
 class Tongue(NamedTuple):
-    """How ids are read. It is apart from `Seams`, which holds answers: one that held it would be garbage."""
+    """Context for parsing ids. It is separate from `Seams`, which holds answers: a reference to that would be
+    a cycle.
+    """
 
     prompter: "Prompter"
     dialect: Dialect
@@ -106,7 +108,7 @@ class Tongue(NamedTuple):
 
 
 class Wrote:
-    """The ids of a turn, read."""
+    """The ids of a turn, decoded and parsed."""
 
     def __init__(self, turn: Traced, of: Tongue) -> None:
         self.turn, self._of = turn, of
@@ -129,28 +131,30 @@ class Wrote:
         of, decoder = self._of, getincrementaldecoder("utf-8")("replace")
         parser = Parser(of.dialect, of.tools, self.begun, special_tokens=of.prompter.controls)
         pieces = map(decoder.decode, of.prompter.pieces(self.body_ids))
-        said = list(zip(self.body_ids, pieces, strict=True))
-        return fold([*parser.feed(said), *parser.finish()])
+        tokens = list(zip(self.body_ids, pieces, strict=True))
+        return fold([*parser.feed(tokens), *parser.finish()])
 
     def says(self, message: Message) -> bool:
-        """As it was told: without what a stop string has cut off, say. Else as it can be read off the ids."""
+        """Whether the message is the answer, as it was sent (for example cut at a stop string) or as parsed
+        from the ids.
+        """
         if self.turn.said and chain_messages([message])[-1] == self.turn.said:
             return True
         return meaning_of(self.answer) == meaning_of(message)
 
 
 class _Base(Struct):
-    """Where the prompt stops to be what an earlier turn has seen and said."""
+    """End of the part of the prompt that is equal to an earlier turn."""
 
     after: GoneOn
     rest: int
-    """The place in the text."""
+    """Offset in the text."""
     number: int
-    """Of the first message after it."""
+    """Number of the first message after it."""
 
 
 class Seams:
-    """One conversation, as it is rendered now, and what is known of its answers."""
+    """One conversation as rendered now, with its known answers."""
 
     def __init__(
         self,
@@ -162,7 +166,7 @@ class Seams:
         salt: str,
         filling: "Filling | None" = None,
     ) -> None:
-        """`known` is what the conversation was recognized as; `filling` is told where it shows something."""
+        """`known` is the prompt as found by `recognize`; `filling` collects the spans of its media."""
         conversation, rendering = known.conversation, known.rendering
         self.now = Marked(rendering.text, rendering.mark)
         self._tongue = Tongue(prompter, dialect, ends, conversation.tools)
@@ -177,7 +181,7 @@ class Seams:
 
     @property
     def known(self) -> bool:
-        """Whether any of the answers is."""
+        """Whether any of the answers is known."""
         return any(self._answers(number) for number in reversed(self._numbers))
 
     def _answers(self, number: int) -> list[Wrote]:
@@ -194,39 +198,41 @@ class Seams:
         found = find_regions(now.text, now.mark, len(now.plain), fence)
         return dict(zip(self._numbers, found, strict=True)) if len(found) == len(self._numbers) else {}
 
-    # As the template writes it
+    # Following the template
 
     def stitch(self) -> Stitched:
-        made = self._stitch(self._find_base(), cuts := list[Joint]())
+        prompt = self._stitch(self._find_base(), cuts := list[Joint]())
         spans = tuple(self._filling.spans) if self._filling else ()
-        self._known.stitched = StitchedIds(made.ids, made.text, tuple(cuts), spans)
-        return made
+        self._known.stitched = StitchedIds(prompt.ids, prompt.text, tuple(cuts), spans)
+        return prompt
 
     def _stitch(self, base: _Base, cuts: list[Joint]) -> Stitched:
-        """`cuts` are told from where on the prompt can be made anew."""
-        kept_ids, place, ids, borders = base.after.kept, base.rest, list[int](), Borders()
-        cuts.append(Joint(self.now.place(place), place, kept_ids, base.number))
+        """Build the prompt; the offsets from which it can be encoded anew are appended to `cuts`."""
+        kept_ids, offset, ids, borders = base.after.kept, base.rest, list[int](), Borders()
+        cuts.append(Joint(self.now.place(offset), offset, kept_ids, base.number))
         if self._filling is not None:
             self._filling.go_on(base.after.turn.media, kept_ids)
         for start, end, kept, number in self._find_kept(base):
-            ids += self._encode(place, start, kept_ids + len(ids))
+            ids += self._encode(offset, start, kept_ids + len(ids))
             ids += kept
-            place = end
-            cuts.append(Joint(self.now.place(place), place, kept_ids + len(ids), number + 1))
-        ids += self._encode(place, None, kept_ids + len(ids), borders)
+            offset = end
+            cuts.append(Joint(self.now.place(offset), offset, kept_ids + len(ids), number + 1))
+        ids += self._encode(offset, None, kept_ids + len(ids), borders)
         cuts += self._cuts_behind(cuts[-1], borders[-_FEW:])
         shown = self._prompter.show(self.now.text, self.now.mark, self.now.plain)
-        made = base.after.followed_by(self._prompter.share(ids))
-        return Stitched(shown, made, self._after(base), self._why_split(base))
+        whole_ids = base.after.followed_by(self._prompter.share(ids))
+        return Stitched(shown, whole_ids, self._after(base), self._why_split(base))
 
     def _cuts_behind(self, last: Joint, borders: Borders) -> Iterator[Joint]:
-        """Behind control tokens, where no marks stand between. All answers up to here were looked at."""
+        """Yield offsets after control tokens, if no marks follow. All answers before them were checked."""
         if len(self.now.text) - last.chars == len(self.now.plain) - last.plain:
             seen = len(self._conversation.messages), self._prompter.margin
             yield from (Joint(last.chars + at, last.plain + at, last.ids + ids, *seen) for at, ids in borders)
 
     def _after(self, base: _Base) -> GoneOn | None:
-        """The last answer, if it is known. Of ids that the prompt has from other turns nothing is said."""
+        """Return the last answer, if it is known. Ids that the prompt has from other
+        turns are not reported.
+        """
         last = self._last
         if last is None or base.number > last:
             return base.after if base.after.kept else None
@@ -248,13 +254,13 @@ class Seams:
 
     @cached_property
     def _last(self) -> int | None:
-        """The message of the last answer; what a client has begun to write for the model is none."""
+        """Number of the last answer's message; a beginning of one that the client wrote does not count."""
         begun = self._conversation.continue_final_message and not self._answers(self._numbers[-1])
         numbers = self._numbers[:-1] if begun else self._numbers
         return numbers[-1] if numbers else None
 
     def _encode(self, start: int, end: int | None, at: int, borders: Borders | None = None) -> list[int]:
-        """What stands behind so many ids."""
+        """Encode text after `at` ids."""
         encode: Callable[..., list[int]] = partial(self._prompter.encode_special, mark=self.now.mark)
         if self._filling is not None:
             encode = partial(self._filling.encode, encode, at)
@@ -262,7 +268,7 @@ class Seams:
 
     def _find_base(self) -> _Base:
         known, last = self._known.stitched or StitchedIds((), "", ()), self._last or 0
-        # The last place before the last answer up to which the ids are those of the prompt before.
+        # The last offset before the last answer up to which the ids are those of the previous prompt.
         cut = next((cut for cut in reversed(known.cuts) if cut.number <= last), Joint(0, 0, 0, 0))
         for number in reversed(self._numbers):
             if number < cut.number:
@@ -279,21 +285,21 @@ class Seams:
         return _Base(GoneOn(before, cut.ids), cut.plain, cut.number)
 
     def _fitting(self, number: int) -> list[tuple[Wrote, int]]:
-        """The answers whose prompt is what the text begins with now, and where that ends."""
+        """Return answers whose prompt is a prefix of the text, with the offset where that ends."""
         turns = {wrote.turn.key: wrote.turn for wrote in self._answers(number)}
         places = {key: self._begins(turn) for key, turn in turns.items()}
         found = ((wrote, places[wrote.turn.key]) for wrote in self._answers(number))
         return [(wrote, at) for wrote, at in found if at is not None]
 
     def _begins(self, turn: Traced) -> int | None:
-        """How many characters of the text are those of the turn's prompt, if it begins with them."""
+        """Return the characters of the turn's prompt, if the text begins with them."""
         before, plain = self._known.stitched, self.now.plain
         if before is not None and turn.prompt is before.ids:
             return len(before.text) if plain.startswith(before.text) else None
         return self._memory.begins(turn, plain, self._salt)
 
     def _seam(self, wrote: Wrote, at: int, number: int) -> tuple[tuple[int, int], GoneOn, int] | None:
-        """Where the rest begins, if the answer stands at this place; the less comes first, the better."""
+        """Return where the rest begins, if the answer is at this offset, with a rank: lower is better."""
         turn, plain = wrote.turn, self.now.plain
         before, whole = len(turn.prompt), GoneOn(turn, turn.count)
         body = at + len(wrote.body)
@@ -313,7 +319,7 @@ class Seams:
         return self._cut_seam(wrote, at, number)
 
     def _cut_seam(self, wrote: Wrote, at: int, number: int) -> tuple[tuple[int, int], GoneOn, int] | None:
-        """The same for an answer of which the client was told less than was sampled, up to a stop string."""
+        """Do the same for an answer of which the client got less than was sampled, up to a stop string."""
         count, place, text = 0, 0, self.now.plain[at : at + len(wrote.body)].encode("utf-8", "surrogatepass")
         for piece in self._prompter.pieces(wrote.body_ids):
             if not text.startswith(piece, place):
@@ -326,12 +332,12 @@ class Seams:
         return ((4, -rest), GoneOn(wrote.turn, len(wrote.turn.prompt) + count), rest) if apart else None
 
     def _closes(self, at: int) -> bool:
-        """Whether nothing but the template's words can follow."""
+        """Whether only text of the template can follow."""
         following = self.now.slice(at).lstrip() if at < len(self.now.plain) else ""
         return not following or next(self._prompter.split_special(following))[0] is not None
 
     def _keeps_apart(self, start: int, end: int, ids: Sequence[int]) -> bool:
-        """Whether control tokens among the ids are none in what a client wrote."""
+        """Whether control tokens among the ids are not in text that a client wrote."""
         written = self.now.slice(start, end)
         if len(written) == end - start:
             return True
@@ -339,7 +345,7 @@ class Seams:
         return found == [id_ for id_ in ids if id_ in self._prompter.controls]
 
     def _find_alike(self, wrote: Wrote, at: int, number: int) -> int | None:
-        """Where what is written for the answer ends, if it reads as what the model wrote."""
+        """Return where the text of the answer ends, if it parses to what the model wrote."""
         tried, said = set[int](), wrote.answer
         for end in self._ends_after(wrote, at, number):
             if end not in tried:
@@ -359,12 +365,16 @@ class Seams:
             yield from closing[:1] if closing else (self._find_opening(wrote, at, region.end), region.end)
 
     def _region(self, wrote: Wrote, at: int, number: int, follows: bool = True) -> Region | None:
-        """Where an answer stands; `follows`: behind this place, with nothing but the template's between."""
+        """Return the region of an answer; `follows` means that it is after this offset, with only template
+        text between.
+        """
         words = self._words_after(number) if follows else ""
         return region_before(words, self.now.plain, at, wrote.body) or self._regions.get(number)
 
     def _find_opening(self, wrote: Wrote, at: int, end: int) -> int:
-        """The last token before the end that stands behind the answer's last words: it opens what follows."""
+        """Return the last token before the end that is after the answer's last words:
+        it opens what follows.
+        """
         last, place, found = wrote.body.rstrip()[-LEAST_WORDS:], at, end
         for id_, piece in self._prompter.split_special(self.now.slice(at, end)):
             if id_ is not None and self.now.plain[at:place].rstrip().endswith(last):
@@ -373,12 +383,14 @@ class Seams:
         return found
 
     def _words_after(self, number: int) -> str:
-        """The first of the message behind an answer, if it is another's."""
+        """Return the first words of the message after an answer, if the model did not write it."""
         following = self._conversation.messages[number + 1 : number + 2]
         return meaning_of(following[0])[0][:_FEW] if following and following[0].role != "assistant" else ""
 
     def _find_closing(self, start: int, end: int) -> tuple[int, int] | None:
-        """The last token between two places that ends a message, and does not open the one at the end."""
+        """Return the last token between two offsets that ends a message and does not
+        open the one at the end.
+        """
         place, found = start, None
         for id_, piece in self._prompter.split_special(self.now.slice(start, end)):
             size = len(erase(piece, self.now.mark))
@@ -391,37 +403,39 @@ class Seams:
     def _closing(self, id_: int | None, piece: str) -> bool:
         return id_ is not None and (id_ in self._tongue.ends or _CLOSES.match(piece) is not None)
 
-    # As it was sampled
+    # Following the samples
 
     def go_on(self) -> Stitched | None:
-        """The ids of the latest turn whose messages are those of the conversation, and what is new since."""
+        """Return the ids of the latest turn whose messages begin the conversation, and what is new since;
+        None if unknown.
+        """
         for number in reversed(self._numbers):
             for wrote in self._saying(number):
                 base = self._find_tail(wrote, number) if self._framed(wrote) else None
                 if base is not None:
                     before = self._prompter.decode(wrote.turn.all[: base.after.kept])
-                    made = self._stitch(base, [])
-                    return msgspec.structs.replace(made, text=before + self.now.plain[base.rest :])
+                    prompt = self._stitch(base, [])
+                    return msgspec.structs.replace(prompt, text=before + self.now.plain[base.rest :])
         return None
 
     def _saying(self, number: int) -> list[Wrote]:
-        """The answers that say what the message says."""
+        """Return the answers that match the message."""
         return [wrote for wrote in self._answers(number) if wrote.says(self._conversation.messages[number])]
 
     def _framed(self, wrote: Wrote) -> bool:
-        """Whether nothing but messages can have changed since the answer."""
+        """Whether only messages can have changed since the answer."""
         if self._memory.same_frame(wrote.turn, self._frame):
             return True
         return self._memory.begins(wrote.turn, self.now.plain, self._salt) is not None
 
     def _find_tail(self, wrote: Wrote, number: int) -> _Base | None:
-        """What is new begins behind what the template writes for the answer, and its end."""
+        """Return where the new part begins: after the text of the answer and its end."""
         whole = GoneOn(wrote.turn, wrote.turn.count)
         messages = self._conversation.messages
         for seen, at in self._fitting(number):
             if seen is wrote and (seam := self._seam(wrote, at, number)) is not None:
                 _, after, rest = seam
-                # Nothing has ended where the model is to go on with its answer.
+                # A turn that the model is to continue has no end.
                 if number == len(messages) - 1 and self._conversation.continue_final_message:
                     return _Base(after, rest, number + 1)
                 ended = wrote.end and after.kept < whole.kept
@@ -433,21 +447,23 @@ class Seams:
         return None if tail is None else _Base(whole, tail, number + 1)
 
     def _behind_answer(self, wrote: Wrote, region: Region, number: int) -> int | None:
-        """By its last ids; else by the last token that ends a message there; else by those before its end."""
-        place = region.start, region.end
-        found = self._suffix_in(wrote.turn.ids, *place, last=region.alone)
+        """Find the end of an answer by its last ids; else by the last token that ends a message there; else
+        by the ids before its end.
+        """
+        span = region.start, region.end
+        found = self._suffix_in(wrote.turn.ids, *span, last=region.alone)
         if found is not None and (
             region.alone or self._prompter.decode(found[2]).removesuffix(wrote.end).strip()
         ):
             return found[1]
-        closing = self._find_closing(*place) if region.alone else None
+        closing = self._find_closing(*span) if region.alone else None
         if closing is not None:
             return closing[1] if wrote.end else closing[0]
-        found = self._suffix_in(wrote.body_ids, *place, last=region.alone)
+        found = self._suffix_in(wrote.body_ids, *span, last=region.alone)
         return self._behind_closing(found[1], number) if found is not None else None
 
     def _behind_closing(self, at: int, number: int) -> int:
-        """Behind the end that the template writes where the model has sampled another one.
+        """Return the offset after the end that the template writes where the model sampled another one.
 
         Some models end a turn with what opens the next one: that stays.
         """
@@ -459,27 +475,27 @@ class Seams:
         opens = words and self.now.plain[end : end + 2 * _FEW].lstrip().startswith(words)
         return end if self._closing(id_, piece) and not opens else at
 
-    # Answers in a text that was changed
+    # Answers in a changed text
 
     def _find_kept(self, base: _Base) -> Iterator[tuple[int, int, tuple[int, ...], int]]:
-        """Of answers after the base: from where to where which ids are kept, and the message."""
-        place = base.rest
+        """Yield for answers after the base: start, end, the kept ids, and the number of the message."""
+        offset = base.rest
         for number in self._numbers:
             if number < base.number:
                 continue
             said = next(iter(self._saying(number)), None)
-            region = self._region(said, place, number, number == base.number) if said else None
+            region = self._region(said, offset, number, number == base.number) if said else None
             if said is None or region is None:
                 continue
-            found = self._find_suffix(said, max(region.start, place), region)
+            found = self._find_suffix(said, max(region.start, offset), region)
             if found is not None:
-                place = found[1]
+                offset = found[1]
                 yield *found, number
 
     def _find_suffix(
         self, wrote: Wrote, start: int, region: Region
     ) -> tuple[int, int, tuple[int, ...]] | None:
-        """As much of the end of an answer as stands between two places."""
+        """Return as much of the end of an answer as is between two offsets."""
         texts = [wrote.turn.ids, wrote.body_ids] if wrote.end else [wrote.turn.ids]
         for ids in texts:
             end = region.end

@@ -1,4 +1,4 @@
-"""A conversation without its middle: rendered in the place of the whole, it tells what is new there.
+"""A conversation without its middle: rendered instead of the whole, it shows the text of the new messages.
 
     the messages         head  middle ............  tail  new
     known, as text       HHHH  MMMMMMMMMMMMMMMMMMM  TTTT  g       g: what asks for an answer
@@ -6,15 +6,16 @@
     short, now           HHHH                       TTTT  NNNN g  the one rendering that is made
     the prompt now       HHHH  MMMMMMMMMMMMMMMMMMM  TTTT  NNNN g  = known up to the change, and the new end
 
-What a template may look at is kept in the short conversation: what comes first, the last user's message with
-what stands around it, those tools that are called, and in the same places (before the last user's message or
-after it) a message of every shape that was left out.
-What would tell that a template is not of that kind leads back to the whole rendering:
+Everything that a template may inspect stays in the short conversation: the beginning, the last user message
+with its neighbours, the tools that are called, and in the same places (before the last user message or after
+it) a message of every kind that was left out. Signs that a template inspects more lead back to the full
+rendering:
 
-- the short text before must be the known text with parts left out, which a template that counts or
-  alternates does not give;
+- the short text before must be the known text with parts left out, which is not so for a template that counts
+  or alternates;
 - the short text now must be that of before up to the end of what was known: a template that writes old
-  messages differently once something new is there (most drop reasoning when a user speaks) does so here, too.
+  messages differently once something new is there (most drop reasoning when a user message comes) does so
+  here, too.
 
 Numbers. Some templates number all calls of a conversation, and have smaller numbers where some are left out.
 For these a second short conversation is rendered, with fewer rounds of calls, or one more, and one tool.
@@ -33,49 +34,51 @@ from msgspec.structs import replace
 from dragoman.types import Conversation, Message
 
 LEAST_TAIL, MOST_TAIL = 8, 20
-"""Messages at the end that a short conversation has."""
+"""Messages at the end of a short conversation."""
 LEAST_LEFT_OUT = 4
-"""With fewer messages in the middle, nothing is won."""
+"""With fewer messages in the middle, a short conversation is not worth it."""
 LEAST_MESSAGES = LEAST_TAIL + LEAST_LEFT_OUT
 LONGEST_USE = MOST_TAIL - LEAST_TAIL
-"""Messages that may be added to a short conversation before it is made anew."""
+"""Maximum number of messages added to a short conversation before it is made anew."""
 
 
 class Rendering(Struct, frozen=True):
     """What a template writes for a conversation."""
 
     text: str
-    """With marks in it."""
+    """Text with marks."""
     mark: str
     chars: int
-    """Of what was rendered; that of two conversations differs by what one has more."""
+    """Characters of the input; the difference of two conversations is that of their messages."""
     order: tuple[tuple[str, bool], ...] = ()
-    """Where there are fences: the roles of the messages, and which of them have some."""
+    """With fences: the roles of the messages, and which messages have fences."""
 
 
 Render: TypeAlias = Callable[[Conversation], Rendering]
-"""Renders all of a conversation."""
+"""Function that renders a whole conversation."""
 
 
 class Numbering(Struct, frozen=True):
-    """How a template numbers what a conversation has: a second one shows it, with other rounds."""
+    """How a template numbers parts of a conversation, shown by a second conversation with other rounds of
+    calls.
+    """
 
     places: tuple[int, ...]
     rendering: Rendering
     step: int
-    """By how much the numbers of the second one are others."""
+    """Difference of the numbers in the second conversation."""
     shift: int
-    """By how much they are in the whole."""
+    """Difference of the numbers in the whole conversation."""
     behind: str
-    """The one character before each of them, which is no digit: else others' digits would count with it."""
+    """The character before each number, not a digit: otherwise adjacent digits would be part of it."""
 
 
 class NewEnd(Struct, frozen=True):
-    """What the text of a conversation has become at its end."""
+    """New end of a conversation's text."""
 
     text: str
     instead_of: int
-    """Characters at the end that it comes instead of."""
+    """Number of characters at the end that it replaces."""
     mark: str
     chars: int
     order: tuple[tuple[str, bool], ...]
@@ -86,36 +89,36 @@ class Short(Struct, frozen=True):
     """A conversation without its middle."""
 
     places: tuple[int, ...]
-    """The messages of the known one that are in it, by their numbers."""
+    """Indices of the known conversation's messages that are in it."""
     tools: tuple[dict[str, Any], ...]
-    """Those that are called in it."""
+    """Tools that are called in it."""
     last: Message
     made_at: int
-    """Messages of the known one when it was made."""
+    """Number of messages of the known conversation when it was made."""
     rendering: Rendering
     tail: int
-    """Characters at its end that are those of the known text, too, but for numbers."""
+    """Characters at its end that equal the known text, except for numbers."""
     unseen: frozenset[tuple[str, bool, bool]]
-    """Kinds of messages that were left out, and of which none stands behind: they may have a number."""
+    """Kinds of messages that were left out and have none behind them: they may have a number."""
     numbering: Numbering | None = None
 
     @property
     def settled(self) -> int | None:
-        """Characters up to the end of what the last message says; None where it is not to be found.
+        """Number of characters up to the end of the last message's text; None if it cannot be found.
 
-        What follows there asks for an answer, and is another text once that is given.
+        The text after it asks for an answer, and changes once that is given.
         """
         words = _WORD.findall(_last_text(self.last)[-LAST_WORDS:])
         found = self.rendering.text.rfind(words[-1]) if words else -1
         return found + len(words[-1]) if found >= len(self.rendering.text) - self.tail else None
 
     def serves(self, now: Conversation, count: int, called: Iterable[str]) -> bool:
-        """Whether it is still short, beside so many known messages, and has the tools that are called."""
+        """Whether it is still short compared with this many known messages, and has the called tools."""
         missing = {*called} - {*map(_tool_name, self.tools)}
         return count <= self.made_at + LONGEST_USE and not (missing and _pick_tools(now.tools, missing))
 
     def go_on(self, known: Sequence[Message], now: Conversation, render: Render) -> NewEnd | None:
-        """What comes at the end of the known messages' text; None where the whole has to be rendered."""
+        """Return what is new at the end of the known text; None if the whole must be rendered."""
         new = now.messages[len(known) :]
         few = tuple(known[place] for place in self.places) + new
         if any(message.role in _SYSTEM or _kind(message) in self.unseen for message in new):
@@ -146,16 +149,18 @@ class Short(Struct, frozen=True):
 def shorten(
     whole: Conversation, known: Rendering, before: Short | None, called: Iterable[str], render: Render
 ) -> Short | None:
-    """`before` is the one that was used up to now. `called` are tools that the new messages call."""
+    """Build a short conversation. `before` is the one used so far; `called` are tools that the new messages
+    call.
+    """
     places = _places(whole.messages)
     if places is None:
         return None
     few = tuple(whole.messages[place] for place in places)
-    # With the tools that it had: a loop of calls goes around the same ones.
+    # Keep the tools it had: a loop of calls uses the same ones.
     names = {*called, *(name for _, name in names_of(few)), *map(_tool_name, before.tools if before else ())}
     tools = _pick_tools(whole.tools, names) or whole.tools[:1]
     made = render(replace(whole, messages=few, tools=tools))
-    # The head, what is kept of the middle, and each of the tools, which may stand wherever they like.
+    # Number of parts: the head, the kept parts of the middle, and each tool, which may be anywhere.
     runs = 1 + sum(after != before + 1 for before, after in itertools.pairwise(places)) + len(tools)
     end = shared_end(made.text, known.text)
     more = len(whole.messages), made, end, _unseen(whole.messages, places)
@@ -179,7 +184,7 @@ def _kind(message: Message) -> tuple[str, bool, bool]:
 
 
 def _shows(message: Message) -> bool:
-    """Whether there is a picture in it, or a sound: some templates number them."""
+    """Whether it has an image or audio: some templates number them."""
     return isinstance(message.content, list) and any("media" in part for part in message.content)
 
 
@@ -196,13 +201,13 @@ def _tool_name(tool: dict[str, Any]) -> Any:
 _DIGITS = re.compile(r"([0-9]+)")
 LONGEST_NUMBER = 9
 LEAST_NUMBERED = 3
-"""Messages at the end that the second conversation has."""
+"""Minimum number of messages at the end of the second conversation."""
 
 
 def _with_other_rounds(messages: Sequence[Message], places: Sequence[int]) -> tuple[int, ...] | None:
-    """With fewer calls, or with the first that were left out; None where none were.
+    """Choose messages with fewer calls, or with the first calls that were left out; None if none were.
 
-    Fewer are less to render. But of all kinds of messages at the end one must stay: it may have a number.
+    Fewer are cheaper to render. But each kind of message at the end must stay: it may have a number.
     """
     roles, left_out = [message.role for message in messages], {*range(len(messages))} - {*places}
     first_call = min((place for place in left_out if messages[place].tool_calls), default=None)
@@ -222,7 +227,7 @@ def _with_other_rounds(messages: Sequence[Message], places: Sequence[int]) -> tu
 def _check_numbers(
     short: Short, places: tuple[int, ...], other: Rendering, known: str, runs: int
 ) -> Short | None:
-    """The short conversation, with its numbers if there are any; None where it is no part of the known."""
+    """Return the short conversation, with its numbers if any; None if it is not a part of the known one."""
     text = short.rendering.text
     tail, numbers = _compare_ends(text, other.text, known[-2 * len(text) :])
     if not numbers:
@@ -234,9 +239,10 @@ def _check_numbers(
 
 
 def _compare_ends(short: str, other: str, known: str) -> tuple[int, set[tuple[int, int, str]]]:
-    """Characters of the short text that all three end with, but for numbers; and how these differ.
+    """Return the number of characters with which all three texts end, except for numbers, and how these
+    differ.
 
-    By which step, by which shift, and behind which character they stand.
+    A difference is the step, the shift, and the character before the number.
     """
     tail, found = 0, set[tuple[int, int, str]]()
     texts = [_DIGITS.split(text)[::-1] for text in (short, other, known)]
@@ -253,7 +259,7 @@ def _compare_ends(short: str, other: str, known: str) -> tuple[int, set[tuple[in
 
 
 def _difference(one: str, other: str) -> int | None:
-    """Of two numbers that are written as such."""
+    """Return the difference of two numbers without leading zeros, else None."""
     if max(len(one), len(other)) > LONGEST_NUMBER or not (one.isdecimal() and other.isdecimal()):
         return None
     plain = str(int(one)) == one and str(int(other)) == other
@@ -261,7 +267,7 @@ def _difference(one: str, other: str) -> int | None:
 
 
 def _number_end(numbering: Numbering, before: str, text: str, other: str, instead_of: int) -> str | None:
-    """The new end with the numbers of the whole, if what it comes instead of has none."""
+    """Return the new end with the numbers of the whole, if the replaced text has none."""
     old = numbering.rendering.text
     kept = old[: len(old) - instead_of]
     if before[len(before) - instead_of :] != old[len(kept) :] or not other.startswith(kept):
@@ -287,7 +293,7 @@ def _mask(text: str) -> str:
 
 
 def _is_part(short: str, whole: str, runs: int) -> bool:
-    """Whether a text is made of so many pieces of another one, in their order."""
+    """Whether a text consists of at most this many pieces of another, in order."""
     at = 0
     for _ in range(runs):
         low, high, found = 0, len(short), at
@@ -300,7 +306,7 @@ def _is_part(short: str, whole: str, runs: int) -> bool:
 
 
 def _places(messages: Sequence[Message]) -> tuple[int, ...] | None:
-    """The numbers of those that a short conversation has; None where it would not be short."""
+    """Return the indices of the messages of a short conversation; None if it would not be short."""
     roles = [message.role for message in messages]
     count = len(roles)
     if count < LEAST_MESSAGES or not {"assistant", "user"} <= {*roles}:
@@ -317,7 +323,7 @@ def _places(messages: Sequence[Message]) -> tuple[int, ...] | None:
         for place in range(tail - 1, head - 1, -1):
             if shapes[place] not in known:
                 places.update(_round(roles, place))
-                known.update(shapes[each] for each in _round(roles, place))
+                known.update(shapes[index] for index in _round(roles, place))
         kept = sorted(places)
         if count - len(kept) >= LEAST_LEFT_OUT and _joins(roles, kept):
             return tuple(kept)
@@ -325,7 +331,7 @@ def _places(messages: Sequence[Message]) -> tuple[int, ...] | None:
 
 
 def _joins(roles: Sequence[str], places: Sequence[int]) -> bool:
-    """Whether what stands side by side in a short conversation has such neighbours in the whole one, too."""
+    """Whether all neighbours in a short conversation have such neighbours in the whole one."""
     return all(
         after == before + 1 or roles[before : before + 2] == roles[after - 1 : after + 1]
         for before, after in itertools.pairwise(places)
@@ -333,7 +339,7 @@ def _joins(roles: Sequence[str], places: Sequence[int]) -> bool:
 
 
 def _round(roles: Sequence[str], place: int) -> range:
-    """A message, with the calls that it is the result of and with their other results."""
+    """Return a message with the calls that it is the result of and their other results."""
     start = place
     while roles[start] in _RESULTS and start:
         start -= 1
@@ -342,7 +348,7 @@ def _round(roles: Sequence[str], place: int) -> range:
 
 _WORD = re.compile(r"\w+")
 LAST_WORDS = 256
-"""Characters in which the last word of a message is looked for."""
+"""Maximum number of characters in which the last word of a message is searched for."""
 
 
 def _last_text(message: Message) -> str:
@@ -357,22 +363,24 @@ _RESULTS = ("tool", "function")
 
 
 def _after_results(roles: Sequence[str], place: int) -> int:
-    """The first number from this one on that is not of what a tool says."""
+    """Return the first index from this one on that is not a tool result."""
     while place < len(roles) and roles[place] in _RESULTS:
         place += 1
     return min(place, len(roles))
 
 
 def _shape(message: Message, late: bool) -> tuple[Any, ...]:
-    """What a template may go by when it writes one message in another way than the next."""
-    content, thought = (type(each) if each else repr(each) for each in (message.content, message.reasoning))
+    """Return everything by which a template may write one message differently from the next."""
+    content, thought = (
+        type(field) if field else repr(field) for field in (message.content, message.reasoning)
+    )
     thinks = message.role == "assistant" and isinstance(message.content, str) and "think" in message.content
     calls = min(len(message.tool_calls), 2)
     return message.role, content, thought, thinks, calls, message.name is None, late, _shows(message)
 
 
 def _refers_to_itself(messages: Sequence[Message]) -> bool:
-    """Whether all that stands in a short conversation is there that something in it refers to."""
+    """Whether all calls that results refer to are in a short conversation."""
     calls = {call.id for message in messages for call in message.tool_calls}
     return all(message.tool_call_id in calls for message in messages if message.tool_call_id is not None)
 
@@ -382,7 +390,7 @@ def names_of(messages: Iterable[Message]) -> Iterator[tuple[str | None, str]]:
 
 
 def shared_start(one: str, other: str) -> int:
-    """How many characters two texts begin with in common."""
+    """Return the number of leading characters that two texts share."""
     low, high = 0, min(len(one), len(other))
     if one[:high] == other[:high]:
         return high
@@ -396,7 +404,7 @@ def shared_start(one: str, other: str) -> int:
 
 
 def shared_end(one: str, other: str) -> int:
-    """How many characters two texts end with in common."""
+    """Return the number of trailing characters that two texts share."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,15 +1,18 @@
-"""Where pictures and sounds stand in a prompt, from the part of a message to the ids of the engine.
+"""Positions of images and audio in a prompt, from the part of a message to the ids of the engine.
 
-1. A template is given the part in the form that it knows, and writes its own words for it, its *run*:
-   `<|vision_start|><|image_pad|><|vision_end|>`. Both are found by trying the template (`find_forms`). Where
-   it knows no such parts, or not in this role, what the next step makes is put into the text at once.
-2. In what was rendered, each run becomes a *place*: a text of noncharacters that stands for what is shown.
-   Clients' words can hold neither: runs are broken by a mark in them as control tokens are (encode.py), and
-   a conversation with pictures that holds the noncharacter of places is refused. From here on two prompts
-   that show other things are other texts; who goes on from a text needs to know no more (known.py, seams.py).
-3. When the text is encoded, each place is filled with the ids that the engine wants there (`Filling`), and
-   it is noted as a span where these stand. What the run has before and behind its middle is kept, unless the
-   engine's ids have it: some engines give all that the model wants, others what a processor would put there.
+1. A template gets the part in the form that it knows, and writes its own text for it, its *run*:
+   `<|vision_start|><|image_pad|><|vision_end|>`. Both are found by probing the template (`find_forms`). If it
+   does not support such parts, or not in this role, the placeholder of the next step is put into the text
+   directly.
+2. In the rendered text, each run becomes a placeholder: a text of noncharacters that stands for the media. A
+   client's text can contain neither: runs are broken by a mark as control tokens are (encode.py), and a
+   conversation with media that contains the placeholders' noncharacter is refused. From here on, two prompts
+   with different media are different texts, so code that compares texts needs nothing else (known.py,
+   seams.py).
+3. When the text is encoded, each placeholder is filled with the engine's ids for the media (`Filling`), and
+   its range is recorded as a span. The run's ids before and after its middle are kept, unless the engine's
+   ids contain them: some engines return everything that the model needs, others only what a processor would
+   insert.
 """
 
 import json
@@ -33,16 +36,16 @@ from dragoman.types import Conversation, Message
 PLACE = "\ufdef"
 _ESCAPED_PLACE = "\\ufdef"
 _ESCAPED = re.compile(r"\\ufdef(?:\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2})+\\ufdef", re.IGNORECASE)
-"""As `tojson(ensure_ascii=true)` writes one."""
+"""A placeholder as `tojson(ensure_ascii=true)` writes it."""
 _SPELLED = str.maketrans({digit: chr(0x1FFFE + 0x10000 * int(digit, 16)) for digit in "0123456789abcdef"})
-"""Digits of a place are noncharacters, so that nothing that a model says is found in one, and no number."""
+"""Digits of a placeholder are noncharacters, so that no text of the model and no number matches in one."""
 PLAIN_RUNS: Mapping[MediaKind, str] = {"image": "<image>", "audio": "<audio>"}
-"""What prompts of text say where the template says nothing."""
+"""Text shown for media where the template has none."""
 MOST_PLACED = 2**20
-"""Ids of pictures that are kept."""
+"""Maximum number of cached ids of media."""
 
 
-# What a template makes of parts
+# How a template writes media parts
 
 
 MediaForms: TypeAlias = Mapping[MediaKind, MediaForm]
@@ -62,7 +65,8 @@ _FORMS: Mapping[MediaKind, Sequence[Mapping[str, Any]]] = {
     ),
 }
 _BEFORE, _BEHIND = ({"type": "text", "text": text} for text in ("Qmark7", "Qother8"))
-# Not the system's: where its messages go depends on the template, and so would the order of runs.
+# Without the system role: the position of its messages depends on the template, and so would the order of
+# runs.
 _ROLES = ("user", "tool", "assistant")
 _WORDS = re.compile(r"^[\w\s:.,;#-]*")
 
@@ -70,7 +74,7 @@ _WORDS = re.compile(r"^[\w\s:.,;#-]*")
 def find_forms(
     render: Callable[[Mapping[str, Any]], str], kinds: Iterable[MediaKind]
 ) -> dict[MediaKind, MediaForm]:
-    """Of those kinds that the template knows."""
+    """Return the forms of the kinds that the template supports."""
     probe = TraitProbe(render)
     found = {kind: _find_form(probe, kind) for kind in kinds}
     return {kind: form for kind, form in found.items() if form is not None}
@@ -87,7 +91,7 @@ def _find_form(probe: TraitProbe, kind: MediaKind) -> MediaForm | None:
 
 
 def _added(probe: TraitProbe, role: str, *parts: Mapping[str, Any]) -> str:
-    """What a template writes for parts between two texts; empty where it is not an addition."""
+    """Return what a template writes for parts between two texts; "" if it is not an addition."""
     without = probe.with_content(role, [_BEFORE, _BEHIND])
     text = probe.with_content(role, [_BEFORE, *parts, _BEHIND])
     if text is None or without is None or len(text) <= len(without):
@@ -96,7 +100,7 @@ def _added(probe: TraitProbe, role: str, *parts: Mapping[str, Any]) -> str:
     size = len(text) - len(without)
     if start + shared_end(without, text) < len(without):
         return ""
-    # What follows may begin like it: then it began earlier.
+    # The text after it may begin alike: then the addition began earlier.
     while start and text[start - 1] == text[start + size - 1]:
         start -= 1
     added = text[start : start + size]
@@ -104,30 +108,30 @@ def _added(probe: TraitProbe, role: str, *parts: Mapping[str, Any]) -> str:
 
 
 def _run(added: str) -> str:
-    """Without words and spaces around it: `Audio 1: <|AUDIO|>\\n` has `<|AUDIO|>`."""
+    """Strip words and spaces around a run: `Audio 1: <|AUDIO|>\\n` gives `<|AUDIO|>`."""
     start = len(added) - len(_WORDS.sub("", added, count=1))
     end = len(_WORDS.sub("", added[::-1], count=1))
     return added[start:end] if start < end else added.strip()
 
 
 def _pattern(run: str, twice: str) -> re.Pattern[str] | None:
-    """Of what stands twice in what is written for two."""
+    """Return a pattern that matches a run twice in the text written for two parts."""
     same = re.escape(run)
     tried = (re.compile(each) for each in (same, re.sub(r"\d+", r"\\d+", same)))
     return next((pattern for pattern in tried if len(pattern.findall(twice)) == 2), None)
 
 
 def shielded_runs(kinds: Iterable[MediaKind], traits: Iterable[TemplateTraits]) -> set[str]:
-    """What clients' words must not hold beside control tokens."""
+    """Return the texts that a client's words must not contain, in addition to control tokens."""
     own = {form.shielded for each in traits for form in each.media.values()}
     return own | {PLAIN_RUNS[kind] for kind in kinds}
 
 
-# Places in a text
+# Placeholders in a text
 
 
 def spell_place(media: Media) -> str:
-    """The text that stands for it. How closely it is to be looked at counts, too: it decides over ids."""
+    """Return the placeholder of a medium. Its detail counts, too, because it decides the ids."""
     key = blake2b(f"{media.digest}\0{media.detail}".encode(), digest_size=16).hexdigest()
     return PLACE + key.translate(_SPELLED) + PLACE
 
@@ -136,7 +140,7 @@ _PLACE_CHARS = 34
 
 
 def strip_media(media: Mapping[str, Media]) -> dict[str, Media]:
-    """What is to be remembered of them: all but their data."""
+    """Return the media without their data, for caches."""
     return {key: replace(each, data=b"") for key, each in media.items()}
 
 
@@ -150,34 +154,34 @@ def render_places(
     modalities: frozenset[MediaKind],
     write: Callable[[Conversation], Rendering],
 ) -> Rendering:
-    """What a template writes for a conversation, with places. `write` renders one without media."""
+    """Render a conversation with placeholders. `write` renders one without media."""
     check_modalities(conversation.media, conversation.places, modalities)
     _check_text(conversation)
-    for given in (forms, {}) if forms else ({},):
-        shown, order = _show(conversation, given)
+    for supported in (forms, {}) if forms else ({},):
+        shown, order = _show(conversation, supported)
         try:
-            made = write(shown)
+            rendering = write(shown)
         except TemplateError:
-            # Some refuse pictures beside something else.
-            if given:
+            # Some templates refuse media combined with other parts.
+            if supported:
                 continue
             raise
-        text = _mark_places(made.text, order, given)
+        text = _mark_places(rendering.text, order, supported)
         if text is not None:
             break
-    return replace(made, text=text)
+    return replace(rendering, text=text)
 
 
 def _check_text(conversation: Conversation) -> None:
-    said = (conversation.messages, conversation.tools, conversation.documents, conversation.response_prefix)
-    joined = join_strings(msgspec.to_builtins((said, dict(conversation.template_kwargs)), str_keys=False))
+    texts = (conversation.messages, conversation.tools, conversation.documents, conversation.response_prefix)
+    joined = join_strings(msgspec.to_builtins((texts, dict(conversation.template_kwargs)), str_keys=False))
     if PLACE in joined or _ESCAPED_PLACE in joined.lower():
-        message = "A conversation with images or audio cannot contain the noncharacter U+FDEF."
+        message = "A conversation with images or audio cannot contain the noncharacter U+FDEF; remove it."
         raise BadRequest(message, param=CONVERSATION, code="invalid_value")
 
 
 Order: TypeAlias = dict[MediaKind, list[str]]
-"""The places that the template is to write runs for."""
+"""Placeholders for which the template is to write runs."""
 
 
 def _show(conversation: Conversation, forms: MediaForms) -> tuple[Conversation, Order]:
@@ -205,7 +209,7 @@ def _show_message(message: Message, media: Mapping[str, Media], forms: MediaForm
 
 
 def _mark_places(text: str, order: Order, forms: MediaForms) -> str | None:
-    """With places for runs; None where there are more or fewer of these."""
+    """Replace runs by placeholders; return None if their numbers differ."""
     for kind, places in order.items():
         pattern = forms[kind].pattern
         if places and len(pattern.findall(text)) != len(places):
@@ -223,15 +227,15 @@ def _next(places: Any, _: re.Match[str]) -> str:
 
 
 def spell_runs(text: str, media: Iterable[Media], forms: MediaForms) -> str:
-    """A text with what the template writes in the place of places, for those who read it."""
-    for each in media:
-        form = forms.get(each.kind)
-        text = text.replace(spell_place(each), form.run if form else PLAIN_RUNS[each.kind])
+    """Replace placeholders by what the template writes, for display."""
+    for item in media:
+        form = forms.get(item.kind)
+        text = text.replace(spell_place(item), form.run if form else PLAIN_RUNS[item.kind])
     return text
 
 
 def chars_of_text(text: str) -> int:
-    """Without places, of which nobody knows here how many ids they have."""
+    """Count the characters without placeholders, whose number of ids is unknown here."""
     return len(text) - text.count(PLACE) // 2 * _PLACE_CHARS
 
 
@@ -239,18 +243,18 @@ def chars_of_text(text: str) -> int:
 
 
 Placer: TypeAlias = Callable[[Media], Sequence[int]]
-"""`MediaEngine.place`; what it gives was checked."""
+"""`MediaEngine.place`, with checked results."""
 
 
 class MediaIds:
-    """What an engine wants in the places of pictures, asked once. Threads may share it."""
+    """Cache of an engine's ids for media. Threads may share it."""
 
     def __init__(self, place: Placer, share: SharedIds) -> None:
         self._place, self._share = place, share
         self._kept = Lately[tuple[int, ...]](MOST_PLACED)
 
     def find(self, media: Media, field: str) -> tuple[int, ...]:
-        """`field` is where the request has it."""
+        """Return the ids of a medium. `field` is its param in the request."""
         key = media.digest, media.detail
         ids = self._kept.get("", key)
         if ids is None:
@@ -265,7 +269,7 @@ class MediaIds:
 
 
 class Filling:
-    """The places of one prompt, while it is encoded."""
+    """The placeholders of one prompt while it is encoded."""
 
     def __init__(
         self,
@@ -274,22 +278,22 @@ class Filling:
         runs: Mapping[MediaKind, Sequence[int]],
         controls: Container[int],
     ) -> None:
-        """`runs` are those of the template, as ids; those without a control token are mere words."""
+        """`runs` are the template's runs as ids; a run without a control token is ordinary text."""
         self._media = {spell_place(each).strip(PLACE): each for each in conversation.media.values()}
         self._fields = conversation.places
         self._ids = ids
         self._runs = {kind: run for kind, run in runs.items() if any(id_ in controls for id_ in run)}
         self.spans: list[MediaSpan] = []
-        """Without data."""
+        """Spans without data."""
 
     def go_on(self, spans: Iterable[MediaSpan], count: int) -> None:
-        """From the first ids of another prompt, which has these."""
+        """Continue after the first ids of another prompt, which has these spans."""
         self.spans = [span for span in spans if span.start < count]
 
     def encode(
         self, encode: Callable[..., list[int]], at: int, text: str, *, begins: bool, borders: Borders | None
     ) -> list[int]:
-        """A text behind so many ids. `encode` is for what stands between places, and `borders` as there."""
+        """Encode a text after `at` ids. `encode` is used between placeholders and appends to `borders`."""
         ids, chars = list[int](), 0
         for number, piece in enumerate(text.split(PLACE)):
             shown = self._media.get(piece) if number % 2 else None
@@ -313,7 +317,7 @@ class Filling:
         return [*before, *own, *behind]
 
     def settle(self, media: Mapping[str, Media]) -> tuple[MediaSpan, ...]:
-        """The spans with what is shown there, as closely as it was to be looked at when it was placed."""
+        """Return the spans with their media, in the detail used when they were encoded."""
         found = {each.digest: each for each in media.values()}
         return tuple(_settle(span, found[span.media.digest]) for span in self.spans)
 
@@ -324,7 +328,9 @@ def _settle(span: MediaSpan, media: Media) -> MediaSpan:
 
 
 def cut_spans(spans: Sequence[MediaSpan], whole: int, kept: int) -> tuple[tuple[MediaSpan, ...], int]:
-    """Of a prompt's last ids: the spans in these, and how many ids are left. What is cut goes as a whole."""
+    """Return the spans in the last ids of a prompt, and the number of ids left. A cut span is removed as a
+    whole.
+    """
     start = whole - kept
     for span in spans:
         if span.start < start < span.start + span.count:

@@ -1,10 +1,10 @@
-"""Compiles a chat template and renders it as Hugging Face's `apply_chat_template` does.
+"""Compiles chat templates and renders them as Hugging Face's `apply_chat_template` does.
 
-This is the one place where templates are compiled: in jinja2's sandbox, made narrower, and metered. What
-Hugging Face gives a template is given here: the same whitespace rules, `break` and `continue`,
-`{% generation %}`, `tojson`, `raise_exception`, `namespace`, `dict`. On top of jinja2's own sandbox,
-attributes are those of the table below only, and what costs is spent for (see budget.py). A template may
-change lists and dicts: they are copies, and some templates keep a queue in one.
+This is the only module that compiles templates: in jinja2's sandbox, restricted further and metered.
+Templates get what Hugging Face gives them: the same whitespace rules, `break` and `continue`, `{% generation
+%}`, `tojson`, `raise_exception`, `namespace`, `dict`. In addition to jinja2's own sandbox, only the
+attributes in the table below are accessible, and costly operations spend from a budget (see budget.py). A
+template may change lists and dicts: they are copies, and some templates keep a queue in one.
 """
 
 import json
@@ -48,7 +48,7 @@ MAX_SOURCE = 1024 * 1024
 
 
 class ChatTemplate:
-    """A chat template, ready to render.
+    """A compiled chat template.
 
     `ChatTemplate("{{ bos_token }}{{ messages[0].content }}", special={"bos_token": "<s>"})` rendered with
     `messages=[{"role": "user", "content": "hi"}]` gives `<s>hi`.
@@ -63,19 +63,21 @@ class ChatTemplate:
         self._template = _compile(source)
         self.tree = SANDBOX.parse(source)
         self.stops = _stop_strings(self.tree, self._special)
-        """Texts that end an answer, where the template says so."""
+        """Stop strings that the template sets."""
         self._asks = meta.find_undeclared_variables(self.tree)
         self._functions_as_text = _adds_functions(self.tree)
         self._always = {**self._template.globals, **self._special}
 
     def render(self, variables: Mapping[str, Any]) -> str:
-        """The text for plain data; what the template refuses becomes a TemplateError with its own words."""
+        """Render the template with plain data. If the template refuses it, raise a TemplateError with the
+        template's text.
+        """
         budget = RenderBudget()
         try:
             values = budget.copy({**self._more(variables), **variables})
         except RecursionError:
-            raise TemplateError("The conversation is nested too deeply.") from None
-        # Shared is what jinja2 calls variables with which its globals are already.
+            raise TemplateError("The conversation is nested too deeply; flatten it.") from None
+        # jinja2 calls variables shared if they already include its globals.
         context = self._template.new_context(
             {**self._always, **values, "strftime_now": self._strftime_now, BUDGET: budget}, shared=True
         )
@@ -91,24 +93,24 @@ class ChatTemplate:
             _let_go(context)
 
     def _more(self, variables: Mapping[str, Any]) -> dict[str, Any]:
-        """What few templates ask for, by names that Hugging Face has not."""
-        found: dict[str, Any] = {}
+        """Return variables that a few templates need, by names that Hugging Face does not define."""
+        variables_: dict[str, Any] = {}
         if "functions" in self._asks:
             functions = [tool.get("function", tool) for tool in variables.get("tools") or ()]
             form = json.JSONEncoder(ensure_ascii=False, indent=4)
             text = "".join(_indented(functions, form)) if functions else ""
-            found["functions"] = text if self._functions_as_text else functions
+            variables_["functions"] = text if self._functions_as_text else functions
         if "datetime" in self._asks:
-            found["datetime"] = self._strftime_now("%Y-%m-%d %H:%M:%S")
-        return found
+            variables_["datetime"] = self._strftime_now("%Y-%m-%d %H:%M:%S")
+        return variables_
 
     def _strftime_now(self, format: str) -> str:
         return self._clock().strftime(format)
 
     def _describe(self, error: Exception) -> str:
         line = self._line(error.__traceback__)
-        place = f" at its line {line}" if line else ""
-        return f"The chat template cannot render this conversation: {type(error).__name__}{place}."
+        location = f" in line {line}" if line else ""
+        return f"The chat template cannot render this conversation: {type(error).__name__}{location}."
 
     def _line(self, traceback: TracebackType | None) -> int | None:
         line = None
@@ -120,7 +122,7 @@ class ChatTemplate:
 
 
 def _let_go(context: runtime.Context) -> None:
-    """Macros hold the context that holds them, and with it a copy of the conversation: they part here."""
+    """Break the reference cycle of macros and their context, which keeps a copy of the conversation alive."""
     for value in context.vars.values():
         if type(value) is runtime.Macro:
             del value._func
@@ -130,26 +132,32 @@ def _let_go(context: runtime.Context) -> None:
 def _compile(source: str) -> jinja2.Template:
     if len(source) > MAX_SOURCE:
         raise TemplateError(
-            f"A chat template has at most {MAX_SOURCE} characters, this one has {len(source)}."
+            f"The chat template has {len(source)} characters; at most {MAX_SOURCE} are allowed."
         )
     try:
         return SANDBOX.load(source)
     except jinja2.TemplateSyntaxError as error:
-        raise TemplateError(f"The chat template is wrong at line {error.lineno}: {error.message}.") from None
+        raise TemplateError(
+            f"The chat template has an error in line {error.lineno}: {error.message}."
+        ) from None
     except (RecursionError, MemoryError, SyntaxError, ValueError, OverflowError) as error:
         raise TemplateError(f"The chat template cannot be compiled: {type(error).__name__}.") from None
 
 
 def _stop_strings(tree: nodes.Template, special: Mapping[str, str]) -> tuple[str, ...]:
-    """What `{% set stop_strings = ["###", eos_token] %}` says, which is how TabbyAPI's templates do."""
+    """Return the texts in `{% set stop_strings = ["###", eos_token] %}`, TabbyAPI's
+    syntax for stop strings.
+    """
     for node in tree.body:
         if not (isinstance(node, nodes.Assign) and isinstance(node.target, nodes.Name)):
             continue
         if node.target.name == "stop_strings":
             items = node.node.items if isinstance(node.node, nodes.List) else [node.node]
-            found = [_text(each, special) for each in items]
+            found = [_text(item, special) for item in items]
             if not all(found):
-                logger.warning("What the chat template has in stop_strings beside plain texts is left out")
+                logger.warning(
+                    "stop_strings in the chat template: items that are not plain texts are ignored"
+                )
             return tuple(text for text in found if text)
     return ()
 
@@ -161,7 +169,9 @@ def _text(node: nodes.Node, special: Mapping[str, str]) -> str | None:
 
 
 def _adds_functions(tree: nodes.Template) -> bool:
-    """Whether `functions` is written as it is, and must be text; else it is a list that is gone through."""
+    """Whether `functions` is written directly, so that it must be text; otherwise it is a list to iterate
+    over.
+    """
     writing = tree.find_all((nodes.Add, nodes.Concat, nodes.Output))
     return any(
         isinstance(each, nodes.Name) and each.name == "functions"
@@ -173,11 +183,11 @@ def _adds_functions(tree: nodes.Template) -> bool:
 # The sandbox
 
 BUDGET = " budget"
-"""Where a rendering keeps its budget. The space keeps the name out of a template's reach."""
+"""Key of a rendering's budget. The space makes the name unreachable for templates."""
 
 _MAX_JSON_INDENT = 64
 _INTERNALS = re.compile(r"__\w+__")
-"""No chat template has a use for Python's own names, and every published escape has one."""
+"""Python's own names: no chat template needs one, and every published sandbox escape uses one."""
 
 _UNFIT = {"encode", "format_map", "maketrans", "translate", "fromkeys"}
 
@@ -202,7 +212,7 @@ _HIDDEN = frozenset({"_block_vars", "_loop_vars"})
 
 
 class Raised(jinja2.TemplateError):
-    """A template's own `raise_exception`."""
+    """Raised by a template's own `raise_exception`."""
 
 
 def _raise(message: Any) -> NoReturn:
@@ -218,9 +228,9 @@ def _tojson(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    """Unlike jinja2's own, and like Hugging Face's, this does not escape for HTML.
+    """Encode JSON as Hugging Face does: without jinja2's HTML escapes.
 
-    What `map` and `select` give is a list here, as it is in llama.cpp, whose own templates count on it.
+    Iterators from `map` and `select` become lists, as in llama.cpp, whose own templates rely on it.
     """
     value = _list_iterator(value)
     if width_of(indent) > _MAX_JSON_INDENT:
@@ -239,7 +249,7 @@ def _tojson(
 
 
 def _indented(value: Any, encoder: json.JSONEncoder, newline: str = "\n") -> Iterator[str]:
-    """As `encoder.iterencode` writes it, which leaves functions behind that hold each other."""
+    """Encode like `encoder.iterencode`, which creates reference cycles of functions."""
     plain = _ASCII if encoder.ensure_ascii else _UNICODE
     if not value or not isinstance(value, (dict, list, tuple)):
         yield plain.encode(value)
@@ -249,7 +259,7 @@ def _indented(value: Any, encoder: json.JSONEncoder, newline: str = "\n") -> Ite
     is_dict, inner, before = isinstance(value, dict), newline + step, ""
     yield "{" if is_dict else "["
     for key, each in sorted(items) if is_dict and encoder.sort_keys else items:
-        # `{"key": 0}`: a key that is no text is written as one, or refused, as ever.
+        # `{"key": 0}`: a key that is not text is converted to one or refused, as usual.
         name = plain.encode({key: 0})[1:-4] + encoder.key_separator if is_dict else ""
         yield before + inner + name
         yield from _indented(each, encoder, inner)
@@ -258,7 +268,7 @@ def _indented(value: Any, encoder: json.JSONEncoder, newline: str = "\n") -> Ite
 
 
 class _Namespace(Namespace):
-    """jinja2's, with names of Python's own kept out, and a text that does not contain its values."""
+    """jinja2's namespace, without Python's own names, and with a text that does not contain its values."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         attributes = dict(*args[1:], **kwargs)
@@ -276,7 +286,7 @@ class _Namespace(Namespace):
 
 def _check_name(name: Any) -> None:
     if str(name).startswith("_"):
-        raise SecurityError("names in a namespace do not start with an underscore")
+        raise SecurityError("names in a namespace must not start with an underscore")
 
 
 class _Context(runtime.Context):
@@ -288,7 +298,7 @@ class _Context(runtime.Context):
 
 
 class _Generation(ext.Extension):
-    """`{% generation %}` marks what the assistant wrote, for training. Here its body is all that matters."""
+    """`{% generation %}`, which marks the assistant's text for training. Only its body is used here."""
 
     tags = {"generation"}  # noqa: RUF012, the base class declares it so
 
@@ -302,7 +312,7 @@ class _Generation(ext.Extension):
 
 
 class Sandbox(SandboxedEnvironment):
-    """Compiles templates whose renderings spend from the budget in their context."""
+    """Sandbox whose templates spend from the budget in their context."""
 
     intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%", "**"})
     context_class = _Context
@@ -324,11 +334,13 @@ class Sandbox(SandboxedEnvironment):
         tree = self.parse(source)
         for node in tree.find_all(nodes.Node):
             if isinstance(node, (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)):
-                raise jinja2.TemplateSyntaxError("it cannot load other templates", node.lineno)
+                raise jinja2.TemplateSyntaxError("a chat template cannot load other templates", node.lineno)
             if any(_INTERNALS.search(str(getattr(node, field, ""))) for field in ("attr", "key", "value")):
-                raise jinja2.TemplateSyntaxError("it cannot name Python's internals", node.lineno)
+                raise jinja2.TemplateSyntaxError(
+                    "a chat template cannot name Python's internals", node.lineno
+                )
         template = self.from_string(Metering().visit(tree))
-        # Jinja has them in layers, which each rendering would go through.
+        # Jinja keeps them in layers, which each rendering would search.
         template.globals = dict(template.globals)
         return template
 
@@ -355,13 +367,13 @@ class Sandbox(SandboxedEnvironment):
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         budget: RenderBudget = __context.budget
-        # jinja2 adds keywords of its own, which it takes away again.
+        # jinja2 adds its own keywords and removes them again.
         own = {key: value for key, value in kwargs.items() if key not in _HIDDEN} if kwargs else kwargs
         if type(__obj) is runtime.Macro:
-            # What jinja2 does with every callable comes to this; macros and methods are most of them.
+            # jinja2 does this for every callable in the end; most are macros and methods.
             return budget.take(__obj(__context.eval_ctx, *args, **own))
         name = getattr(__obj, "__name__", "")
-        # jinja2 hands out `str.format` wrapped.
+        # jinja2 wraps `str.format`.
         owner = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)
         if isinstance(owner, str) and name in GROWTH_OF_METHODS:
             args = tuple(map(_list_iterator, args))
@@ -400,7 +412,7 @@ def _finalize(context: _Context, value: Any) -> Any:
 
 
 def _list_iterator(value: Any) -> Any:
-    """Iterators become lists, so that they can be measured first."""
+    """Convert iterators to lists, so that they can be measured first."""
     return list(value) if isinstance(value, Iterator) else value
 
 
@@ -409,7 +421,7 @@ def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
 
 
 def _meter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that spends before and after; what jinja2 passes to filters is passed on to it."""
+    """Wrap a filter so that it spends before and after, and gets what jinja2 passes to filters."""
     passes = _PassArg.from_obj(function)
     measure = GROWTH_OF_FILTERS.get(name)
 
@@ -435,7 +447,7 @@ def _passed_arguments(passes: _PassArg | None, context: _Context) -> tuple[Any, 
 SANDBOX = Sandbox()
 
 
-# Variables that a request gives it
+# Template variables of requests
 
 MAX_KWARGS_DEPTH = 8
 
@@ -452,11 +464,11 @@ RESERVED = frozenset({
 
 
 def check_kwargs(kwargs: Mapping[str, Any], most: int) -> None:
-    """Names that a template's own variables have are refused (CVE-2025-62426), and so is too much."""
+    """Refuse names of a template's own variables (CVE-2025-62426), and too much data."""
     for name in kwargs:
         if name in RESERVED or name.startswith("_") or not name.isidentifier():
             raise BadRequest(
-                f"'{TEMPLATE_KWARGS}' cannot set {name[:64]!r}.",
+                f"'{TEMPLATE_KWARGS}' cannot set {name[:64]!r}; use another name.",
                 param=TEMPLATE_KWARGS,
                 code="invalid_value",
             )
@@ -471,7 +483,7 @@ def _size(value: Any, depth: int) -> int:
         return 8
     if depth == 0 or not isinstance(value, (Mapping, list, tuple)):
         raise BadRequest(
-            f"'{TEMPLATE_KWARGS}' holds JSON values, at most {MAX_KWARGS_DEPTH} levels deep.",
+            f"'{TEMPLATE_KWARGS}' must be JSON values nested at most {MAX_KWARGS_DEPTH} levels deep.",
             param=TEMPLATE_KWARGS,
             code="invalid_value",
         )

@@ -1,8 +1,7 @@
-"""What a chat template can bear, found out by rendering it with small conversations.
+"""Features that a chat template supports, detected by rendering it with small conversations.
 
-Rules of this file: nothing is read off a model's name; a probe that raises or loses its mark is an answer
-too, but one that must be stopped is none, and the template is refused; it is done once for a template, when
-it is loaded.
+Rules of this file: a model's name is never used; a probe that raises or loses its mark is a result, too, but
+if one must be stopped, the template is refused; detection runs once per template, when it is loaded.
 """
 
 import itertools
@@ -43,58 +42,60 @@ _REASONING = (
 
 
 class MediaForm(Struct, frozen=True):
-    """How a template is given what is to be seen, or heard, and what it writes for it (sight.py)."""
+    """How a template takes media parts, and what it writes for them (sight.py)."""
 
     part: Mapping[str, Any]
     roles: frozenset[str]
-    """In whose messages it knows such parts."""
+    """Roles whose messages may have such parts."""
     run: str
-    """What it writes: `<|vision_start|><|image_pad|><|vision_end|>`."""
+    """What it writes, such as `<|vision_start|><|image_pad|><|vision_end|>`."""
     pattern: re.Pattern[str]
-    """Of runs: some templates number them."""
+    """Pattern of runs: some templates number them."""
 
     @property
     def shielded(self) -> str:
-        """What clients' words must not hold: the run, up to its number."""
+        """Text that a client's words must not contain: the run, up to its number."""
         numbered = self.pattern.pattern != re.escape(self.run)
         return re.split(r"\d", self.run, maxsplit=1)[0] if numbered else self.run
 
 
 class TemplateTraits(Struct, frozen=True, kw_only=True):
     developer: bool
-    """Knows the developer role by name."""
+    """Whether it knows the developer role."""
     system: bool
-    """Writes a leading system message."""
+    """Whether it writes a leading system message."""
     many_systems: bool
-    """Writes every system message, wherever it stands."""
+    """Whether it writes every system message at any position."""
     takes_parts: frozenset[str]
     """Roles whose content may be a list of parts."""
     needs_parts: frozenset[str]
-    """Roles whose content must be one."""
+    """Roles whose content must be a list of parts."""
     raw_arguments: bool
-    """Takes a call's arguments as JSON text, and writes that text unchanged."""
+    """Whether it takes a call's arguments as JSON text and writes it unchanged."""
     null_content: bool
-    """Takes null as the content of a message that only calls tools."""
+    """Whether it takes null as the content of a message that only calls tools."""
     reasoning_keys: tuple[str, ...]
-    """Names under which a message's reasoning can be given."""
+    """Keys for a message's reasoning."""
     thinking_excludes_content: bool
-    """Refuses reasoning beside content in a message that calls tools, as gpt-oss does."""
+    """Whether it refuses reasoning together with content in a message that calls tools, as gpt-oss does."""
     tools: bool
-    """Shows tools to the model."""
+    """Whether it shows tools to the model."""
     calls: bool
-    """Writes the calls of the history."""
+    """Whether it writes calls in the history."""
     tool_role: bool
-    """Writes the results of tools."""
+    """Whether it writes tool results."""
     empty_tools: bool
-    """No tools must be an empty list, because null cannot be gone through."""
+    """Whether no tools must be an empty list, because it iterates over null."""
     short_ids: bool
-    """Call ids must be nine letters or digits, as Mistral's are."""
+    """Whether call ids must be nine letters or digits, as in Mistral's."""
     media: Mapping[MediaKind, MediaForm] = field(default_factory=dict)
-    """What it knows of pictures and sounds, for models that do."""
+    """Syntax of image and audio parts, for models that take them."""
 
 
 def detect_traits(source: str, render: Render) -> TemplateTraits:
-    """`detect_traits(chatml, ChatTemplate(chatml).render).developer` is False: ChatML has no such role."""
+    """Detect traits: `detect_traits(chatml, ChatTemplate(chatml).render).developer` is False, as ChatML has
+    no such role.
+    """
     probe = TraitProbe(render)
     takes = frozenset(role for role in ("system", "user", "assistant", "tool") if probe.takes_parts(role))
     return TemplateTraits(
@@ -133,7 +134,7 @@ class TraitProbe:
             return None
 
     def tools(self) -> bool:
-        """With a tool it says more than without, or it refuses the question alone."""
+        """Whether it shows tools: it writes the tool's name, or refuses the question with a tool."""
         text = self.text([_USER], [_TOOL])
         return text is None or _TOOL["function"]["name"] in text
 
@@ -150,7 +151,7 @@ class TraitProbe:
 
     def takes_parts(self, role: str) -> bool:
         text = self.with_content(role, [{"type": "text", "text": _MARK}])
-        # A list that is written as a list is not taken apart.
+        # A list that is written as a list is not supported.
         return text is not None and _MARK in text and not re.search(r"""["']type["']: ["']text["']""", text)
 
     def takes_text(self, role: str) -> bool:
@@ -170,7 +171,7 @@ class TraitProbe:
             parsed = self.text(_calling(content=content), [_TOOL])
             raw = self.text(_calling(content=content, arguments=_RAW), [_TOOL])
             if parsed is not None and _MARK in parsed and "{'key'" not in parsed:
-                # The template writes both alike: the model's own bytes are the better ones.
+                # The template writes both alike: the model's own bytes are better.
                 return raw == parsed
             if raw is not None and _RAW in raw:
                 return True
@@ -205,7 +206,7 @@ class TraitProbe:
 
 
 def _calling(*, content: Any = "", arguments: Any = None, id: str = _SHORT_ID, **more: str) -> Messages:
-    """A user's message, a call, its result."""
+    """Build a user message, a call and its result."""
     function = {"name": "look", "arguments": {"key": _MARK} if arguments is None else arguments}
     call = {"id": id, "type": "function", "function": function}
     return [
@@ -215,16 +216,16 @@ def _calling(*, content: Any = "", arguments: Any = None, id: str = _SHORT_ID, *
     ]
 
 
-# What a template is tried with before only a part of a conversation is rendered with it (known.py)
+# Trial of a template before parts of conversations are rendered with it (known.py)
 
 SMALL = 2
-"""Numbers up to this one are what templates compare places and counts with."""
+"""Largest number with which templates usually compare indices and counts."""
 
 
 def counts_messages(tree: nodes.Template) -> bool:
-    """Whether a template may compare the place or the number of messages with a number of its own.
+    """Whether a template may compare the position or number of messages with a number.
 
-    `{% if loop.index > 20 %}` does; `{% if name | length > 20 %}` does not, where the name is no list of
+    `{% if loop.index > 20 %}` does; `{% if name | length > 20 %}` does not, if `name` is not a list of
     messages.
     """
     kinds = (nodes.Compare, nodes.Slice, nodes.BinExpr, nodes.Getitem)
@@ -239,18 +240,18 @@ def counts_messages(tree: nodes.Template) -> bool:
 
 
 def _is_looked_up(node: nodes.Node, tables: Container[str]) -> bool:
-    """In a table that the template itself has written: `budgets[16384]`."""
+    """Whether a table of the template itself is read: `budgets[16384]`."""
     return isinstance(node, nodes.Getitem) and isinstance(node.node, nodes.Name) and node.node.name in tables
 
 
 def _is_large(node: nodes.Node) -> bool:
-    inner = (each.expr if isinstance(each, nodes.Operand) else each for each in node.iter_child_nodes())
-    values = [each.value for each in inner if isinstance(each, nodes.Const)]
+    inner = (child.expr if isinstance(child, nodes.Operand) else child for child in node.iter_child_nodes())
+    values = [child.value for child in inner if isinstance(child, nodes.Const)]
     return any(type(value) is int and value > SMALL for value in values)
 
 
 def _is_length(node: nodes.Node) -> bool:
-    """Of anything but messages."""
+    """Whether the length of something other than messages is compared."""
     if not isinstance(node, nodes.Compare):
         return False
     named = {name.name for name in node.find_all(nodes.Name)}
@@ -276,7 +277,7 @@ TRIAL_TOOLS: tuple[dict[str, Any], ...] = tuple(
 
 
 _TRIALS = (
-    # Rounds of calls in each of a user's turns, one after the other; reasoning; calls at once.
+    # Rounds of calls in the user's turns, in order; reasoning; parallel calls.
     ((14,), "", (1,)),
     ((14,), "m", (1,)),
     ((5, 0), "m", (1, 2)),
@@ -287,7 +288,7 @@ _TRIAL_LENGTH = 34
 
 
 def trial_messages() -> Iterator[list[Message]]:
-    """Conversations of a few words, of each way to hold one."""
+    """Yield conversations of a few words, one for each pattern of turns."""
     for rounds, mind, calls in _TRIALS:
         messages = [Message(role="system", content="s")]
         turns = itertools.cycle(rounds)
@@ -300,10 +301,10 @@ def _trial_turn(start: int, rounds: int, mind: str, calls: Iterator[int]) -> Ite
     yield Message(role="user", content=f"u{start}")
     for number in range(rounds):
         ids = [f"c{start:03d}{number:03d}{call:02d}" for call in range(next(calls))]
-        made = tuple(ToolCall(id=id_, name=f"f{number % 3}", arguments='{"a": 1}') for id_ in ids)
-        thought = f"{mind}{start}{number}" if mind else None
-        said = ("", f"a{start}{number}", None)[number % 3]
-        yield Message(role="assistant", content=said, reasoning=thought, tool_calls=made)
+        tool_calls = tuple(ToolCall(id=id_, name=f"f{number % 3}", arguments='{"a": 1}') for id_ in ids)
+        reasoning = f"{mind}{start}{number}" if mind else None
+        content = ("", f"a{start}{number}", None)[number % 3]
+        yield Message(role="assistant", content=content, reasoning=reasoning, tool_calls=tool_calls)
         for id_ in ids:
             yield Message(role="tool", content=f"r{id_}", tool_call_id=id_)
     yield Message(role="assistant", content=f"z{start}", reasoning=f"{mind}{start}" if mind else None)

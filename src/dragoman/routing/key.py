@@ -1,9 +1,10 @@
-"""What routing knows of a request: digests of its beginnings, and what clients say of where it belongs.
+"""Routing keys: digests of a request's prefixes, and clients' hints about where it belongs.
 
-A prompt is cut at a few places, and each beginning up to one of them has a digest. Two requests begin alike
-as far as their digests are the same. The places lie further apart the further on they are, eight to each
-doubling of the length: a beginning of 20,000 tokens is known by 18,000 of them, and that is enough to find
-who has computed it. So a request of any length has about a hundred digests, and few of them are remembered.
+A prompt is cut at a few offsets, and each prefix up to one of them has a digest. Two requests have a common
+prefix as far as their digests are equal. The distance of the offsets grows, with eight offsets per doubling
+of the length: of a prefix of 20,000 tokens at least 18,000 are recognised, which is enough to find the
+replica that computed it. A request of any length therefore has about a hundred digests, and few of them are
+remembered.
 """
 
 from array import array
@@ -17,33 +18,33 @@ from msgspec import Struct
 from dragoman.media import MediaSpan
 
 BLOCK = 32
-"""Tokens. A beginning that is shorter is not worth going after."""
+"""Tokens per block. A shorter prefix is not worth routing by."""
 LEAST_KEPT = 4 * BLOCK
-"""Of the places that are not the last, the ones that are remembered begin here, and double from there."""
+"""Tokens of the first remembered offset; further ones double, and the last offset is always remembered."""
 BYTES_A_TOKEN = 4
-"""About, of a text that nobody has encoded."""
+"""Estimated bytes per token of text that is not encoded."""
 HINT_HEADER = "x-session-id"
 DIGEST_BITS = 60
-"""Python keeps such a number in 32 bytes; of a million beginnings, no two are likely to share one."""
+"""Python stores such a number in 32 bytes; among a million prefixes, a collision is unlikely."""
 
 
 class RoutingKey(Struct, frozen=True, kw_only=True):
-    """One request."""
+    """Routing data of one request."""
 
     chain: tuple[tuple[int, int], ...] = ()
-    """Places, in tokens, and the digests of what comes before each, the shortest first."""
+    """Offsets in tokens with the digests of the prefixes before them, shortest first."""
     marks: tuple[int, ...] = ()
-    """The digests that are worth remembering."""
+    """Digests that are worth remembering."""
     tokens: int = 0
-    """Of all of it, about."""
+    """Estimated number of tokens of the request."""
     hints: tuple[int, ...] = ()
-    """Digests of what clients say of where it belongs, the surest first."""
+    """Digests of clients' hints, most reliable first."""
     home: int = 0
-    """Decides where it goes if nobody knows anything of it: routers that never met agree on that."""
+    """Position on the ring for a request without known prefixes: routers without shared state agree on it."""
 
 
 def digest_hint(hint: str, owner: str = "") -> int:
-    """Of a name that a client gives its session, or that we gave a response. Each owner has its own."""
+    """Return the digest of a session name of a client, or of a response id. Owners have separate digests."""
     return _number(blake2b(f"{owner}\0{hint}".encode("utf-8", "surrogatepass"), digest_size=8).digest())
 
 
@@ -52,16 +53,16 @@ def _number(digest: bytes) -> int:
 
 
 def _places(count: int) -> Iterator[int]:
-    """Eight to each doubling: 1 to 16, then 18, 20, … 32, then 36, 40, …"""
-    place, stride = 1, 1
-    while place <= count:
-        yield place
-        if place >= 16 * stride:
+    """Yield block counts, eight per doubling: 1 to 16, then 18, 20, … 32, then 36, 40, …"""
+    blocks, stride = 1, 1
+    while blocks <= count:
+        yield blocks
+        if blocks >= 16 * stride:
             stride *= 2
-        place += stride
+        blocks += stride
 
 
-# A prompt of ids.
+# Keys of prompts of ids
 
 
 def key_of_ids(
@@ -72,15 +73,17 @@ def key_of_ids(
     owner: str = "",
     source: str = "",
 ) -> RoutingKey:
-    """`salt` is what keeps equal prompts apart: whose cache it is, and which adapters compute it. `source` is
-    the id of what is answered here, a hint that the next request may have.
+    """Make the key of a prompt of ids. `salt` separates equal prompts: the owner of the cache and the
+    adapters.
+
+    `source` is the id of the response made here, a hint that the next request may have.
     """
     data, unit = array("I", ids).tobytes(), BLOCK * 4
     seen = blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=8)
     chain, marks, at, shown = [], [], 0, list(media)
     for place in _places(len(ids) // BLOCK):
         while shown and shown[0].start < place * BLOCK:
-            # The ids of all pictures are the same.
+            # The ids of all images are equal.
             seen.update(shown.pop(0).media.digest.encode())
         seen.update(data[at * unit : place * unit])
         at = place
@@ -102,11 +105,11 @@ def key_of_ids(
     )
 
 
-# The body of a request, where nobody has made ids of it.
+# Keys of request bodies that are not encoded
 
 
 class _Asked(Struct):
-    """The fields of all APIs that say what comes before the answer, or whose it is."""
+    """Fields of all APIs that determine the prompt or its owner."""
 
     model: msgspec.Raw = msgspec.Raw()
     cache_salt: msgspec.Raw = msgspec.Raw()
@@ -125,25 +128,28 @@ class _Asked(Struct):
 _read = msgspec.json.Decoder(_Asked).decode
 _items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _FIRST = (b'"system"', b'"developer"')
-"""Roles whose messages many conversations have alike."""
+"""Roles whose messages are the same in many conversations."""
 
 
 def key_of_body(
     body: bytes, headers: Mapping[str, str] | None = None, owner: str = "", least: int = BLOCK
 ) -> RoutingKey:
-    """Of chat, completions, responses, messages and Ollama's routes. What cannot be read is no beginning."""
+    """Make the key of a body of chat, completions, responses, messages or Ollama's routes. An unreadable body
+    has no prefixes.
+    """
     try:
-        asked = _read(body) if body else _Asked()
+        fields = _read(body) if body else _Asked()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        asked = _Asked()
-    stable = (headers or {}).get(HINT_HEADER), _name_of(asked.conversation), asked.prompt_cache_key
-    told = [hint for hint in (*stable, asked.previous_response_id) if isinstance(hint, str) and hint]
-    digests = tuple(digest_hint(hint, owner) for hint in told)
+        fields = _Asked()
+    stable = (headers or {}).get(HINT_HEADER), _name_of(fields.conversation), fields.prompt_cache_key
+    hints = [hint for hint in (*stable, fields.previous_response_id) if isinstance(hint, str) and hint]
+    digests = tuple(digest_hint(hint, owner) for hint in hints)
     before = b"\0".join(
-        bytes(part) for part in (asked.model, asked.cache_salt, asked.tools, asked.system, asked.instructions)
+        bytes(part)
+        for part in (fields.model, fields.cache_salt, fields.tools, fields.system, fields.instructions)
     )
     seen = blake2b(b"%s\0%s" % (owner.encode("utf-8", "surrogatepass"), before), digest_size=8)
-    pieces = _pieces(asked)
+    pieces = _pieces(fields)
     chain, first = _chain_pieces(seen, len(before), pieces, least)
     known = any(isinstance(hint, str) and hint for hint in stable)
     return RoutingKey(
@@ -165,11 +171,11 @@ def _name_of(conversation: Any) -> Any:
     return conversation.get("id") if isinstance(conversation, dict) else conversation
 
 
-def _pieces(asked: _Asked) -> list[bytes]:
-    """What the conversation is made of: messages, items, or a text in pieces."""
-    if asked.messages is not None:
-        return [bytes(message) for message in asked.messages]
-    whole = bytes(asked.input) or bytes(asked.prompt)
+def _pieces(fields: _Asked) -> list[bytes]:
+    """Return the parts of a conversation: messages, items, or a text in chunks."""
+    if fields.messages is not None:
+        return [bytes(message) for message in fields.messages]
+    whole = bytes(fields.input) or bytes(fields.prompt)
     if whole.startswith(b"[{"):
         try:
             return [bytes(item) for item in _items(whole)]
@@ -183,7 +189,9 @@ def _pieces(asked: _Asked) -> list[bytes]:
 def _chain_pieces(
     seen: Any, before: int, pieces: Sequence[bytes], least: int
 ) -> tuple[list[tuple[int, int]], int]:
-    """And the number of the link up to which it is this conversation's own: its first words of a user."""
+    """Return the chain, and the index of its first prefix that is specific to the conversation: with a user's
+    text.
+    """
     places, size, chain, first = {*_places(len(pieces))}, before, list[tuple[int, int]](), -1
     for count, piece in enumerate(pieces, 1):
         seen.update(b"%d\0" % len(piece))
@@ -197,6 +205,8 @@ def _chain_pieces(
 
 
 def _marks(chain: Sequence[tuple[int, int]], first: int) -> tuple[int, ...]:
-    """What all with the same instructions share, its own first words, then doublings, and the end."""
+    """Return the digests to remember: the prefix shared with equal instructions, the first own one,
+    doublings, the end.
+    """
     wanted = {0, first, len(chain) - 1, *(2**power - 1 for power in range(2, len(chain).bit_length()))}
     return tuple(chain[place][1] for place in sorted(wanted) if 0 <= place < len(chain))

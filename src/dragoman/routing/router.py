@@ -1,15 +1,15 @@
-"""A router: where beginnings were computed lately, how much each replica has to do, and who is next.
+"""Router: recently computed prefixes, the load of each replica, and the choice for the next request.
 
-Three things decide. What a replica would have to compute: the tokens of the request less those of the longest
-beginning that is known to be there. What it has to do already: each running request counts as so many
-tokens. And a bound that nothing overrules: nobody gets more than a quarter above the average, so that a
-beginning that everybody has spreads over as many replicas as it takes.
+Three things decide. The work for a replica: the tokens of the request minus those of its longest prefix known
+to be there. The load: each running request counts as a number of tokens. And a strict bound: no replica gets
+more than a quarter above the average load, so that a prefix that all requests share spreads over as many
+replicas as necessary.
 
-Who is looked at: those that are known to have a beginning of the request, and two that its digest leads to
-on a ring (all, where they are few). So a choice costs the same for four replicas and for a thousand, and a
-replica that comes or goes changes the way of its own share alone.
+Candidates are the replicas known to have a prefix of the request, and two that its digest leads to on a ring
+(all, if there are few). A choice therefore costs the same for four replicas and for a thousand, and adding or
+removing a replica only changes the routes of its own share.
 
-Nothing here waits, and there is no clock and no chance: the same state gives the same answer.
+Nothing here waits, and there is no clock and no randomness: the same state gives the same answer.
 """
 
 from bisect import bisect, insort
@@ -23,32 +23,32 @@ from msgspec import Struct
 from dragoman.routing.key import DIGEST_BITS, RoutingKey, digest_hint
 
 LOAD_TOKENS = 128
-"""What one more running request at a replica is worth in tokens to compute."""
+"""Cost of one more running request at a replica, in tokens to compute."""
 HINT_TOKENS = 4096
-"""What a client's word for it is worth that its conversation is at a replica."""
+"""Value, in tokens, of a client's hint that its conversation is at a replica."""
 SPREAD = 1.25
-"""How much more than the average a replica may have."""
+"""Maximum load of a replica, relative to the average."""
 SLACK = 4
-"""So many requests a replica may have whatever the average is."""
+"""Number of requests that a replica may have whatever the average is."""
 FEW = 8
-"""So many replicas are all looked at."""
+"""Up to this number of replicas, all are candidates."""
 HOMES = 4
-"""Replicas that are remembered for one beginning."""
+"""Maximum number of replicas remembered per prefix."""
 POINTS = 32
-"""Of each replica on the ring."""
+"""Points of each replica on the ring."""
 MOST_KEPT = 256 * 1024
-"""Beginnings that are remembered, of about 100 bytes each."""
+"""Maximum number of remembered prefixes, at about 100 bytes each."""
 MOST_NEWS = 4096
 
 
 class RoutedReplica(Struct):
     name: str
     number: int
-    """A new one for each life: what was remembered of an earlier one is of nobody."""
+    """New after each restart: what is remembered of an earlier number is invalid."""
     running: int = 0
     draining: bool = False
     sole: tuple[int, ...] = ()
-    """Most beginnings are at one replica; they share this."""
+    """Shared tuple for the common case of a prefix at one replica only."""
 
 
 class Router:
@@ -57,19 +57,19 @@ class Router:
         self._by_number: dict[int, RoutedReplica] = {}
         self._ring: list[tuple[int, str]] = []
         self._total = 0
-        """What all of them have to do."""
+        """Running requests of all replicas together."""
         self._open = 0
-        """How many are not draining."""
+        """Number of replicas that are not draining."""
         self._numbers = 0
-        # What is used lives in the young half. When that is full the old half is forgotten, and the young one
-        # is the old: about the order of use, without a list to keep it.
+        # Used entries are in the young half. When that is full, the old half is dropped and the young one
+        # becomes the old: approximately LRU, without a list.
         self._most = max(most // 2, 1)
         self._young: dict[int, tuple[int, ...]] = {}
         self._old: dict[int, tuple[int, ...]] = {}
         self._news: deque[tuple[int, str]] = deque(maxlen=MOST_NEWS)
         self._told = 0
 
-    # Who is there.
+    # Replicas
 
     @property
     def names(self) -> list[str]:
@@ -77,7 +77,7 @@ class Router:
 
     @property
     def kept(self) -> int:
-        """Beginnings that are remembered."""
+        """Number of remembered prefixes."""
         return len(self._young) + len(self._old)
 
     def running(self, name: str) -> int:
@@ -99,13 +99,13 @@ class Router:
             self._ring = [entry for entry in self._ring if entry[1] != name]
 
     def restart(self, name: str) -> None:
-        """It has forgotten what it had computed. What it is asked for by others is still running."""
+        """The replica has lost its cache. Its requests from other routers still run."""
         replica = self._replicas[name]
         del self._by_number[replica.number]
         self._live(replica)
 
     def drain(self, name: str, draining: bool = True) -> None:
-        """It gets nothing new, if anybody else is there."""
+        """Stop sending new requests to the replica, if there is another."""
         replica = self._replicas[name]
         self._open += replica.draining - draining
         replica.draining = draining
@@ -115,12 +115,13 @@ class Router:
         replica.number, replica.sole = self._numbers, (self._numbers,)
         self._replicas[replica.name] = self._by_number[replica.number] = replica
 
-    # Who is next.
+    # Selection
 
     def rank(self, key: RoutingKey, avoid: Collection[str] = ()) -> list[str]:
-        """Names, the best first, at least one if there is any; those to avoid where there are no others.
+        """Return replica names, best first; at least one if there is any. Names to avoid come only if there
+        are no others.
 
-        The first has room within the bound, unless only those to avoid have.
+        The first has capacity within the bound, unless only those to avoid have.
         """
         known, bound = self._known(key), self.bound()
         fine, full, strangers = list[tuple[int, int, str]](), list[tuple[int, int, str]](), 0
@@ -133,15 +134,15 @@ class Router:
             strangers += replica.number not in known
             if fine and strangers >= looked:
                 break
-        found = [name for _, _, name in sorted(fine)] + [name for _, _, name in sorted(full)]
-        return found if found or not avoid else self.rank(key)
+        ranked = [name for _, _, name in sorted(fine)] + [name for _, _, name in sorted(full)]
+        return ranked if ranked or not avoid else self.rank(key)
 
     def bound(self) -> int:
-        """Requests that a replica may have, the next one included."""
+        """Return how many requests a replica may have, the next one included."""
         return max(SLACK, ceil(SPREAD * (self._total + 1) / max(self._open or len(self._replicas), 1)))
 
     def _candidates(self, key: RoutingKey, known: Mapping[int, int]) -> Iterator[RoutedReplica]:
-        """Those who know something of it, then the others as they lie on the ring."""
+        """Yield replicas that know a prefix or hint of the request, then the others in ring order."""
         for number in known:
             replica = self._by_number[number]
             if not (replica.draining and self._open):
@@ -151,7 +152,7 @@ class Router:
                 yield replica
 
     def _known(self, key: RoutingKey) -> dict[int, int]:
-        """Replicas that have a beginning, and how many tokens of it."""
+        """Return the replicas that have a prefix, with its number of tokens."""
         known: dict[int, int] = {}
         for tokens, digest in reversed(key.chain):
             for number in self._find(digest):
@@ -162,7 +163,7 @@ class Router:
         for hint in key.hints:
             homes = [number for number in self._find(hint) if number in self._by_number]
             if homes:
-                # The newest: where it was last is where it has most.
+                # The newest: the replica that answered last has the longest prefix.
                 known[homes[0]] = known.get(homes[0], 0) + HINT_TOKENS
                 break
         return known
@@ -171,7 +172,7 @@ class Router:
         return self._young.get(digest) or self._old.get(digest) or ()
 
     def _walk(self, home: int) -> Iterator[RoutedReplica]:
-        """All, in the order in which they lie on the ring from this place on."""
+        """Yield all replicas in ring order from this position."""
         start, count = bisect(self._ring, (home, "")), len(self._ring)
         seen = set[str]()
         for step in range(count):
@@ -180,10 +181,10 @@ class Router:
                 seen.add(name)
                 yield self._replicas[name]
 
-    # What is running, and what is remembered.
+    # Running requests and remembered prefixes
 
     def begin(self, key: RoutingKey, name: str) -> None:
-        """The replica gets the request: it will have computed all of it."""
+        """Record that the replica gets the request: it will have computed all of it."""
         replica = self._replicas[name]
         replica.running += 1
         self._total += 1
@@ -197,13 +198,13 @@ class Router:
             self._total -= 1
 
     def set_load(self, name: str, running: int) -> None:
-        """What the replica itself says that it has to do, where others ask it, too."""
+        """Set the load that the replica reports itself, if other routers use it as well."""
         replica = self._replicas[name]
         self._total += running - replica.running
         replica.running = running
 
     def remember(self, hint: str, name: str, owner: str = "") -> None:
-        """What a client may name next time: the id of a response that this replica has made."""
+        """Remember a hint that a client may send next time: the id of a response that this replica made."""
         self._tell(digest_hint(hint, owner), self._replicas[name])
 
     def _tell(self, digest: int, replica: RoutedReplica) -> None:
@@ -212,7 +213,7 @@ class Router:
             self._told += 1
 
     def _keep(self, digest: int, replica: RoutedReplica) -> bool:
-        """Whether that was news."""
+        """Record where a prefix is; return whether that was new."""
         homes = self._find(digest)
         if not homes:
             homes = replica.sole
@@ -227,15 +228,17 @@ class Router:
         self._young[digest] = homes
         return True
 
-    # What several routers tell each other.
+    # Updates between routers
 
     def news(self, since: int = 0) -> tuple[int, list[tuple[int, str]]]:
-        """What was remembered since then, as far as that is still known, and from where to ask next time."""
+        """Return what was remembered since an update number, as far as it is kept, and the number for next
+        time.
+        """
         fresh = min(self._told - since, len(self._news))
         return self._told, [*self._news][len(self._news) - fresh :] if fresh > 0 else []
 
     def hear(self, news: Iterable[tuple[int, str]]) -> None:
-        """What another router remembers. It is not told on: everybody keys everybody."""
+        """Apply what another router remembers. It is not forwarded: each router sends its updates to all."""
         for digest, name in news:
             if (replica := self._replicas.get(name)) is not None:
                 self._keep(digest, replica)

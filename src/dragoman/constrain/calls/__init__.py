@@ -1,1 +1,1 @@
-"""Calls of tools in the syntax of a model, and the answer around them."""
+"""Grammars of tool calls in a model's syntax, and of the answer around them."""

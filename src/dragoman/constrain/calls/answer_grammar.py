@@ -1,12 +1,12 @@
-r"""The grammar of a whole answer: reasoning, then calls or text, each as the model's dialect writes it.
+r"""The grammar of a full answer: reasoning, then calls or text, each as the model's dialect writes it.
 
-For one that may think, write text and call `weather`, it is about this, in the Lark that llguidance reads:
+For an answer that may have reasoning, text and calls of `weather`, it is roughly this Lark:
 
     start: ("<think>\n" thought)? call* text
-    thought[lazy]: FREE "</think>"                         a lazy rule ends where it first can
+    thought[lazy]: FREE "</think>"                         a lazy rule ends as early as possible
     call: led_in "\n{\"name\": \"weather\", \"arguments\": " arguments "}\n</tool_call>"
-    led_in[lazy]: text "<tool_call>"                       text and the marker behind it are one lexeme
-    text: FREE & ~(FREE "<tool_call>" FREE)                what opens a call is no text
+    led_in[lazy]: text "<tool_call>"                       text and the marker after it are one lexeme
+    text: FREE & ~(FREE "<tool_call>" FREE)                text has no opening of a call
     arguments: %json {"type": "object", ...}
 """
 
@@ -58,21 +58,21 @@ class Way(Struct, frozen=True):
     """Calls that share one opening."""
 
     head: str
-    """What they begin with, as text."""
+    """Text with which they begin."""
     body: Symbol
-    """Everything after that."""
+    """Everything after `head`."""
 
 
 class CallLayout(Struct, frozen=True):
-    """How the calls of an answer are put together."""
+    """How the calls of an answer are combined."""
 
     ways: tuple[Way, ...]
     between: str | None = None
-    """Between one group and the next; None: all calls are in one."""
+    """Text between two groups of calls; None if all calls are in one group."""
 
 
 class CallGrammar:
-    """The calls of some tools in the syntax of one dialect."""
+    """Grammar of the calls of some tools in the syntax of one dialect."""
 
     def __init__(
         self, rules: Rules, dialect: Dialect, tools: Sequence[ToolSchema], *, parallel: bool
@@ -80,7 +80,7 @@ class CallGrammar:
         self.rules = rules
         self.tools = tools
         self.parallel = parallel
-        self.banned = "".join(one for one, _ in dialect.replaced)
+        self.banned = "".join(source for source, _ in dialect.replaced)
 
     def group(self, shape: Calls) -> CallLayout:
         if isinstance(shape, JsonCalls):
@@ -105,7 +105,7 @@ class CallGrammar:
         return (Way(opening, self._one(calls, closing)),)
 
     def _one(self, calls: Sequence[Sequence[GrammarPart]], closing: str, opening: str = "") -> Symbol:
-        """One call of any tool."""
+        """Return a rule for one call of any tool."""
         return self.rules.rule(
             either(self.rules.rule(self.rules.sequence(opening, *parts, closing)) for parts in calls)
         )
@@ -151,8 +151,9 @@ class CallGrammar:
         return self._ways_of(objects, opening + lead, [further, end + closing])
 
     def _any(self, objects: list[tuple[str, Symbol]], lead: str = "") -> Symbol:
-        """One call of any tool. What leads it in is one lexeme with its beginning: it must not be hidden by a
-        closing marker that begins with the same character."""
+        """Return a rule for one call of any tool. `lead` and the beginning of the call are one lexeme: a
+        closing marker that begins with the same character must not hide it.
+        """
         return self.rules.rule(either(self.rules.sequence(lead + head, body) for head, body in objects))
 
     def _ways_of(
@@ -160,13 +161,13 @@ class CallGrammar:
     ) -> tuple[Way, ...]:
         if opening.strip() not in ("", "["):
             return (Way(opening, self.rules.rule(self.rules.sequence(self._any(objects), *rest))),)
-        # Without a marker it is the name of a tool that tells a call from text.
+        # Without a marker, the name of a tool distinguishes a call from text.
         return tuple(
             Way(opening + head, self.rules.rule(self.rules.sequence(body, *rest))) for head, body in objects
         )
 
     def _object(self, shape: JsonCalls, tool: ToolSchema) -> tuple[str, Symbol]:
-        """The beginning of an object, which has the name in it where no id may come first; and the rest."""
+        """Return the beginning of an object, with the name unless an id may come first, and the rest."""
         if isinstance(shape, PythonObjects):
             head = f"{{{shape.name[0]!r}: {tool.name!r}, {shape.arguments[0]!r}: "
             arguments = self._literal(tool, literals_of(self.rules, tool, PYTHON))
@@ -198,7 +199,7 @@ class CallGrammar:
                 taken = f" & ~{either(map(literal, others))}" if others else ""
                 return self.rules.rule(f'{self.rules.terminal(regex(KEYWORD) + taken)} "=" {value}')
             if not key.replace("-", "_").isidentifier():
-                where.refuse("has a name that cannot be written as that of a keyword")
+                where.refuse("has a name that is not a valid keyword argument")
             return self.rules.rule(f"{literal(key + '=')} {value}")
 
         options = literals.schemas.objects(tool.where)
@@ -209,7 +210,7 @@ class CallGrammar:
     # A name and then its arguments
 
     def _call(self, shape: CallShape, tool: ToolSchema) -> list[GrammarPart]:
-        """What stands between the opening of a call and its end."""
+        """Return the parts between the opening of a call and its end."""
         if isinstance(shape, NamedCalls):
             return [*self._name(shape, tool), shape.then[0], json_rule(self.rules, tool)]
         if isinstance(shape, BraceCalls):
@@ -244,7 +245,7 @@ def literals_of(rules: Rules, tool: ToolSchema, style: LiteralStyle) -> Literals
 
 
 def json_rule(rules: Rules, tool: ToolSchema) -> Symbol:
-    """The arguments of a tool as an object of JSON."""
+    """Return a rule for the arguments of a tool as a JSON object."""
     if tool.lark:
         literals = literals_of(rules, tool, JSON)
         [option] = literals.schemas.objects(tool.where)
@@ -269,55 +270,63 @@ def answer_grammar(
     custom: Collection[str] = (),
     places: Sequence[str] = (),
 ) -> Constraint:
-    """What an answer must be: after its reasoning, calls or text.
+    """Build the constraint of a full answer: after its reasoning, calls or text.
 
-    `required` forces calls of the tools with these `names`, or of any; one without `parallel`. With `auto`
-    the model may also write text, and a call that it opens is one of a declared tool; `strict` names
-    the tools that are held to their schemas then, None means all. `text` is what text must be. `special` are
-    the ids of the model's special tokens: a marker that is one is matched by its id, and cannot be spelled.
-    `custom` names the tools that stand for one with a text, `places` is where the schema of each is.
+    `required` forces calls of the tools with these `names`, or of any; only one without `parallel`. With
+    `auto` the model may also write text, and a call that it opens is of a declared tool; `strict` names the
+    tools whose calls must then match their schemas, None means all. `text` is the constraint of text.
+    `special` are the ids of the model's special tokens: a marker that is one is matched by its id, and
+    ordinary text cannot forge it. `custom` names the tools that stand for a custom tool with a text; `places`
+    are the params of their schemas.
     """
-    made = AnswerGrammar(dialect, special, starts_in_reasoning=starts_in_reasoning)
+    answer = AnswerGrammar(dialect, special, starts_in_reasoning=starts_in_reasoning)
     if text is not None and text.watched and choice != "required":
-        if choice == "none" and made.is_plain:
+        if choice == "none" and answer.is_plain:
             return text
-        message = "'uniqueItems' cannot be enforced in an answer that may begin with reasoning, or be a call."
+        message = (
+            "'uniqueItems' cannot be enforced in an answer that may have reasoning or calls; leave it out."
+        )
         raise BadRequest(message, code="unsupported_schema")
     if choice == "none":
-        return Constraint(made.grammar(made.wrap_text(text) if text else made.free_text(())))
+        return Constraint(answer.grammar(answer.wrap_text(text) if text else answer.free_text(())))
     held = strict if choice == "auto" and _holds_any_name(dialect) else None
     chosen = read_tools(tools, names, held, custom, places)
     _check(dialect, chosen)
-    calls = CallGrammar(made.rules, dialect, chosen, parallel=parallel)
+    calls = CallGrammar(answer.rules, dialect, chosen, parallel=parallel)
     if choice == "required":
-        return Constraint(made.grammar(made.calls(calls)))
+        return Constraint(answer.grammar(answer.calls(calls)))
     if text is not None:
         if any(_bare(shape) for shape in dialect.calls):
             message = (
-                "This model writes calls without a marker: they cannot be told from an answer in a schema."
+                "This model writes calls without a marker, so a schema for the answer cannot be combined "
+                "with tools; use one of them."
             )
             raise BadRequest(message, code="unsupported_field")
-        return Constraint(made.grammar(either([made.calls(calls), made.wrap_text(text)])))
-    return Constraint(made.grammar(made.mix_calls(calls)))
+        return Constraint(answer.grammar(either([answer.calls(calls), answer.wrap_text(text)])))
+    return Constraint(answer.grammar(answer.mix_calls(calls)))
 
 
 def _check(dialect: Dialect, tools: Sequence[ToolSchema]) -> None:
-    """Every tool can be called in this dialect, by its name."""
+    """Check that every tool can be called by its name in this dialect."""
     if not tools:
-        raise BadRequest("There is no tool to call.", param=TOOLS, code="invalid_value")
+        raise BadRequest("No tool can be called; declare at least one.", param=TOOLS, code="invalid_value")
     if dialect.own is not None or not dialect.has_calls:
         message = f"Calls cannot be forced in the dialect {dialect.name!r} of this model."
         raise BadRequest(message, param=TOOL_CHOICE, code="unsupported_field")
     for tool in tools:
         call = ToolCall(id=None, name=tool.name, arguments="{}")
         read = parse(render(dialect, Answer(calls=[call])), dialect, [{"name": tool.name}]).calls
-        if [one.name for one in read] != [tool.name]:
-            message = f"The name {tool.name!r} cannot be written in this model's syntax for calls."
+        if [parsed.name for parsed in read] != [tool.name]:
+            message = (
+                f"The name {tool.name!r} cannot be written in this model's call syntax; rename the tool."
+            )
             raise BadRequest(message, param=tool.where.beside("name"), code="invalid_value")
 
 
 def _holds_any_name(dialect: Dialect) -> bool:
-    """In a tree of tags each closing tag repeats a name, so all of them must be known beforehand."""
+    """Whether a call may have a name that is not known beforehand. In a tree of tags it may not, because each
+    closing tag repeats the name.
+    """
     return not any(isinstance(shape, TreeCalls) for shape in dialect.calls[:1])
 
 
@@ -330,19 +339,19 @@ class AnswerGrammar:
         self, dialect: Dialect, special: Mapping[str, int] | None, *, starts_in_reasoning: bool = False
     ) -> None:
         self.dialect = dialect
-        self.rules = Rules(special, "".join(one for one, _ in dialect.replaced))
+        self.rules = Rules(special, "".join(source for source, _ in dialect.replaced))
         self.started = starts_in_reasoning
         self.openings = [mark for shape in dialect.calls for mark in _openings(shape)]
-        """Everything that leads into a call, as text that prose must not have in it."""
+        """Markers that lead into a call; free text must not contain them."""
 
     @property
     def is_plain(self) -> bool:
-        """Nothing stands before or around text."""
+        """Whether nothing is written before or around text."""
         dialect = self.dialect
         return not (dialect.reasoning or dialect.channels or dialect.text_open)
 
     def grammar(self, rest: Symbol) -> str:
-        """Reasoning and then the rest."""
+        """Return the grammar of reasoning followed by the rest."""
         before = self._reasoning()
         return self.rules.grammar(f"{before} {rest}" if before else rest)
 
@@ -360,7 +369,7 @@ class AnswerGrammar:
         return Symbol(f"({self.rules.sequence(thinking.open[0], inside)})?")
 
     def _thinking(self, thinking: ReasoningMarks) -> Symbol:
-        """Free text up to any spelling of the end, and the layout after it."""
+        """Return a rule for free text up to any spelling of the end of reasoning, and the layout after it."""
         ends = [end.strip() for end in thinking.close]
         avoided = [mark.strip() for mark in thinking.ended_by] + ends
         if thinking.ended_by_call:
@@ -371,10 +380,12 @@ class AnswerGrammar:
         return self.rules.rule(self.rules.sequence(either(ways), trail))
 
     def _block(self, channels: Channels, kind: int, *, last: bool = False) -> Symbol:
-        """A block of free text and the beginning of the next one. The end of the answer may end the last."""
+        """Return a rule for a block of free text and the beginning of the next block. The end of the answer
+        may end the last block.
+        """
         before, _, after = channels.written[kind].partition("{body}")
         outside = self.rules.without([*channels.start, *channels.ends])
-        # What ends the block is one lexeme with the text, whether or not another block follows.
+        # The block's end marker is one lexeme with the text, whether or not another block follows.
         ended = self.rules.text_until(after or channels.start[0], outside)
         if not last:
             return self.rules.rule(self.rules.sequence(before, ended, channels.start[0] if after else ""))
@@ -384,20 +395,22 @@ class AnswerGrammar:
     # Calls
 
     def calls(self, calls: CallGrammar) -> Symbol:
-        """One call or several, and nothing else."""
+        """Return a rule for one or several calls and nothing else."""
         channels = self.dialect.channels
         if channels is not None:
             block, last = self._call_blocks(channels, calls)
             before = f"({self.rules.sequence(block, channels.start[0])})* " if calls.parallel else ""
             return self.rules.rule(before + last)
         group = calls.group(self.dialect.calls[0])
-        one = self.rules.rule(either(self.rules.sequence(way.head, way.body) for way in group.ways))
+        call = self.rules.rule(either(self.rules.sequence(way.head, way.body) for way in group.ways))
         if group.between is None:
-            return one
-        return self.rules.rule(f"{one} ({self.rules.sequence(group.between, one)})*")
+            return call
+        return self.rules.rule(f"{call} ({self.rules.sequence(group.between, call)})*")
 
     def _call_blocks(self, channels: Channels, calls: CallGrammar) -> tuple[Symbol, Symbol]:
-        """A call as a block, and as the last block: what ends it there may be the end of the answer."""
+        """Return a rule for a call as a block, and one for the last block, which the end of the answer may
+        end.
+        """
         blocks, lasts = [], []
         for tool in calls.tools:
             if self.dialect.calls:
@@ -420,7 +433,9 @@ class AnswerGrammar:
     # Text
 
     def wrap_text(self, text: Constraint) -> Symbol:
-        """Text that is in the language, in what the dialect writes around text."""
+        """Return a rule for text in the language of a constraint, with the markers that the dialect writes
+        around text.
+        """
         inner = self.rules.rule(f"%lark {{\n{text.grammar}\n}}")
         channels = self.dialect.channels
         if channels is None:
@@ -434,7 +449,7 @@ class AnswerGrammar:
         return self.rules.text(self.rules.without_any(list(avoided)))
 
     def mix_calls(self, calls: CallGrammar) -> Symbol:
-        """Text and calls in turn. What opens a call in text begins one."""
+        """Return a rule for text and calls in any order. An opening of a call in text begins a call."""
         channels = self.dialect.channels
         if channels is not None:
             return self._mix_blocks(channels, calls)
@@ -451,7 +466,9 @@ class AnswerGrammar:
         return self.rules.rule(f"{ways}* {text}" if calls.parallel else f"({ways} | {text})")
 
     def _silent(self) -> str:
-        """Text with special tokens in it that are no text, such as those that a model puts around its own."""
+        """Return a pattern for text with special tokens that are dropped, such as those that a model writes
+        around text.
+        """
         dialect = self.dialect
         marks = [*dialect.drops, dialect.text_open, dialect.text_close]
         marks += [mark for span in dialect.drop_spans for mark in span]
@@ -462,7 +479,7 @@ class AnswerGrammar:
         return f"({self.free_text(avoided)} {either(f'<[{id_}]>' for id_ in sorted(ids))})* "
 
     def _led_in(self, head: str, body: Symbol, avoided: list[Symbol]) -> Symbol:
-        """Text, and then what opens a call, and the call."""
+        """Return a rule for text, then the opening of a call, and the call."""
         core = head.lstrip()
         pieces = self.rules.pieces(core)
         lead = pieces[0] if isinstance(pieces[0], str) else ""
@@ -483,13 +500,13 @@ class AnswerGrammar:
 
 def _openings(shape: Calls) -> list[str]:
     section = shape.section
-    # Where a header may follow the opening of a section, text may as well.
+    # If a header may follow the opening of a section, text may as well.
     opening = section.open if section is not None and not isinstance(shape, BlockCalls) else ()
     return [mark.strip() for mark in (*shape.open, *opening)]
 
 
 def _likenesses(shape: Calls) -> list[str]:
-    """What a call without a marker looks like at its beginning."""
+    """Return patterns of what a call without a marker begins with."""
     if not _bare(shape):
         return []
     if isinstance(shape, JsonCalls):

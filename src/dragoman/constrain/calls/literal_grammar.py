@@ -1,6 +1,6 @@
-"""Values as literals: Python's, Gemma's, and JSON where it stands between tags.
+"""Grammars of values as literals: Python's, Gemma's, and JSON between tags.
 
-Properties come in the order in which the schema names them, as in llguidance's own JSON.
+Properties have the order of the schema, as in llguidance's own JSON.
 """
 
 import json
@@ -31,8 +31,9 @@ _CODES = (
 _SINGLE = rf"(?:[^'\\\x00-\x1f\x7f]|\\['\"\\nrtbf]|{_CODES})"
 _DOUBLE = rf"(?:[^\"\\\x00-\x1f\x7f]|\\['\"\\nrtbf]|{_CODES})"
 _PLAIN = r"[^'\"\\\x00-\x1f\x7f]*"
-"""What needs no escape in any kind of quotes. A string with a pattern is made of it, for a pattern speaks of
-the characters themselves."""
+"""Characters that need no escape in any kind of quotes. A string with a `pattern` consists of these only,
+because a pattern describes the unescaped characters.
+"""
 
 
 class LiteralStyle(Struct, frozen=True):
@@ -42,11 +43,11 @@ class LiteralStyle(Struct, frozen=True):
     separator: Symbol
     colon: Symbol
     python: bool = False
-    """Strings are those of Python."""
+    """Whether strings are Python strings."""
     quote: str = ""
-    """Around strings that know no escapes."""
+    """Quotation mark around strings without escapes."""
     avoid: Symbol | None = None
-    """A language that every string must be in: without the tag that would end it, for example."""
+    """A language that every string must be in, such as strings without the tag that would end them."""
 
 
 _WORDS = {"true": "true", "false": "false", "null": "null"}
@@ -61,7 +62,7 @@ def brace_style(quote: str) -> LiteralStyle:
 
 
 class Literals:
-    """Rules for the values of one tool. A schema that refers to itself gives a rule that does."""
+    """Rules for the values of one tool. A schema that refers to itself becomes a recursive rule."""
 
     def __init__(
         self, rules: Rules, schemas: Schemas, style: LiteralStyle, text: QuotedLark | None = None
@@ -70,11 +71,13 @@ class Literals:
         self.schemas = schemas
         self.style = style
         self.text = text
-        """What strings must be, if a grammar says so."""
+        """Grammar that strings must match, if there is one."""
         self._known: dict[str, Symbol] = {}
 
     def value(self, schema: Any, where: SchemaPlace, place: ArgumentPlace | None = None) -> Symbol:
-        """One value that the schema allows. `place` is what the reader knows of it, where it asks."""
+        """Return a rule for one value that the schema allows. `place` is the parser's view of the schema, if
+        it uses it.
+        """
         key = json.dumps([schema, place.options if place else None])
         if key not in self._known:
             self._known[key] = name = self.rules.reserve()
@@ -82,7 +85,7 @@ class Literals:
                 option for option in self.schemas.options(schema, where) if is_readable(option.kind, place)
             ]
             if not options:
-                where.refuse("allows no value that can be written in this model's syntax for calls")
+                where.refuse("allows no value that can be written in this model's call syntax")
             self.rules.define(name, either(self.option(option, where, place) for option in options))
         return self._known[key]
 
@@ -107,23 +110,24 @@ class Literals:
     # Scalars
 
     def number(self, option: TypeOption) -> Symbol:
-        """Numbers are written alike everywhere, so llguidance's own are used."""
-        said = {key: value for key, value in option.schema.items() if key in NUMBER_WORDS}
-        schema = {"type": option.kind, **said, "x-guidance": EXACT}
+        """Return a rule for a number. Numbers look alike in all syntaxes, so llguidance's own are used."""
+        keywords = {key: value for key, value in option.schema.items() if key in NUMBER_WORDS}
+        schema = {"type": option.kind, **keywords, "x-guidance": EXACT}
         return self.rules.rule(f"%json {json.dumps(schema)}")
 
     def spellings(self, value: Any, where: SchemaPlace) -> list[Symbol]:
-        """The ways to write one value that is known beforehand.
+        """Return the spellings of one fixed value.
 
-        In the same lexemes as any other value of its type: the lexer takes the longest and never goes back,
-        so one lexeme for all of `["a"]` would hide the `[` of other lists.
+        They use the same lexemes as other values of the type: the lexer takes the longest lexeme and never
+        backtracks, so one lexeme for all of `["a"]` would hide the `[` of other lists.
         """
         if isinstance(value, list):
-            members = [either(self.spellings(one, where)) for one in value]
+            members = [either(self.spellings(item, where)) for item in value]
             return [self.rules.rule(self._enclose("[", members, "]"))]
         if isinstance(value, dict):
             members = [
-                self._member(key, either(self.spellings(one, where)), (), where) for key, one in value.items()
+                self._member(key, either(self.spellings(member, where)), (), where)
+                for key, member in value.items()
             ]
             return [self.rules.rule(self._enclose("{", members, "}"))]
         text = json.dumps(value, ensure_ascii=False)
@@ -131,7 +135,7 @@ class Literals:
             return [literal(python_value(text) if self.style.python else text)]
         if self.style.quote:
             if self.style.quote in value and self.rules.is_text(self.style.quote):
-                where.refuse("has a value with the mark in it that this model puts around strings")
+                where.refuse("has a value that contains this model's quotation mark for strings")
             return [
                 self.rules.sequence(self.style.quote, self.rules.text_until(self.style.quote, literal(value)))
             ]
@@ -149,7 +153,7 @@ class Literals:
             return either(map(self.text.write_escaped, "'\"" if self.style.python else '"'))
         wanted = languages(schema, where)
         if wanted and not is_possible(" & ".join([*([] if self.style.quote else [regex(_PLAIN)]), *wanted])):
-            where.refuse("allows no text that can be written in this model's syntax for calls")
+            where.refuse("allows no text that can be written in this model's call syntax")
         if self.style.quote:
             return self.rules.sequence(self.style.quote, self.rules.text_until(self.style.quote, *wanted))
         if "pattern" in schema or "format" in schema:
@@ -170,7 +174,7 @@ class Literals:
     def array(self, schema: Mapping[str, Any], where: SchemaPlace, place: ArgumentPlace | None) -> Symbol:
         first = schema.get("prefixItems", [])
         if first and place is not None:
-            where.at("prefixItems").refuse("is not understood in this model's syntax for calls")
+            where.at("prefixItems").refuse("is not supported in this model's call syntax")
         least, most = schema.get("minItems", 0), schema.get("maxItems")
         items = schema.get("items", True)
         rest = None if items is False else self.value(items, where.at("items"), place and place.item())
@@ -183,7 +187,7 @@ class Literals:
         return self.rules.rule(f'"{{" {inside} "}}"')
 
     def _member(self, key: str | None, value: Symbol, others: Sequence[str], where: SchemaPlace) -> Symbol:
-        """One property; without a key any but the others."""
+        """Return a rule for one property; without a key, for any property except `others`."""
         if key is None:
             return self.rules.rule(f"{self._any_key(others, where)} {self.style.colon} {value}")
         if self.style.quote:
@@ -207,7 +211,7 @@ class Literals:
         member: Callable[[str | None, Symbol, Sequence[str], SchemaPlace], Symbol],
         place: ArgumentPlace | None = None,
     ) -> str:
-        """The properties of an object with separators between them."""
+        """Return the properties of an object with separators between them."""
         properties, required, extra = split_object(schema, where)
         present = []
         for key, inner in properties.items():
@@ -224,7 +228,7 @@ class Literals:
 
 
 def is_readable(kind: str, place: ArgumentPlace | None) -> bool:
-    """Whether the reader, who asks the schema what a bare word is, takes a value of this type for one."""
+    """Whether the parser reads a bare word as a value of this type; it consults the schema."""
     if place is None or kind in ("string", "object", "array") or not place.types:
         return True
     return kind in place.types or (kind == "integer" and "number" in place.types)
@@ -242,13 +246,13 @@ def exclude(terminal: str, taken: Any) -> Symbol:
 
 def check_bare_key(key: str, where: SchemaPlace) -> None:
     if not key or PLAIN_KEY & set(key):
-        where.refuse("has a name that cannot be written in this model's syntax for calls")
+        where.refuse("has a name that cannot be written in this model's call syntax")
 
 
 def split_object(schema: Mapping[str, Any], where: SchemaPlace) -> tuple[Mapping[str, Any], set[str], Any]:
-    """The properties, which of them must be there, and the schema of others, which may be False.
+    """Return the properties, the names of the required ones, and the schema of others, which may be False.
 
-    Where properties are declared and nothing is said of others, a call has none: those who mean more say so.
+    If properties are declared and `additionalProperties` is unset, a call may have no others.
     """
     properties = schema.get("properties", {})
     required = set(schema.get("required", ()))
@@ -273,13 +277,13 @@ def split_object(schema: Mapping[str, Any], where: SchemaPlace) -> tuple[Mapping
 def write_members(
     rules: Rules, separator: str, members: Sequence[tuple[Symbol, bool]], further: Symbol | None
 ) -> str:
-    """Members in order, some of which may be missing, with separators between those that are there."""
+    """Return members in order, some of them optional, with separators between those present."""
     tail = f"({separator} {further})*" if further else ""
     ways = [f"{further} {tail}"] if further else []
     none_required = True
     for member, required in reversed(members):
         none_required = none_required and not required
-        # Beginning with this member, all that were optional before it are missing.
+        # If the list begins with this member, all optional members before it are missing.
         ways = [f"{member} {tail}"] if required else [f"{member} {tail}", *ways]
         following = f"{separator} {member}" if required else f"({separator} {member})?"
         tail = rules.rule(f"{following} {tail}")
@@ -296,11 +300,11 @@ def write_items(
     most: int | None,
     where: SchemaPlace,
 ) -> str:
-    """Items with separators between them, at least and at most so many."""
+    """Return between `least` and `most` items with separators between them."""
     if rest is None:
         most = len(first) if most is None else min(most, len(first))
     if most is not None and most < least:
-        where.refuse("allows no list at all")
+        where.refuse("allows no list")
     if most == 0:
         return ""
     leading = list(first[:most])
@@ -321,7 +325,7 @@ def _in_turn(
     least: int,
     most: int | None,
 ) -> str:
-    """Items of which each has its own schema: one may be there only if all before it are."""
+    """Return items with a schema each: one may be present only if all before it are."""
     tail = ""
     if rest is not None and most != len(members):
         upper = "" if most is None else most - len(members)

@@ -1,7 +1,8 @@
-"""xgrammar's structural tags: answers as such, for engines that constrain with it, and those of clients.
+"""xgrammar's structural tags: constraints of answers in this format, for engines that use xgrammar, and the
+tags of clients.
 
-They can say less than our grammars: what stands around the arguments of a call must be the same text each
-time, and the arguments JSON. Where that is so is seen from what the renderer writes.
+They can express less than our grammars: the text around a call's arguments must be the same each time, and
+the arguments must be JSON. Whether that holds is determined from the renderer's output.
 """
 
 import json
@@ -31,21 +32,23 @@ _ARGUMENTS = '{"probe": 0}'
 
 
 class CallMarkers(Struct, frozen=True):
-    """The text around the arguments of calls."""
+    """Text around the arguments of calls."""
 
     section: str
     calls: Mapping[str, str]
-    """What opens a call of each tool."""
+    """Opening of a call of each tool."""
     close: str
     between: str | None
-    """Between two calls; None where it is not always the same, so that there can be one only."""
+    """Text between two calls; None if it varies, so that only one call is possible."""
     end: str
 
 
 def calls_format(
     dialect: Dialect, tools: Sequence[ToolSchema], *, required: bool, parallel: bool
 ) -> Format | None:
-    """Calls alone where they are required, and else calls in text; None where tags cannot say it."""
+    """Return the format of calls if they are required, else of text with calls; None if tags cannot express
+    it.
+    """
     markers = None if dialect.channels or any(tool.lark for tool in tools) else _markers(dialect, tools)
     if markers is None:
         return None
@@ -60,7 +63,7 @@ def calls_format(
     wrapped = [{**tag, "begin": tag["begin"].lstrip()} for tag in wrapped]
     trigger = _trigger(dialect, reduce(_common_start, (tag["begin"] for tag in wrapped)))
     if not trigger.strip("[{ \n\"'"):
-        # Nothing tells a call from text.
+        # Nothing distinguishes a call from text.
         return None
     return {
         "type": "triggered_tags",
@@ -72,14 +75,16 @@ def calls_format(
 
 
 def _trigger(dialect: Dialect, opening: str) -> str:
-    """The marker with which calls begin; what follows it is layout, which a model might forget."""
+    """Return the marker with which calls begin; a model might omit the layout after it."""
     shape = dialect.calls[0]
     marks = [mark.strip() for mark in (*(shape.section.open if shape.section else ()), *shape.open)]
     return next((mark for mark in marks if mark and opening.startswith(mark)), opening)
 
 
 def after_reasoning(dialect: Dialect, rest: Format, *, begun: bool) -> Format:
-    """Reasoning first: it may come, or is there already. Without any in the dialect, the rest alone."""
+    """Put reasoning before the rest: optional reasoning, or its remainder if it has `begun`. Without
+    reasoning in the dialect, return the rest alone.
+    """
     thinking = dialect.reasoning
     if thinking is None:
         return rest
@@ -111,19 +116,21 @@ def _section(markers: CallMarkers, tags: list[Format], *, single: bool) -> Forma
 
 
 def _markers(dialect: Dialect, tools: Sequence[ToolSchema]) -> CallMarkers | None:
-    found = [one for tool in tools if (one := _of_one(dialect, tool.name)) is not None]
-    calls = {name: text for one in found for name, text in one.calls.items()}
-    alike = [replace(one, calls=calls) for one in found]
-    if len(found) == len(tools) and all(one == alike[0] for one in alike):
+    markers = [single for tool in tools if (single := _of_one(dialect, tool.name)) is not None]
+    calls = {name: text for single in markers for name, text in single.calls.items()}
+    alike = [replace(single, calls=calls) for single in markers]
+    if len(markers) == len(tools) and all(single == alike[0] for single in alike):
         return alike[0]
     return _single(dialect, tools)
 
 
 def _of_one(dialect: Dialect, name: str) -> CallMarkers | None:
-    """From what three calls look like: what stands between two of them ends one and begins the next."""
+    """Derive the markers from three rendered calls: the text between two calls ends
+    one and begins the next.
+    """
     parts = _render_around(dialect, name, name, name)
     if parts is None or parts[1] != parts[2]:
-        # Numbers, for example.
+        # For example because of numbers.
         return None
     before, middle, _, after = parts
     close = _common_start(middle, after)
@@ -135,7 +142,7 @@ def _of_one(dialect: Dialect, name: str) -> CallMarkers | None:
 
 
 def _common_start(one: str, other: str) -> str:
-    """What both begin with."""
+    """Return the common prefix of two texts."""
     size = next(
         (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
     )
@@ -152,56 +159,67 @@ def _single(dialect: Dialect, tools: Sequence[ToolSchema]) -> CallMarkers | None
 
 
 def _render_around(dialect: Dialect, *names: str) -> list[str] | None:
-    """What the renderer writes before, between and after arguments, if it writes them as JSON."""
+    """Return the renderer's text before, between and after arguments, if it writes them as JSON."""
     calls = [ToolCall(id=None, name=name, arguments=_ARGUMENTS) for name in names]
     parts = render(dialect, Answer(calls=calls)).split(_ARGUMENTS)
     return parts if len(parts) == len(names) + 1 else None
 
 
-# Structural tags that clients send, as a grammar.
+# Structural tags of clients, converted to a grammar.
 
 
 def read_format(asked: Format | str, param: str) -> Format:
-    """Both forms, or the JSON of one, as the newer. The older one has JSON in its tags and nothing else."""
-    given = _object_of(json.loads(asked) if isinstance(asked, str) else asked, param)
-    if given.get("format") is not None:
-        return _object_of(given["format"], f"{param}.format")
+    """Return a tag in either form, or its JSON, in the newer form. The older form has
+    only JSON in its tags.
+    """
+    tag_format = _object_of(json.loads(asked) if isinstance(asked, str) else asked, param)
+    if tag_format.get("format") is not None:
+        return _object_of(tag_format["format"], f"{param}.format")
     tags = [
-        _tag(one.get("begin"), {"type": "json_schema", "json_schema": one.get("schema")}, one.get("end"))
-        for one in _objects(given, "structures", param)
+        _tag(
+            structure.get("begin"),
+            {"type": "json_schema", "json_schema": structure.get("schema")},
+            structure.get("end"),
+        )
+        for structure in _objects(tag_format, "structures", param)
     ]
-    return {"type": "triggered_tags", "triggers": given.get("triggers"), "tags": tags}
+    return {"type": "triggered_tags", "triggers": tag_format.get("triggers"), "tags": tags}
 
 
 def read_tags(
     asked: Format | str, param: str, limits: Limits, special: Mapping[str, int] | None = None
 ) -> Constraint:
-    """`{"triggers": ["<f="], "structures": [{"begin": "<f=add>", "schema": {}, "end": "</f>"}]}`: text as the
-    model likes, but what begins with a trigger is one of the tags."""
-    given = _object_of(read_schema(asked, param, limits), param)
-    older = given.get("format") is None
+    """Read a structural tag of a client: free text, in which a trigger begins one of the tags.
+
+    For example `{"triggers": ["<f="], "structures": [{"begin": "<f=add>", "schema": {}, "end": "</f>"}]}`.
+    """
+    tag_format = _object_of(read_schema(asked, param, limits), param)
+    older = tag_format.get("format") is None
     reader = _TagReader(limits, special, "structures" if older else "tags")
-    start = reader.read(read_format(given, param), param if older else f"{param}.format", last=True)
-    return Constraint(reader.rules.grammar(start)).check(param, "has tags that cannot be enforced")
+    start = reader.read(read_format(tag_format, param), param if older else f"{param}.format", last=True)
+    return Constraint(reader.rules.grammar(start)).check(
+        param, "has tags that cannot be enforced; simplify them"
+    )
 
 
 class _TagReader:
-    """Formats to rules. Each error names the place of what is wrong.
+    """Converts formats to rules. Each error names the field.
 
-    `last`: nothing comes after it. Free text goes on to the end of the answer, or of the tag that it is in.
+    `last` means that nothing follows: free text extends to the end of the answer, or of the tag that contains
+    it.
     """
 
     def __init__(self, limits: Limits, special: Mapping[str, int] | None, tags: str) -> None:
         self.rules = Rules(special)
         self._limits = limits
         self._tags = tags
-        """What the client calls them."""
+        """Name of the tags in the client's form of the format."""
 
     def read(self, asked: Any, place: str, *, last: bool) -> Symbol:
         asked = _object_of(asked, place)
         match asked.get("type"):
             case "any_text" | "triggered_tags" if not last:
-                raise _wrong(place, "is free text: it can only be the last, or all that is in a tag")
+                raise _wrong(place, "is free text; it must be the last element, or a tag's only content")
             case "const_string":
                 return self.rules.rule(self.rules.sequence(self._text(asked, "value", place)))
             case "json_schema":
@@ -250,7 +268,7 @@ class _TagReader:
         ]
 
     def _rest(self, tag: Format, place: str, *, last: bool = False) -> Symbol:
-        """What is in a tag, and its end."""
+        """Return a rule for the contents of a tag and its end."""
         ends = tag.get("end")
         texts = ends if isinstance(ends, list) and ends else [ends]
         ended = [self._check_text(text, f"{place}.end") for text in texts]
@@ -279,7 +297,9 @@ class _TagReader:
         )
 
     def _led_in(self, text: Symbol, trigger: str, begin: str, rest: Symbol) -> Symbol:
-        """Text, and then the tag; text and trigger are one lexeme, which ends where it first can."""
+        """Return a rule for text and then the tag; text and trigger are one lexeme, which ends as early as
+        possible.
+        """
         if self.rules.is_text(trigger):
             found = self.rules.rule(f"{text} {literal(trigger)}", lazy=True)
         else:
@@ -308,7 +328,7 @@ def _objects(asked: Format, name: str, place: str) -> list[Format]:
 def _list(asked: Format, name: str, place: str) -> list[Any]:
     value = asked.get(name)
     if not isinstance(value, list) or not value:
-        raise _wrong(f"{place}.{name}", "must be a list that is not empty")
+        raise _wrong(f"{place}.{name}", "must be a non-empty list")
     return value
 
 

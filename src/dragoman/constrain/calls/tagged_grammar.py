@@ -1,7 +1,8 @@
-"""Arguments between tags. A string stands there as it is, and anything else as JSON.
+"""Grammar of arguments between tags. A string is written unchanged, any other value as JSON.
 
-The reader asks the schema what a text between tags is. So where a string may stand beside other types, it
-must not look like one of them; and what the reader would not take for what the schema wants is not written.
+The parser takes the type of a text between tags from the schema. Where a string may be replaced by other
+types, it must not look like one of them, and a value that the parser would read as another type is not
+written.
 """
 
 import json
@@ -35,16 +36,16 @@ NAMES = {"integer": "number"}
 
 
 class Tags:
-    """The arguments of one tool."""
+    """Grammar of the arguments of one tool."""
 
     def __init__(self, rules: Rules, shape: TaggedCalls, tool: ToolSchema, banned: str = "") -> None:
         self.rules = rules
         self.shape = shape
         self.lead = shape.lead if isinstance(shape, TreeCalls) else ""
-        """Of a tree of tags: what stands before each."""
+        """In a tree of tags: the text before each tag."""
         self.tool = tool
         self.schemas = Schemas(tool.schema)
-        # The reader takes a key in a value for the next one, before which the end of the value is missing.
+        # The parser takes a key inside a value for the next argument's, whose predecessor was not closed.
         keys = () if self.lead else [key.strip() for key in shape.key]
         self.no_key = rules.without(keys) if len(tool.declared.get("properties", ())) != 1 else None
         ends = [
@@ -60,7 +61,7 @@ class Tags:
         self._trees: dict[str, Symbol] = {}
 
     def arguments(self) -> Symbol | None:
-        """All arguments; None where a call has none."""
+        """Return a rule for all arguments; None if the tool has none."""
         where, place = self.tool.where, ArgumentPlace(self.tool.declared, self.tool.declared)
         options = self.schemas.objects(where)
         written = [self._members(option.schema, where, place) for option in options]
@@ -85,7 +86,7 @@ class Tags:
     def _member(self, key: str, schema: Any, where: SchemaPlace, place: ArgumentPlace) -> Symbol:
         shape = self.shape
         if not key or key != key.strip() or FORBIDDEN_IN_KEYS & set(key):
-            where.refuse("has a name that cannot be written in this model's syntax for calls")
+            where.refuse("has a name that cannot be written in this model's call syntax")
         if self.lead:
             value = self._tree(key, schema, where, place)
             return self.rules.rule(self.rules.sequence(f"{self.lead}<{key}>", value))
@@ -94,17 +95,17 @@ class Tags:
         return self.rules.rule(either(self._write_typed(lead, schema, where, place)))
 
     def _further(self, others: list[str], schema: Any, where: SchemaPlace, place: ArgumentPlace) -> Symbol:
-        """A property that is not declared."""
+        """Return a rule for an undeclared property."""
         shape, at = self.shape, where.at("additionalProperties")
         if self.lead:
-            at.refuse("must be false: in this model's syntax for calls all names are known beforehand")
+            at.refuse("must be false: this model's call syntax requires declared names")
         taken = f" & ~{either(map(literal, others))}" if others else ""
         key = self.rules.terminal(regex(BARE_KEY) + taken)
         ways = self._write_typed(shape.key_end[0], schema, at, place.member(""))
         return self.rules.rule(self.rules.sequence(shape.key[0], key, self.rules.rule(either(ways))))
 
     def _write_typed(self, lead: str, schema: Any, where: SchemaPlace, place: ArgumentPlace) -> list[Symbol]:
-        """What follows the key: the stated type if the syntax has one, the value and the end of it."""
+        """Return the text after the key: the type, if the syntax states one, the value and its end."""
         shape = self.shape
         options = self.schemas.options(schema, where)
         if not shape.types:
@@ -112,7 +113,7 @@ class Tags:
             return [self.rules.sequence(lead + shape.value, value.any_of(options))]
         found = []
         for option in options:
-            # A stated type is believed, but for a text that is said to be none where only text may stand.
+            # The parser trusts a stated type, except a type other than string where only a string is allowed.
             if option.kind != "string" and not (
                 is_readable(option.kind, place) and place.types != {"string"}
             ):
@@ -124,13 +125,13 @@ class Tags:
                 self.rules.sequence(lead + stated + shape.type_end[0] + shape.value, value.one(option))
             )
         if not found:
-            where.refuse("allows no value that can be written in this model's syntax for calls")
+            where.refuse("allows no value that can be written in this model's call syntax")
         return found
 
     # Trees of tags
 
     def _tree(self, key: str, schema: Any, where: SchemaPlace, place: ArgumentPlace) -> Symbol:
-        """What stands in a tag, and its end."""
+        """Return a rule for the contents of a tag and its end."""
         known = json.dumps([key, schema, place.options])
         if known not in self._trees:
             self._trees[known] = name = self.rules.reserve()
@@ -141,7 +142,7 @@ class Tags:
     def _ways(self, end: str, schema: Any, where: SchemaPlace, place: ArgumentPlace) -> list[Symbol]:
         options = self.schemas.options(schema, where)
         if {"object", "array"} <= place.types and any(map(_is_tree, options)):
-            where.refuse("allows a list and an object, which cannot be told apart when they are empty")
+            where.refuse("allows a list and an object, which are the same when empty; allow one of them")
         scalars = [option for option in options if not _is_tree(option)]
         found = [TagValue(self, end, where, place, "json").any_of(scalars)] if scalars else []
         for option in options:
@@ -156,7 +157,7 @@ class Tags:
 
     def _items(self, schema: Mapping[str, Any], where: SchemaPlace, place: ArgumentPlace) -> str:
         if schema.get("prefixItems"):
-            where.at("prefixItems").refuse("is not understood in this model's syntax for calls")
+            where.at("prefixItems").refuse("is not supported in this model's call syntax")
         items = schema.get("items", True)
         if items is False:
             return ""
@@ -167,14 +168,16 @@ class Tags:
 
 
 def _is_tree(option: TypeOption) -> bool:
-    """A list or an object with a schema is tags in tags; without one it is JSON, in which names are free."""
+    """Whether the option is written as nested tags: a list or object with a schema. Without one it is JSON,
+    in which names are free.
+    """
     if option.values is not None or option.kind not in ("object", "array"):
         return False
     return "properties" in option.schema if option.kind == "object" else "items" in option.schema
 
 
 class TagValue:
-    """One value up to the end of its tag."""
+    """Grammar of one value up to the end of its tag."""
 
     def __init__(self, tags: Tags, end: str, where: SchemaPlace, place: ArgumentPlace, untyped: str) -> None:
         self.tags = tags
@@ -185,25 +188,25 @@ class TagValue:
         self.kinds = _read_as(place, untyped)
 
     def one(self, option: TypeOption) -> Symbol:
-        """A value whose type is stated."""
+        """Return a rule for a value whose type is stated."""
         if option.kind == "string":
             return self._text(option)
         return self.rules.sequence(self.tags.json.option(option, self.where), self.end)
 
     def any_of(self, options: list[TypeOption]) -> Symbol:
-        """A value whose type is for the reader to find."""
+        """Return a rule for a value whose type the parser infers."""
         known = [
             option for option in options if option.kind in self.kinds or NAMES.get(option.kind) in self.kinds
         ]
         if self.kinds == {"string"}:
             known = [option for option in known if option.kind == "string"]
         if any(option.free for option in known):
-            # Whatever is written here is read as something, and anything will do.
+            # Any text is read as some value, and any value is allowed.
             return self._write_raw([])
         found = [self._write_option(option, known) for option in known]
         ways = [way for way in found if way]
         if not ways:
-            self.where.refuse("allows no value that can be written in this model's syntax for calls")
+            self.where.refuse("allows no value that can be written in this model's call syntax")
         return self.rules.rule(either(ways))
 
     def _write_option(self, option: TypeOption, options: list[TypeOption]) -> Symbol | None:
@@ -215,7 +218,7 @@ class TagValue:
             return self._write_raw(wanted) if not wanted or is_possible(" & ".join(wanted)) else None
         pattern = _number(option) if "string" in self.kinds else None
         if pattern:
-            # One lexeme with the end of the tag, as a string is, so that neither hides the other.
+            # One lexeme with the end of the tag, as for a string, so that neither hides the other.
             return self._write_whole(regex(pattern))
         if "string" in self.kinds and option.kind in ("boolean", "null"):
             words = ["null"] if option.kind == "null" else ["true", "false"]
@@ -223,11 +226,11 @@ class TagValue:
         return self.rules.sequence(self.tags.json.option(option, self.where), self.end)
 
     def _no_other(self, apart: bool) -> list[Symbol]:
-        """What a text must not be, lest the reader take it for another type."""
+        """Exclude texts that the parser would take for another type."""
         kinds, found = self.kinds - {"string"}, []
         if not kinds:
             return []
-        # Quotes around all of it would be read as those of JSON.
+        # A text in quotes would be read as a JSON string.
         found.append(regex(f'{SPACE}"(?s:.*)'))
         if kinds & {"number", "integer"}:
             found.append(regex(rf"{SPACE}{NUMBERISH}{SPACE}" if apart else rf"{SPACE}[0-9-](?s:.*)"))
@@ -238,14 +241,14 @@ class TagValue:
         return [Symbol(f"~{either(found)}")]
 
     def _write_listed(self, option: TypeOption) -> Symbol | None:
-        """Values that are known beforehand: those that the reader gives back as they are."""
+        """Return a rule for listed values, as far as the parser reads them back unchanged."""
         assert option.values is not None
         texts = []
         for value in option.values:
             written = value if isinstance(value, str) else msgspec.json.encode(value).decode()
             core = self.tags.lead or self.end.strip()
             if self.rules.is_text(core) and core in written:
-                self.where.refuse("has a value with the tag in it that would end it")
+                self.where.refuse("has a value that contains its own closing tag")
             stated = self.tags.shape.types
             if stated or msgspec.json.decode(self.place.json(written, self.tags.shape.untyped)) == value:
                 texts.append(literal(written))
@@ -281,7 +284,7 @@ class TagValue:
         return self.rules.rule(f"{literal(opening)} {text.write_raw(closing + self.end, closing)}")
 
     def _write_whole(self, terminal: str) -> Symbol:
-        """A terminal that is a whole value, as one lexeme with the text that ends it."""
+        """Return a rule for a terminal that is a whole value, as one lexeme with the text that ends it."""
         pieces = self.rules.pieces(self.end)
         lead = pieces[0] if pieces and isinstance(pieces[0], str) else ""
         value = self.rules.terminal(terminal)
@@ -290,7 +293,7 @@ class TagValue:
 
 
 def _number(option: TypeOption) -> str | None:
-    """Numbers as an expression, where one can say what the schema says of them."""
+    """Return an expression for numbers, if one can express the schema."""
     if option.values is not None or option.kind == "integer":
         return integer_range(option.schema) if option.values is None else NUMBERISH
     return (
@@ -299,7 +302,7 @@ def _number(option: TypeOption) -> str | None:
 
 
 def _read_as(place: ArgumentPlace, untyped: str) -> frozenset[str]:
-    """The types that the reader may take a text for."""
+    """Return the types that the parser may take a text for."""
     if place.types:
         return place.types
     every = {"string", "number", "integer", "boolean", "null", "object", "array"}
@@ -310,7 +313,7 @@ MOST_DIGITS = 30
 
 
 def integer_range(schema: Mapping[str, Any]) -> str | None:
-    """The expression of the integers that the schema allows; None where it takes more than an expression."""
+    """Return an expression for the integers that the schema allows; None if no expression can."""
     if "multipleOf" in schema:
         return None
     least, most = _bounds(schema)
@@ -335,7 +338,7 @@ def _bounds(schema: Mapping[str, Any]) -> tuple[int | None, int | None]:
 
 
 def _positive(least: int, most: int | None) -> list[str]:
-    """From 1 on: one way for each number of digits, and one for all above."""
+    """Return expressions for positive integers: one per number of digits, and one for all above."""
     if most is not None and most < least:
         return []
     longest = len(str(least if most is None else most))
@@ -347,7 +350,7 @@ def _positive(least: int, most: int | None) -> list[str]:
 
 
 def _alike(low: str, high: str) -> list[str]:
-    """Both have the same number of digits."""
+    """Return expressions for a range of integers; both bounds have the same number of digits."""
     if low == high:
         return [low]
     if low[0] == high[0]:

@@ -1,7 +1,7 @@
-"""The tools of a request, and their schemas taken apart, for syntaxes that are not JSON.
+"""Tools of a request with their schemas split by type, for call syntaxes that are not JSON.
 
-llguidance reads a whole JSON Schema where the arguments of a call are JSON. In a syntax of tags or literals
-each value is a grammar of our own. What is not understood here is refused: nothing is left unenforced.
+If the arguments of a call are JSON, llguidance reads the whole JSON Schema. In tags or literals each value
+gets a grammar of our own. Keywords not supported here are refused, so everything is enforced.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -20,11 +20,13 @@ from dragoman.constrain.schema.keywords import APPLICATORS, OF_TYPES, Problems, 
 from dragoman.dialects.schema import resolve, type_of
 from dragoman.errors import TOOLS, BadRequest
 
-# A schema taken apart into single types
+# Splitting a schema by type
 
 
 SILENT = frozenset(["nullable", "$anchor", "$defs", "definitions"])
-"""Words that forbid nothing by themselves. What one of them allows in addition is just not written."""
+"""Keywords that forbid nothing by themselves. Values that one of them allows in addition are just not
+written.
+"""
 LARGEST = frozenset(["minLength", "minimum", "exclusiveMinimum", "minItems", "minProperties"])
 SMALLEST = frozenset(["maxLength", "maximum", "exclusiveMaximum", "maxItems", "maxProperties"])
 MOST_OPTIONS = 256
@@ -34,19 +36,19 @@ EVERYTHING: Mapping[str, Any] = {}
 
 
 class SchemaPlace(Struct, frozen=True):
-    """A place in a tool's schema, for messages."""
+    """A location in a tool's schema, for error messages."""
 
     tool: str
     param: str
-    """The field of the request that the schema is in."""
+    """Field of the request that has the schema."""
     place: str = ""
-    """A JSON pointer within it."""
+    """JSON pointer within the schema."""
 
     def at(self, *steps: str) -> "SchemaPlace":
         return SchemaPlace(self.tool, self.param, at(self.place, *steps))
 
     def beside(self, name: str) -> str:
-        """Another field of the tool that has the schema."""
+        """Return the param of another field of the same tool."""
         return f"{self.param.rpartition('.')[0]}.{name}"
 
     def refuse(self, what: str) -> NoReturn:
@@ -56,53 +58,53 @@ class SchemaPlace(Struct, frozen=True):
 
 
 class TypeOption(Struct, frozen=True):
-    """One JSON type with all that is said of it, or a few values of one type."""
+    """One JSON type with its keywords, or a few values of one type."""
 
     kind: str
-    """string, number, integer, boolean, null, object or array."""
+    """One of string, number, integer, boolean, null, object and array."""
     schema: Mapping[str, Any]
     values: tuple[Any, ...] | None = None
     free: bool = False
-    """Nothing at all is said of the value."""
+    """Whether the schema says nothing about the value."""
 
 
 class Schemas:
-    """The schemas of one tool, with references followed."""
+    """Schemas of one tool, with references followed."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self.root = root
 
     def options(self, schema: Any, where: SchemaPlace) -> list[TypeOption]:
-        """Everything that may stand here, one type at a time."""
+        """Return everything that the schema allows, one type at a time."""
         found = [option for flat in self._flatten(schema, where, 0) for option in _split_by_type(flat, where)]
         if len(found) > MOST_OPTIONS:
             where.refuse("has too many alternatives")
         return found
 
     def objects(self, where: SchemaPlace) -> list[TypeOption]:
-        """What arguments may be: objects."""
+        """Return the alternatives for arguments, which must be objects."""
         found = [option for option in self.options(self.root, where) if option.kind == "object"]
         if not found or any(option.values is not None for option in found):
             where.refuse("must be the schema of an object")
         return found
 
     def _flatten(self, schema: Any, where: SchemaPlace, depth: int) -> list[Mapping[str, Any]]:
-        """Alternatives without references and unions."""
+        """Return alternatives without references and unions."""
         if schema is True:
             return [EVERYTHING]
         if schema is False:
             return []
         if not isinstance(schema, Mapping):
-            where.refuse("is no schema")
+            where.refuse("is not a valid schema")
         if depth > MOST_STEPS:
-            where.refuse("refers to itself and to nothing else")
+            where.refuse("refers only to itself")
         found: list[Mapping[str, Any]] = [
             {key: value for key, value in schema.items() if key not in ("$ref", "allOf", "anyOf", "oneOf")}
         ]
         for key in ("$ref", "allOf", "anyOf", "oneOf"):
             if key in schema:
                 inner = self._inner(key, schema[key], where.at(key), depth + 1)
-                found = [merge_schemas(one, other, where) for one in found for other in inner]
+                found = [merge_schemas(left, right, where) for left in found for right in inner]
             if len(found) > MOST_OPTIONS:
                 where.refuse("has too many alternatives")
         return found
@@ -119,15 +121,15 @@ class Schemas:
             whole: list[Mapping[str, Any]] = [{}]
             for part in value:
                 flat = self._flatten(part, where, depth)
-                whole = [merge_schemas(one, other, where) for one in whole for other in flat]
+                whole = [merge_schemas(left, right, where) for left in whole for right in flat]
             return whole
         each = [self._flatten(part, where, depth) for part in value]
-        # oneOf passes the check of the whole schema only where it says the same as anyOf.
+        # The check of the whole schema accepts oneOf only if it is equivalent to anyOf.
         return [option for options in each for option in options]
 
 
 def merge_schemas(one: Mapping[str, Any], other: Mapping[str, Any], where: SchemaPlace) -> Mapping[str, Any]:
-    """What satisfies both."""
+    """Return a schema of the values that satisfy both."""
     if not one or not other:
         return one or other
     _check_closed(one, other, where)
@@ -151,18 +153,20 @@ def merge_schemas(one: Mapping[str, Any], other: Mapping[str, Any], where: Schem
         elif key == "pattern":
             both[key] = [*_as_list(both[key]), *_as_list(value)]
         else:
-            where.at(key).refuse("is said twice in different ways")
+            where.at(key).refuse("is stated twice with different values")
     return both
 
 
 def silent(key: str) -> bool:
-    """Whether the word says something about a value and forbids none."""
+    """Whether the keyword only annotates a value."""
     row = fate_of(key)
     return key in SILENT or (row is not None and row.fate == "note")
 
 
 def _check_closed(one: Mapping[str, Any], other: Mapping[str, Any], where: SchemaPlace) -> None:
-    """A schema that forbids further properties speaks of its own, not of what another one allows."""
+    """Refuse to merge a schema that forbids further properties with properties of another: it is about its
+    own only.
+    """
     for closed, opening in ((one, other), (other, one)):
         extra = set(opening.get("properties", ())) - set(closed.get("properties", ()))
         if closed.get("additionalProperties", True) not in (True, EVERYTHING) and extra:
@@ -176,35 +180,35 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal as JSON: true is not 1."""
+    """Whether two values are equal as JSON: true is not 1."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     return bool(one == other)
 
 
 def _split_by_type(schema: Mapping[str, Any], where: SchemaPlace) -> list[TypeOption]:
-    said = {key for key in schema if not silent(key)}
+    stated = {key for key in schema if not silent(key)}
     known = APPLICATORS.union(*OF_TYPES.values())
     for key in schema:
-        if key in said and key not in known:
-            where.at(key).refuse("is not understood in this model's syntax for calls")
+        if key in stated and key not in known:
+            where.at(key).refuse("is not supported in this model's call syntax")
     if schema.get("uniqueItems"):
-        where.at("uniqueItems").refuse("is not enforced")
-    kinds = _kinds(schema, said, where)
+        where.at("uniqueItems").refuse("cannot be enforced in a call; leave it out")
+    kinds = _kinds(schema, stated, where)
     if "enum" in schema or "const" in schema:
         return _split_by_value(schema, kinds, where)
-    return [TypeOption(kind, schema, free=not said) for kind in kinds]
+    return [TypeOption(kind, schema, free=not stated) for kind in kinds]
 
 
-def _kinds(schema: Mapping[str, Any], said: set[str], where: SchemaPlace) -> list[str]:
-    """The types that are stated; else those that something is said of; else all of them."""
+def _kinds(schema: Mapping[str, Any], stated: set[str], where: SchemaPlace) -> list[str]:
+    """Return the stated types; else the types that keywords are about; else all types."""
     if "type" in schema:
         kinds = _as_list(schema["type"])
         if not all(kind in OF_TYPES or kind == "integer" for kind in kinds):
             where.at("type").refuse("must be a JSON type, or several")
         return [kind for kind in kinds if kind != "integer" or "number" not in kinds]
-    spoken_of = [kind for kind, words in OF_TYPES.items() if words & said]
-    return spoken_of if spoken_of and not said & {"enum", "const"} else list(OF_TYPES)
+    spoken_of = [kind for kind, words in OF_TYPES.items() if words & stated]
+    return spoken_of if spoken_of and not stated & {"enum", "const"} else list(OF_TYPES)
 
 
 def _split_by_value(schema: Mapping[str, Any], kinds: Sequence[str], where: SchemaPlace) -> list[TypeOption]:
@@ -215,7 +219,7 @@ def _split_by_value(schema: Mapping[str, Any], kinds: Sequence[str], where: Sche
         values = [value for value in values if same(value, schema["const"])]
     beside = {key for key in schema if any(key in words for words in OF_TYPES.values())}
     if beside:
-        where.at(min(beside)).refuse("cannot stand beside enum or const")
+        where.at(min(beside)).refuse("cannot be combined with enum or const")
     found: dict[str, list[Any]] = {}
     for value in values:
         kind = type_of(value)
@@ -226,11 +230,11 @@ def _split_by_value(schema: Mapping[str, Any], kinds: Sequence[str], where: Sche
     return [TypeOption(kind, schema, values=tuple(some)) for kind, some in found.items()]
 
 
-# What a schema says of a string, as languages of the string itself: without quotes and escapes around it
+# Requirements on strings, as languages of the string itself: without quotes and escapes
 
 
 def languages(schema: Mapping[str, Any], where: SchemaPlace) -> list[Symbol]:
-    """The terminals that a string must all be in; none where any string will do."""
+    """Return terminals that a string must all match; none if any string is allowed."""
     found = []
     patterns = schema.get("pattern", [])
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
@@ -244,7 +248,7 @@ def languages(schema: Mapping[str, Any], where: SchemaPlace) -> list[Symbol]:
 
 
 def lengths(schema: Mapping[str, Any], where: SchemaPlace) -> str:
-    """`{2,5}`: how many characters there are; "" where any number will do."""
+    """Return the allowed number of characters as `{2,5}`; "" if any is allowed."""
     least, most = schema.get("minLength", 0), schema.get("maxLength")
     for word, value in (("minLength", least), ("maxLength", most)):
         if value is not None and not (float(value).is_integer() and 0 <= value <= MOST_LENGTH):
@@ -267,39 +271,39 @@ def _format(name: Any, where: SchemaPlace) -> list[Symbol]:
 
 
 def search(pattern: str, where: SchemaPlace) -> Symbol:
-    """An expression that must match somewhere."""
+    """Return a terminal for texts in which the expression matches somewhere."""
     try:
         return regex(write_search(read_pattern(pattern)))
     except PatternError as error:
         where.refuse(f"{error}, which cannot be enforced")
 
 
-# The tools, and what their schemas mean where a call is forced
+# The tools, and the meaning of their schemas in a forced call
 
 
 NOTHING: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-"""The arguments of a tool that declares none."""
+"""Schema of the arguments of a tool that declares none."""
 ANYTHING: Mapping[str, Any] = {"type": "object"}
 COMBINES = ("allOf", "anyOf", "oneOf", "$ref", "patternProperties", "unevaluatedProperties", "if")
 MOST_DEPTH = 64
 LARK = "x-lark"
-"""A word of our own in the schema of a custom tool's text: the grammar that it must be in."""
+"""Our own keyword in the schema of a custom tool's text: the grammar that the text must match."""
 
 
 class ToolSchema(Struct, frozen=True):
     name: str
     declared: Mapping[str, Any]
-    """The schema of its arguments as the client sent it, which the reader knows."""
+    """Schema of its arguments as the client sent it, which the parser uses."""
     schema: Mapping[str, Any]
-    """What is enforced, in the words of the client."""
+    """The schema that is enforced, in JSON Schema's keywords."""
     native: Mapping[str, Any]
-    """The same in those of llguidance."""
+    """The same schema in llguidance's keywords."""
     where: SchemaPlace
     lark: str = ""
-    """A grammar that the one argument of the tool, a text, must be in."""
+    """Grammar of the tool's only argument, a text."""
 
     def text(self, rules: Rules) -> QuotedLark | None:
-        """What the text must be, if a grammar says so."""
+        """Return the grammar of the text, if there is one."""
         return QuotedLark(rules, self.lark, self.where.beside("format")) if self.lark else None
 
 
@@ -310,9 +314,10 @@ def read_tools(
     custom: Collection[str] = (),
     places: Sequence[str] = (),
 ) -> list[ToolSchema]:
-    """Those that may be called. `strict` are those that are held to their schemas; None: all of them.
+    """Return the tools that may be called. `strict` names those whose calls must match their schemas; None
+    means all.
 
-    `custom` are those that stand for a tool with one text, `places` is where the schema of each is.
+    `custom` names the tools that stand for a tool with one text; `places` are the params of their schemas.
     """
     found = []
     for number, tool in enumerate(declared):
@@ -332,12 +337,14 @@ def read_tools(
 
 
 def strict_names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The tools whose calls must be in their schemas, even if the model calls them by itself."""
+    """Return the names of tools whose calls must match their schemas even if calls are optional."""
     return [tool["function"]["name"] for tool in tools if tool["function"].get("strict")]
 
 
 def _lark(schema: Mapping[str, Any], param: str) -> str:
-    """The grammar of a custom tool's text, if it has one in Lark. In other schemas the word says nothing."""
+    """Return the Lark grammar of a custom tool's text, if it has one. In other schemas the keyword has no
+    effect.
+    """
     [text] = schema["properties"].values()
     if LARK in text:
         Constraint.from_lark(text[LARK], param)
@@ -345,7 +352,7 @@ def _lark(schema: Mapping[str, Any], param: str) -> str:
 
 
 def _native(schema: Mapping[str, Any], where: SchemaPlace) -> Mapping[str, Any]:
-    """Checked word by word, whatever the syntax of calls is: what cannot be enforced is refused."""
+    """Check the schema keyword by keyword, whatever the call syntax, and refuse what cannot be enforced."""
     problems = Problems()
     prepared: Any = prepare_schema(schema, problems, where.param)
     for place in problems.watched:
@@ -357,9 +364,9 @@ def _native(schema: Mapping[str, Any], where: SchemaPlace) -> Mapping[str, Any]:
 
 
 def close_objects(schema: Any) -> Any:
-    """Where properties are declared and nothing is said of others, there are none.
+    """Set `additionalProperties` to false where properties are declared and it is unset.
 
-    A model that may make up properties does so; and those who want them say so.
+    A model that may invent properties does so, and a client that wants them can say so.
     """
     combined = any("allOf" in part or ("$ref" in part and len(part) > 1) for part in _parts(schema, 0))
     return _close(schema, not combined, 0)
@@ -374,7 +381,7 @@ def _parts(schema: Any, depth: int) -> Iterator[Mapping[str, Any]]:
 
 
 def _close(schema: Any, whole: bool, depth: int) -> Any:
-    """`whole`: nothing else is said of the same value in another place."""
+    """Close a schema. `whole` means that no other schema describes the same value."""
     if not isinstance(schema, Mapping) or depth > MOST_DEPTH:
         return schema
     alone = not any(word in schema for word in COMBINES)

@@ -1,1 +1,1 @@
-"""Grammars and expressions that people write, as trees; and the Lark that llguidance reads."""
+"""Grammars and expressions of clients as trees, and the Lark that llguidance reads."""

@@ -1,15 +1,14 @@
-r"""Regular expressions as trees, and trees as the expressions that llguidance reads.
+r"""Regular expressions as trees, and trees as expressions that llguidance reads.
 
-Two notations come here, and one reader has what both share: alternatives of sequences of atoms that may be
+Two notations are parsed, with one reader for what they share: alternatives of sequences of atoms that may be
 repeated.
 
-- ECMA 262's, in which JSON Schema writes its patterns: `read_pattern(r"^\d[a&&b]$")`. They come from people
-  unchecked, and what no automaton can do, such as looking around, is refused by name.
-- Rust's, in which Lark writes its terminals: `read_terminal("a|[b-d]+", "i")`. llguidance has compiled these
-  before; what is refused is what it reads and this does not.
+- ECMA 262's, which JSON Schema uses for patterns: `read_pattern(r"^\\d[a&&b]$")`. Clients send them
+  unchecked, and what no automaton can do, such as lookaround, is refused by name.
+- Rust's, which Lark uses for terminals: `read_terminal("a|[b-d]+", "i")`. llguidance has compiled these
+  before; constructs that llguidance supports and this reader does not are refused.
 
-`write_pattern(tree)` goes back to text, spelled so that llguidance cannot read it otherwise:
-`^[0-9][a\&\&b]$`.
+`write_pattern(tree)` converts back to text that is unambiguous for llguidance: `^[0-9][a\\&\\&b]$`.
 """
 
 import re
@@ -33,34 +32,34 @@ from dragoman.constrain.grammar.trees import (
 
 DEEPEST = 100
 BEGIN, END = Reference("^", 0), Reference("$", 0)
-"""Where a text begins and ends. No rule has such a name."""
+"""Beginning and end of a text. No rule has such a name."""
 ANYTHING = r"\s\S"
-"""Within brackets: any character."""
+"""Contents of brackets that match any character."""
 _OPENING = re.compile(r":|P?<[A-Za-z_]\w*>|(?P<flags>[a-zA-Z-]+)(?P<end>[:)])")
 _TIMES: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 
 class PatternError(ValueError):
-    """What of the expression cannot be done: `has a ( without its )`."""
+    """An unsupported part of an expression, as a predicate: `has a ( without its )`."""
 
 
 def read_pattern(pattern: str) -> Tree:
-    """The tree of an expression of ECMA 262, with `BEGIN` and `END` where it has anchors."""
+    """Parse an ECMA 262 expression; anchors become `BEGIN` and `END`."""
     return _EcmaReader(pattern).whole()
 
 
 def read_terminal(pattern: str, flags: str = "") -> Tree:
-    """The tree of an expression of Rust; `flags` are those behind its closing slash."""
+    """Parse a Rust expression; `flags` are those after its closing slash."""
     reader = _RustReader(pattern)
     reader.set_flags(flags)
     return reader.whole()
 
 
 class _PatternReader(ABC):
-    """Alternatives of sequences of atoms that may be repeated. What an atom is differs by notation."""
+    """Parser of alternatives of sequences of atoms that may be repeated. Subclasses define the atoms."""
 
     counts: ClassVar["re.Pattern[str]"]
-    """`{2,5}`: the first group is the least, the second the comma, the third the most."""
+    """Pattern of `{2,5}`: the first group is the minimum, the second the comma, the third the maximum."""
     flags: ClassVar[str]
 
     def __init__(self, pattern: str) -> None:
@@ -75,7 +74,7 @@ class _PatternReader(ABC):
         return found
 
     def set_flags(self, flags: str) -> None:
-        """`i-s`: what is on from here to the end of the group, and what is off."""
+        """Apply flags such as `i-s`: on before the hyphen, off after it, until the end of the group."""
         wanted, _, unwanted = flags.partition("-")
         for flag in wanted + unwanted:
             if flag not in self.flags or (flag == "u" and flag in unwanted):
@@ -85,7 +84,7 @@ class _PatternReader(ABC):
 
     def _alternatives(self, depth: int) -> Tree:
         if depth > DEEPEST:
-            raise PatternError(f"has more than {DEEPEST} groups within each other")
+            raise PatternError(f"has more than {DEEPEST} nested groups")
         options = [self._sequence(depth)]
         while self._took("|"):
             options.append(self._sequence(depth))
@@ -95,7 +94,7 @@ class _PatternReader(ABC):
         parts = []
         while self.at < len(self.pattern) and self.pattern[self.at] not in "|)":
             if self._count() is not None:
-                raise PatternError("repeats something that is not there")
+                raise PatternError("repeats nothing")
             parts.append(self._repeat(self._group(depth) if self._took("(") else self._atom()))
         return concatenate(parts)
 
@@ -104,10 +103,10 @@ class _PatternReader(ABC):
             times = self._count()
             if times is None:
                 return inner
-            # Whether it would rather be short makes no difference to what it matches from end to end.
+            # Greedy and lazy repetition match the same texts from end to end.
             self._took("?")
             inner = repeat(inner, *times)
-        raise PatternError(f"has more than {DEEPEST} repetitions of each other")
+        raise PatternError(f"has more than {DEEPEST} nested repetitions")
 
     def _count(self) -> tuple[int, int | None] | None:
         counted = self.counts.match(self.pattern, self.at)
@@ -125,7 +124,7 @@ class _PatternReader(ABC):
             opening = _OPENING.match(self.pattern, self.at)
             if opening is None:
                 if self.pattern[self.at : self.at + 1] in ("=", "!", "<"):
-                    raise PatternError("looks around, with (?= or (?! or (?<")
+                    raise PatternError("has a lookaround, (?= or (?! or (?<")
                 raise PatternError(f"has a group of an unknown kind, (?{self.pattern[self.at : self.at + 2]}")
             self.at = opening.end()
             self.set_flags(opening["flags"] or "")
@@ -161,11 +160,11 @@ class _PatternReader(ABC):
 
     @abstractmethod
     def _escape(self) -> str | CharClass:
-        """What a backslash and what follows it stand for: a character, or one of several."""
+        """Read an escape: a character, or a class of several."""
 
     @abstractmethod
     def _members(self) -> str:
-        """What stands behind a `[`, up to its `]`."""
+        """Read a class after its `[`, up to and including `]`."""
 
     @abstractmethod
     def _dot(self) -> str: ...
@@ -206,9 +205,9 @@ class _EcmaReader(_PatternReader):
         if not letter:
             raise PatternError("ends with a single backslash")
         if letter in "bBAZzG":
-            raise PatternError(f"has \\{letter}, which looks at what stands around it")
+            raise PatternError(f"has \\{letter}, which depends on the text around it")
         if letter in "123456789k":
-            raise PatternError("refers back to a group")
+            raise PatternError("has a reference to a group")
         if letter.isalnum():
             raise PatternError(f"has an unknown escape, \\{letter}")
         return letter
@@ -222,11 +221,11 @@ class _EcmaReader(_PatternReader):
             self.at = low.end()
             code = 0x10000 + ((code - 0xD800) << 10) + int(low[1], 16) - 0xDC00
         if code > 0x10FFFF or 0xDC00 <= code < 0xE000:
-            raise PatternError("has a code point that is no character")
+            raise PatternError("has an invalid code point")
         return chr(code)
 
     def _members(self) -> str:
-        """`a&&b]`: nothing but `]`, `\\`, `^` and `-` stands for anything inside."""
+        """Read `a&&b]`: only `]`, `\\\\`, `^` and `-` have a meaning inside."""
         negated = self._took("^")
         members: list[str] = []
         while not self._took("]"):
@@ -253,7 +252,7 @@ class _EcmaReader(_PatternReader):
 
 
 def _write_members(members: list[str]) -> str:
-    """What stands within brackets. A bare hyphen is a range only between two single characters."""
+    """Join the contents of brackets. A bare hyphen is a range only between two single characters."""
     found: list[str] = []
     for at, member in enumerate(members):
         sides = members[at - 1], members[at + 1] if 0 < at < len(members) - 1 else "["
@@ -289,7 +288,7 @@ class _RustReader(_PatternReader):
         return _RUST_CONTROLS.get(letter, letter)
 
     def _members(self) -> str:
-        """`^a-z[0-9]]`, with brackets within each other."""
+        """Read `^a-z[0-9]]`, with nested brackets."""
         start, depth = self.at - 1, 0
         self.at = start
         while True:
@@ -298,7 +297,7 @@ class _RustReader(_PatternReader):
             if character == "[":
                 depth += 1
                 self._took("^")
-                # A bracket that comes first stands for itself.
+                # A bracket that comes first is an ordinary character.
                 self._took("]")
             elif character == "]":
                 depth -= 1
@@ -309,28 +308,29 @@ class _RustReader(_PatternReader):
         return ANYTHING if self.dot_all else r"^\n"
 
     def _anchor(self, sign: str) -> Tree:
-        # llguidance has them at the ends only, where they say nothing.
+        # llguidance allows anchors only at the ends, where they have no effect.
         return EMPTY
 
 
 # Trees as expressions that llguidance reads
 
 _WRITTEN = r"[^\x00-\x07\x0b\x0e-\x1f\x7f]"
-"""What a string of JSON can hold, with short escapes for some."""
+"""Characters that a JSON string can contain, including those with short escapes."""
 _SIGNS = frozenset(r"\.+*?()|[]{}^$#&-~/")
 
 
 def escape_character(character: str) -> str:
-    """One that stands for itself, within brackets and without."""
+    """Escape a character so that it stands for itself, inside brackets and outside."""
     if character in _SIGNS:
         return "\\" + character
     return character if character.isprintable() else f"\\x{{{ord(character):x}}}"
 
 
 def write_pattern(tree: Tree, *, in_json: bool = False) -> str:
-    """`in_json`: the text is written as a string of JSON, where some control characters cannot be written.
+    """Write a tree as an expression. With `in_json`, the text is a JSON string, in which some control
+    characters cannot be written.
 
-    Those must match nothing; llguidance would skip them.
+    These must match nothing; llguidance would skip them.
     """
     match tree:
         case LiteralText():
@@ -348,7 +348,7 @@ def write_pattern(tree: Tree, *, in_json: bool = False) -> str:
         case Repetition():
             most = "" if tree.most is None else tree.most
             return f"(?:{write_pattern(tree.inner, in_json=in_json)}){{{tree.least},{most}}}"
-    raise PatternError("has what no expression can say")
+    raise PatternError("has a part that no expression can represent")
 
 
 def _write_part(part: Tree, in_json: bool) -> str:
@@ -362,7 +362,7 @@ def _write_character(character: str, in_json: bool) -> str:
 
 
 def write_search(tree: Tree) -> str:
-    """An expression that must match somewhere, as one that matches from end to end."""
+    """Write an expression that matches somewhere as one that matches from end to end."""
     options = tree.options if isinstance(tree, Alternation) else (tree,)
     return "|".join(map(_write_searched, options))
 
@@ -372,6 +372,6 @@ def _write_searched(option: Tree) -> str:
     begins, ends = parts[:1] == (BEGIN,), parts[-1:] == (END,)
     inner = concatenate(parts[begins : len(parts) - ends])
     if any(node is BEGIN or node is END for node in walk_tree(inner)):
-        raise PatternError("has ^ or $ elsewhere than at the ends of an alternative")
+        raise PatternError("has ^ or $ inside an alternative")
     anything = "(?s:.*)"
     return ("" if begins else anything) + f"(?:{write_pattern(inner)})" + ("" if ends else anything)

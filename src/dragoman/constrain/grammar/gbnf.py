@@ -1,18 +1,19 @@
-r"""GBNF, llama.cpp's notation for grammars: read into trees, and written as Lark that accepts the same texts.
+r"""GBNF, llama.cpp's notation for grammars: parsed into trees, and written as Lark that accepts the same
+texts.
 
     root ::= "a" b*     becomes     start: T1
     b ::= [x-z]                     T0: /[x-z]/
                                     T1: ("a" (T0){0,})
 
 llama.cpp reads character by character. llguidance cuts a text into lexemes, always the longest, and never
-goes back: `[a-z]* "b"` as two lexemes accepts nothing, since the first takes the `b`. So:
+backtracks: `[a-z]* "b"` as two lexemes accepts nothing, because the first takes the `b`. Therefore:
 
-- A rule that does not lead back to itself is a regular expression, and a terminal. A grammar without
+- A rule that does not lead back to itself is a regular expression, and becomes a terminal. A grammar without
   recursion becomes a single lexeme, in which nothing is cut.
-- Where there is recursion every character is a lexeme of its own, as in llama.cpp. That is exact but slow,
-  most of all in strings.
-- So runs such as `"\"" [^"]* "\""` are made lexemes after all, where the longest is the only one there is:
-  no text of the run goes on to be another text of it, and no other lexeme is the beginning of one.
+- In recursive rules every character is a lexeme, as in llama.cpp. That is exact but slow, especially in
+  strings.
+- Runs such as `"\\"" [^"]* "\\""` therefore become lexemes where the longest is the only one possible: no
+  text of the run extends to another text of it, and no other lexeme is a prefix of one.
 """
 
 import re
@@ -39,7 +40,7 @@ from dragoman.constrain.grammar.trees import (
 _DEEPEST = 100
 _MOST_REPEATS = 100_000
 _MOST_RUNS = 16
-"""That are tried; each is a question to llguidance."""
+"""Maximum number of runs that are tried, each with a query to llguidance."""
 _MOST_SHORTENED = 4
 _MOST_LEAVES = 500
 _MOST_ROUNDS = 3
@@ -60,17 +61,17 @@ _LETTERS = {"n": "\n", "r": "\r", "t": "\t"}
 
 
 class GbnfError(ValueError):
-    """What is wrong, with the line."""
+    """Error in a GBNF grammar, with the line."""
 
 
 def gbnf_to_lark(grammar: str) -> str:
     rules = read_gbnf(grammar)
     if count_depth({name: sorted(_names(rule)) for name, rule in rules.items()}, "root") > MOST_DEPTH:
-        raise GbnfError(f"it has names that lead to further names more than {MOST_DEPTH} times")
+        raise GbnfError(f"names refer to each other more than {MOST_DEPTH} levels deep")
     order = _reach(rules)
     ending = grow(order, lambda name, known: _prune(rules[name], known) is not NEVER)
     if "root" not in ending:
-        raise GbnfError("root leads back to itself in all its options, so no text is ever complete")
+        raise GbnfError("root refers to itself in all its alternatives, so no text is ever complete")
     rules = {name: _prune(rules[name], ending) for name in ending}
     return _GbnfWriter(rules).grammar()
 
@@ -79,28 +80,31 @@ def gbnf_to_lark(grammar: str) -> str:
 
 
 def read_gbnf(grammar: str) -> dict[str, Tree]:
-    """The rules by name. All names that occur are there, and `root` is.
+    """Parse the rules by name. All names that occur are defined, and `root` is.
 
-    A special token, such as `<think>` or `<[128010]>`, is a reference with that name. Grammars as TabbyAPI
-    shows them begin with `start`, and have a semicolon after each rule.
+    A special token, such as `<think>` or `<[128010]>`, is a reference with that name. Grammars in TabbyAPI's
+    documentation begin with `start` and have a semicolon after each rule.
     """
     rules = dict(_GbnfReader(grammar).rules())
     if "start" in rules:
         rules.setdefault("root", Reference("start", 1))
     if "root" not in rules:
-        raise GbnfError("there is no rule with the name root")
+        raise GbnfError("the rule root is missing")
     for rule in rules.values():
         for node in walk_tree(rule):
             if isinstance(node, Reference) and not _is_token(node.name) and node.name not in rules:
-                raise GbnfError(f"line {node.line} uses the rule {node.name}, which is not there")
+                raise GbnfError(f"line {node.line} uses the undefined rule {node.name}")
     return rules
 
 
 def write_plain(grammar: str) -> str:
-    """The same grammar for engines that know no semicolons, and begin with `root`."""
+    """Return the grammar for engines that require `root` as start and do not accept semicolons."""
     names = {name for name, _ in _GbnfReader(grammar).rules()}
     begun = "" if "root" in names else "\nroot ::= start\n"
-    return "".join("\n" if one.group() == ";" else one.group() for one in _TOKENS.finditer(grammar)) + begun
+    return (
+        "".join("\n" if match.group() == ";" else match.group() for match in _TOKENS.finditer(grammar))
+        + begun
+    )
 
 
 def _is_token(name: str) -> bool:
@@ -116,12 +120,12 @@ class _GbnfReader:
         while self.at < len(self.tokens):
             _, name, line = self.tokens[self.at]
             if not self._begins_rule():
-                raise GbnfError(f"line {line}: a rule begins with a name and ::=")
+                raise GbnfError(f"line {line}: a rule must begin with a name and ::=")
             self.at += 2
             yield name, self._options(0)
             self._took(";")
             if self.at < len(self.tokens) and not self._begins_rule():
-                raise GbnfError(f"line {self.tokens[self.at][2]}: {self.tokens[self.at][1]} is out of place")
+                raise GbnfError(f"line {self.tokens[self.at][2]}: {self.tokens[self.at][1]} is unexpected")
 
     def _begins_rule(self) -> bool:
         return [kind for kind, _, _ in self.tokens[self.at : self.at + 2]] == ["name", "is"]
@@ -147,10 +151,10 @@ class _GbnfReader:
 
     def _group(self, depth: int, line: int) -> Tree:
         if depth >= _DEEPEST:
-            raise GbnfError(f"line {line}: more than {_DEEPEST} groups within each other")
+            raise GbnfError(f"line {line}: more than {_DEEPEST} nested groups")
         inside = self._options(depth + 1)
         if not self._took(")"):
-            raise GbnfError(f"line {line}: a ( has no )")
+            raise GbnfError(f"line {line}: ( has no )")
         return inside
 
     def _took(self, mark: str) -> bool:
@@ -163,14 +167,14 @@ class _GbnfReader:
         while self.at < len(self.tokens):
             kind, text, line = self.tokens[self.at]
             if self.at - start > _DEEPEST:
-                raise GbnfError(f"line {line}: more than {_DEEPEST} repetitions of each other")
+                raise GbnfError(f"line {line}: more than {_DEEPEST} nested repetitions")
             if kind == "count":
                 least, comma, most = text.strip("{} ").partition(",")
                 bounds = int(least), int(most) if most.strip() else None if comma else int(least)
                 if bounds[1] is not None and not bounds[0] <= bounds[1]:
-                    raise GbnfError(f"line {line}: {text} ends before it begins")
+                    raise GbnfError(f"line {line}: the maximum in {text} is less than the minimum")
                 if max(bounds[0], bounds[1] or 0) > _MOST_REPEATS:
-                    raise GbnfError(f"line {line}: at most {_MOST_REPEATS} repetitions")
+                    raise GbnfError(f"line {line}: {text} has more than {_MOST_REPEATS} repetitions")
             elif kind == "mark" and text in "*+?":
                 bounds = int(text == "+"), 1 if text == "?" else None
             else:
@@ -202,7 +206,7 @@ def _read_atom(kind: str, text: str, line: int) -> Tree:
             return Reference(text, line)
         case "mark", ".":
             return CharClass(ANYTHING)
-    raise GbnfError(f"line {line}: {text[:20]} is out of place")
+    raise GbnfError(f"line {line}: {text[:20]} is unexpected")
 
 
 def _characters(text: str, line: int) -> Iterator[str]:
@@ -220,20 +224,20 @@ def _characters(text: str, line: int) -> Iterator[str]:
 
 def _read_letter(letter: str, line: int) -> str:
     if letter.isalnum() and letter not in _LETTERS:
-        raise GbnfError(f"line {line}: \\{letter} is no escape that is known")
+        raise GbnfError(f"line {line}: \\{letter} is an unknown escape")
     return _LETTERS.get(letter, letter)
 
 
 def _read_code(code: int, line: int) -> str:
     if code > 0x10FFFF or 0xD800 <= code < 0xE000:
-        raise GbnfError(f"line {line}: a code point that is no character")
+        raise GbnfError(f"line {line}: an invalid code point")
     return chr(code)
 
 
 def _read_class(text: str, line: int) -> Tree:
-    """`^a-z\\n`: what stands between the brackets."""
+    """Parse `^a-z\\\\n`, the contents of brackets."""
     negated = text.startswith("^")
-    # A hyphen that was escaped is a character; only a bare one makes a range.
+    # An escaped hyphen is a character; only a bare one makes a range.
     pieces = [found.group() for found in re.finditer(rf"{_ESCAPE.pattern}|.", text[negated:], re.DOTALL)]
     members, at = [], 0
     while at < len(pieces):
@@ -242,7 +246,7 @@ def _read_class(text: str, line: int) -> Tree:
             last = next(_characters(pieces[at + 2], line))
             at += 2
         if last < first:
-            raise GbnfError(f"line {line}: the range {first}-{last} ends before it begins")
+            raise GbnfError(f"line {line}: the range {first}-{last} is reversed")
         members.append(escape_character(first) + (f"-{escape_character(last)}" if last > first else ""))
         at += 1
     if not members:
@@ -250,7 +254,7 @@ def _read_class(text: str, line: int) -> Tree:
     return CharClass("^" * negated + "".join(members))
 
 
-# What can be said of rules
+# Properties of rules
 
 
 def _names(tree: Tree) -> set[str]:
@@ -258,7 +262,7 @@ def _names(tree: Tree) -> set[str]:
 
 
 def _reach(rules: Mapping[str, Tree]) -> list[str]:
-    """The rules that `root` needs, itself first."""
+    """Return the rules that `root` needs, itself first."""
     found = {"root": None}
     waiting = ["root"]
     while waiting:
@@ -270,7 +274,7 @@ def _reach(rules: Mapping[str, Tree]) -> list[str]:
 
 
 def _prune(tree: Tree, ending: Collection[str]) -> Tree:
-    """Without the options that no text ever completes: an answer that begins one could not go on."""
+    """Remove alternatives that no text ever completes: an answer that begins one could not end."""
     match tree:
         case Reference():
             return tree if tree.name in ending or _is_token(tree.name) else NEVER
@@ -288,7 +292,7 @@ def _prune(tree: Tree, ending: Collection[str]) -> Tree:
 
 NOTHING = '""'
 Run = tuple[str, ...]
-"""What a sequence begins with, as bodies of terminals."""
+"""Beginning of a sequence, as bodies of terminals."""
 
 
 class _GbnfWriter:
@@ -333,12 +337,12 @@ class _GbnfWriter:
                 return " | ".join(f"({self._write(option)})" for option in tree.options)
             case Repetition():
                 return f"({self._write(tree.inner)}){{{tree.least},{'' if tree.most is None else tree.most}}}"
-        raise AssertionError(f"{type(tree).__name__} is in no grammar in GBNF")
+        raise AssertionError(f"{type(tree).__name__} is not part of GBNF")
 
     # Runs
 
     def _begin(self, tree: Concatenation) -> Run:
-        """Its first parts, as far as they are regular."""
+        """Return the first parts of a sequence, as far as they are regular."""
         if tree not in self._begun:
             found = []
             for part in tree.parts:
@@ -368,7 +372,7 @@ class _GbnfWriter:
                         found.append(run)
                         break
         for _ in range(_MOST_ROUNDS):
-            # One that is dropped is read by characters, which others may then not stand out from.
+            # A dropped run is read by characters, and other runs may then no longer be distinct from these.
             kept = [run for run in found if self._stands_out(run, found)]
             if kept == found:
                 return found
@@ -376,7 +380,7 @@ class _GbnfWriter:
         return []
 
     def _candidates(self, tree: Concatenation) -> Iterator[Run]:
-        """What the sequence begins with, the longest first, as far as it is worth the trouble."""
+        """Yield beginnings of a sequence, longest first, that are worth trying as runs."""
         begun = self._begin(tree)
         for end in range(len(begun), max(1, len(begun) - _MOST_SHORTENED), -1):
             parts = Concatenation(tree.parts[:end])
@@ -386,11 +390,11 @@ class _GbnfWriter:
                 yield begun[:end]
 
     def _ends_itself(self, run: str) -> bool:
-        """No text of the run with something behind it is a text of the run."""
+        """Whether no text of the run is a proper prefix of another text of it."""
         return not self.terminals.is_possible(f"({run}) & ({run} /(?s:.)/+)")
 
     def _stands_out(self, run: Run, runs: list[Run]) -> bool:
-        """Nothing else, at any place of the grammar, is the beginning of a text of the run, or all of it."""
+        """Whether no other lexeme, anywhere in the grammar, is a text of the run or a prefix of one."""
         others = self._leaves(runs)
         others |= {f"({' '.join(other)})": self.trees_of_runs[other] for other in runs if other != run}
         if len(others) > _MOST_LEAVES:
@@ -401,7 +405,7 @@ class _GbnfWriter:
         return not self.terminals.is_possible(f"({' '.join(run)}) & ({either(others)} /(?s:.*)/)")
 
     def _leaves(self, runs: list[Run]) -> dict[str, Tree]:
-        """The characters that are read one by one: all that are reached without being in a run."""
+        """Return the characters that are read one by one: all that are reachable outside of runs."""
         found: dict[str, Tree] = {}
         seen, waiting = {"root"}, [self.trees["root"]]
         while waiting:

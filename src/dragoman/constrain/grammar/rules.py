@@ -1,8 +1,8 @@
 """A grammar under construction, as the Lark text that llguidance reads.
 
-What this file knows of llguidance: a text is cut into lexemes, always the longest that may stand there; but
-a lazy one ends where it first can; and what was read is not read again. So free text is one lexeme with
-the marker that ends it. A special token is written by its id, and no text can stand for it.
+Facts about llguidance: it cuts a text into lexemes, always the longest that may be there, but a lazy one ends
+as early as possible; it never reads text again. Therefore free text is one lexeme with the marker that ends
+it. A special token is written by its id, and no text can represent it.
 """
 
 import json
@@ -18,11 +18,11 @@ from dragoman.limits import Limits, check_count
 
 _JSON = json.JSONEncoder(ensure_ascii=False)
 MOST_BYTES = 4 * 1024 * 1024
-"""Of the text of one grammar."""
+"""Maximum size of the text of one grammar."""
 
 
 class Symbol(str):
-    """Part of the grammar itself; an ordinary str beside it is text that the model writes."""
+    """A part of the grammar; an ordinary str is text that the model writes."""
 
     __slots__ = ()
 
@@ -35,7 +35,7 @@ def literal(text: str) -> Symbol:
 
 
 def regex(pattern: str) -> Symbol:
-    """The pattern must be one line and have its slashes escaped."""
+    """Return a terminal of a pattern, which must be one line and have its slashes escaped."""
     return Symbol(f"/{pattern}/")
 
 
@@ -46,22 +46,24 @@ def either(options: Iterable[str]) -> Symbol:
 
 @lru_cache(maxsize=1024)
 def is_possible(expression: str) -> bool:
-    """Whether there is a text in a language. One without any would be a dead end for whoever enters it."""
+    """Whether a language contains any text. A language without texts would be a dead end for the model."""
     return any(ask_first(f"start: T\nT: {expression}"))
 
 
 def ask_first(grammar: str) -> bytes:
-    """What a text may begin with: a bit for each byte, and one for the end. Empty where there is no text."""
+    """Return the bytes that a text may begin with, as bits, and a bit for the end.
+    Empty if there is no text.
+    """
     native = compile_grammar(byte_vocabulary(), grammar)
     bits = b"" if native.is_error() else native.compute_bitmask()
     if native.is_error():
-        # What takes too long to find out may be anything.
+        # If the question takes too long, any byte is possible.
         return b"" if native.get_error().startswith("NoExtension") else b"\xff" * 32
     return bits
 
 
 class Rules:
-    """`rules.rule(...)` and `rules.terminal(...)` give names; what is the same has one name."""
+    """Builder of a grammar: `rule(...)` and `terminal(...)` return names; equal bodies share a name."""
 
     def __init__(self, special: Mapping[str, int] | None = None, banned: str = "") -> None:
         self._special = {text: id_ for text, id_ in (special or {}).items() if text}
@@ -72,9 +74,9 @@ class Rules:
         self._size = 0
         self.banned = banned
         self.any = regex(f"[^{banned}]*" if banned else "(?s:.*)")
-        """Any text. The banned characters are those that a reader takes for others."""
+        """Terminal of any text. Banned characters are those that the parser replaces by others."""
 
-    # What is defined
+    # Definitions
 
     def rule(self, body: str, *, lazy: bool = False) -> Symbol:
         return self._name("r", "[lazy]" if lazy else "", body)
@@ -83,7 +85,7 @@ class Rules:
         return self._name("T", "", body)
 
     def reserve(self) -> Symbol:
-        """A name for a rule that may speak of itself; `define` says later what it is."""
+        """Reserve a name for a rule that may refer to itself; `define` adds its body later."""
         self._lines.append("")
         return Symbol(f"r{len(self._lines) - 1}")
 
@@ -102,7 +104,7 @@ class Rules:
     def _set(self, number: int, line: str) -> None:
         self._size += len(line)
         if self._size > MOST_BYTES:
-            message = "The tools of this request make a grammar that is too large."
+            message = f"The grammar of the tools exceeds {MOST_BYTES} bytes; declare fewer or simpler tools."
             raise BadRequest(message, param=TOOLS, code="limit_exceeded")
         self._lines[number] = line
 
@@ -112,7 +114,7 @@ class Rules:
     # Markers and text
 
     def pieces(self, text: str) -> list[str | int]:
-        """A marker as text and the ids of special tokens."""
+        """Split a marker into texts and ids of special tokens."""
         found: list[str | int] = []
         at = 0
         for match in self._cut.finditer(text):
@@ -121,7 +123,7 @@ class Rules:
         return [piece for piece in (*found, text[at:]) if piece != ""]
 
     def sequence(self, *parts: GrammarPart) -> Symbol:
-        """Texts and symbols after each other. Texts that meet are one, so that they are one lexeme."""
+        """Write texts and symbols in sequence. Adjacent texts are joined, so that they are one lexeme."""
         joined: list[GrammarPart] = []
         for part in parts:
             if not isinstance(part, Symbol) and joined and not isinstance(joined[-1], Symbol):
@@ -138,28 +140,28 @@ class Rules:
         ]
 
     def is_text(self, marker: str) -> bool:
-        """Whether text can forge the marker: no special token is in it."""
+        """Whether text can forge the marker, because it contains no special token."""
         return all(isinstance(piece, str) for piece in self.pieces(marker))
 
     def without(self, markers: Iterable[str]) -> Symbol | None:
-        """The language of texts that have none of these in them; None if nothing forbids any text."""
+        """Return the language of texts without these markers; None if no text is excluded."""
         texts = [literal(marker) for marker in dict.fromkeys(markers) if marker and self.is_text(marker)]
         return self.without_any(texts)
 
     def without_any(self, terminals: Sequence[str]) -> Symbol | None:
-        """The same with terminals for markers."""
+        """Return the language of texts without these terminals; None if there are none."""
         if not terminals:
             return None
         return Symbol(f"~(/(?s:.*)/ {either(terminals)} /(?s:.*)/)")
 
     def text(self, *languages: str | None) -> Symbol:
-        """A terminal: text that is in all of these languages."""
+        """Return a terminal for text that is in all of these languages."""
         return self.terminal(" & ".join([self.any, *(language for language in languages if language)]))
 
     def text_until(self, end: str, *languages: str | None, core: str | None = None) -> Symbol:
-        """Text in these languages up to the marker `end`, and the marker.
+        """Return a rule for text in these languages up to the marker `end`, and the marker.
 
-        `core` is what the text must not have in it, if that is less than the whole marker.
+        `core` is what the text must not contain, if that is less than the whole marker.
         """
         pieces = self.pieces(end)
         lead = pieces[0] if pieces and isinstance(pieces[0], str) else ""
@@ -171,13 +173,13 @@ class Rules:
         return self.rule(self.sequence(before, end[len(lead) :]))
 
 
-# What a grammar in Lark may cost, asked before it is compiled.
+# Limits of a Lark grammar, checked before it is compiled.
 #
-# llguidance follows names by recursion, and takes time that grows with the square of an expression.
+# llguidance follows names by recursion, and its time grows with the square of an expression.
 
 
 MOST_DEPTH = 500
-# Nothing is tried in a second way, which would take time that grows with the square of the text.
+# Possessive quantifiers do not backtrack, which would take time quadratic in the text.
 _PIECES = re.compile(
     r"""(?: (?:\#|//)[^\n]*+ | \\. )
       | (?: "(?:\\.|[^"\\])*+" )
@@ -189,7 +191,7 @@ _PIECES = re.compile(
 
 
 def check_lark(grammar: str, param: str, limits: Limits) -> None:
-    """Raises where an expression is too long, or names lead to names too often."""
+    """Raise if an expression is too long, or names refer to each other too deeply."""
     used: dict[str, list[str]] = {}
     bodies: dict[str, int] = {}
     current = ""
@@ -204,12 +206,14 @@ def check_lark(grammar: str, param: str, limits: Limits) -> None:
     for name, length in bodies.items():
         check_count(length, limits.pattern_chars, param, f"characters of the expressions of {name[:64]!r}")
     if count_depth(used, "start") > MOST_DEPTH:
-        message = f"'{param}' has names that lead to further names more than {MOST_DEPTH} times."
+        message = (
+            f"'{param}' has names that refer to each other more than {MOST_DEPTH} levels deep; flatten it."
+        )
         raise BadRequest(message, param=param, code="limit_exceeded")
 
 
 def count_depth(used: dict[str, list[str]], start: str) -> int:
-    """How deep one gets who goes into each name at its first use, as llguidance does."""
+    """Return the depth of a walk that enters each name at its first use, as llguidance does."""
     seen, path, deepest = {start}, [iter(used.get(start, ()))], 1
     while path:
         name = next((name for name in path[-1] if name not in seen), None)

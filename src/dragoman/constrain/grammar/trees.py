@@ -1,8 +1,7 @@
-"""Grammars and expressions as trees, and what can be asked of the languages that they are.
+"""Grammars and expressions as trees, and properties of their languages.
 
-GBNF, Lark, and the expressions of both JSON Schema and Lark are read into the same trees.
-
-A node is itself, not its content: two that look alike are two places in the grammar.
+GBNF, Lark, and the expressions of both JSON Schema and Lark are parsed into the same trees. Nodes are
+compared by identity, not content: two that look alike are two locations in the grammar.
 """
 
 from collections.abc import Callable, Hashable, Iterable, KeysView, Mapping, Sequence
@@ -23,7 +22,7 @@ class LiteralText(Struct, frozen=True, eq=False):
 
 
 class CharClass(Struct, frozen=True, eq=False):
-    """One character of several; `inner` is what an expression has within brackets, or brackets with that."""
+    """One character of several; `inner` is the contents of brackets, or brackets with these."""
 
     inner: str
     any_case: bool = False
@@ -34,7 +33,7 @@ class CharClass(Struct, frozen=True, eq=False):
 
 
 class Reference(Struct, frozen=True, eq=False):
-    """A rule or a terminal."""
+    """A reference to a rule or a terminal."""
 
     name: str
     line: int
@@ -45,7 +44,7 @@ class Concatenation(Struct, frozen=True, eq=False):
 
 
 class Alternation(Struct, frozen=True, eq=False):
-    """Without options it is a language without texts."""
+    """A choice; without options, a language without texts."""
 
     options: "tuple[Tree, ...]"
 
@@ -54,11 +53,11 @@ class Repetition(Struct, frozen=True, eq=False):
     inner: "Tree"
     least: int
     most: int | None
-    """None: as often as one likes."""
+    """Maximum number of times; None for no limit."""
 
 
 class Intersection(Struct, frozen=True, eq=False):
-    """What is in all of these languages."""
+    """Texts that are in all of these languages."""
 
     parts: "tuple[Tree, ...]"
 
@@ -68,7 +67,7 @@ class Complement(Struct, frozen=True, eq=False):
 
 
 class Lexeme(Struct, frozen=True, eq=False):
-    """In a rule: the terminal that is read here, in one piece."""
+    """In a rule: a terminal that is read as one lexeme."""
 
     inner: "Tree"
 
@@ -90,25 +89,25 @@ NEVER = Alternation(())
 
 
 class LarkGrammar(Struct, frozen=True):
-    """A whole grammar."""
+    """A parsed Lark grammar."""
 
     rules: Mapping[str, Tree]
     terminals: Mapping[str, Tree]
     ignored: Tree | None = None
-    """What may stand between lexemes."""
+    """Text that is allowed between lexemes and ignored."""
 
 
 def concatenate(parts: Iterable[Tree]) -> Tree:
-    """Texts that meet are one."""
+    """Concatenate trees; adjacent literal texts become one."""
     found: list[Tree] = []
     for part in parts:
         if part is NEVER:
             return NEVER
-        for one in part.parts if isinstance(part, Concatenation) else (part,):
-            if isinstance(one, LiteralText) and found and isinstance(found[-1], LiteralText):
-                found[-1] = LiteralText(found[-1].text + one.text)
+        for node in part.parts if isinstance(part, Concatenation) else (part,):
+            if isinstance(node, LiteralText) and found and isinstance(found[-1], LiteralText):
+                found[-1] = LiteralText(found[-1].text + node.text)
             else:
-                found.append(one)
+                found.append(node)
     if not found:
         return EMPTY
     return found[0] if len(found) == 1 else Concatenation(tuple(found))
@@ -131,7 +130,7 @@ ALL = frozenset(range(256))
 
 
 def rebuild(tree: Tree, change: Callable[[Tree], Tree]) -> Tree:
-    """The tree with all its parts changed."""
+    """Return the tree with all its children changed."""
     match tree:
         case Concatenation():
             return concatenate(map(change, tree.parts))
@@ -148,40 +147,42 @@ def rebuild(tree: Tree, change: Callable[[Tree], Tree]) -> Tree:
 
 
 def walk_tree(tree: Tree) -> list[Tree]:
-    """The tree itself and all trees within it."""
+    """Return the tree itself and all trees within it."""
     found = [tree]
-    for one in found:
-        match one:
+    for node in found:
+        match node:
             case Concatenation() | Intersection():
-                found += one.parts
+                found += node.parts
             case Alternation():
-                found += one.options
+                found += node.options
             case Repetition() | Complement() | Lexeme():
-                found.append(one.inner)
+                found.append(node.inner)
     return found
 
 
 def grow(all_: Sequence[_Known], holds: Callable[[_Known, KeysView[_Known]], bool]) -> dict[_Known, None]:
-    """Those of which something holds that depends on those of which it is known; each comes after these."""
+    """Return the elements for which a predicate holds that depends on the elements already found; each comes
+    after those it depends on.
+    """
     found: dict[_Known, None] = {}
     before = -1
     while before < len(found):
         before = len(found)
-        for one in reversed(all_):
-            if one not in found and holds(one, found.keys()):
-                found[one] = None
+        for item in reversed(all_):
+            if item not in found and holds(item, found.keys()):
+                found[item] = None
     return found
 
 
 @lru_cache(maxsize=4096)
 def first_bytes(pattern: str) -> frozenset[int]:
-    """The bytes that a text of this expression may begin with."""
+    """Return the bytes that a text of this expression may begin with."""
     bits = ask_first(f"start: T\nT: /{pattern}/")
     return frozenset(byte for byte in range(256) if bits[byte // 8 :] and bits[byte // 8] >> byte % 8 & 1)
 
 
 class Terminals:
-    """Terminals by name, written into `rules` where they are used. None of them refers to itself."""
+    """Terminals by name, written into `rules` when they are used. None of them refers to itself."""
 
     def __init__(self, rules: Rules, known: Mapping[str, Tree]) -> None:
         self.rules = rules
@@ -214,7 +215,7 @@ class Terminals:
                 return self.nullable(node.inner)
 
     def first(self, node: Tree) -> frozenset[int]:
-        """The bytes that a text may begin with, and perhaps some more."""
+        """Return the bytes that a text may begin with; the set may be too large."""
         match node:
             case LiteralText():
                 return frozenset(node.text.encode()[:1])
@@ -241,7 +242,7 @@ class Terminals:
                 return ALL
 
     def write(self, node: Tree) -> Symbol:
-        """The body of a terminal."""
+        """Return the body of a terminal."""
         match node:
             case LiteralText():
                 return literal(node.text)
@@ -266,7 +267,7 @@ class Terminals:
                 return self.write(node.inner)
 
     def goes_on(self, node: Tree, apart: frozenset[int]) -> bool:
-        """Whether every text can become longer by a character that does not begin with one of these bytes."""
+        """Whether every text can be extended by a character that does not begin with one of these bytes."""
         match node:
             case Repetition():
                 return node.most is None and bool(self.first(node.inner) - apart)
@@ -281,7 +282,7 @@ class Terminals:
         return False
 
     def is_possible(self, body: str) -> bool:
-        """Whether there is a text in the language of this body of a terminal."""
+        """Whether the language of this terminal body contains any text."""
         if body not in self._possible:
             self._possible[body] = any(ask_first(f"{self.rules.grammar('ASKED')}\nASKED: {body}"))
         return self._possible[body]

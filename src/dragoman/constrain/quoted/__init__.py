@@ -1,1 +1,1 @@
-"""A text in a grammar of Lark, as it is written inside of a call. Begin with productions.py."""
+"""A text in a Lark grammar, as it is written inside a call. Read productions.py first."""

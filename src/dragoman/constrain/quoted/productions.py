@@ -66,19 +66,19 @@ from dragoman.constrain.grammar.trees import (
 )
 
 FRESH, INSIDE, AHEAD = 0, 1, 2
-"""States: before the first lexeme; after one; and after one together with something that is not of it."""
+"""States: before the first lexeme; after one; and after one together with a part of what follows."""
 
 
 class Unquotable(ValueError):
-    """Why the texts of a grammar cannot be written inside of a call."""
+    """The texts of a grammar cannot be written inside a call; the message is the reason."""
 
 
 class Quotation(Protocol):
     last: int
-    """The state in which a text may end."""
+    """State in which a text may end."""
 
     def lexeme(self, node: Lexeme, before: int, after: int) -> Symbol | None:
-        """What is written for a lexeme between two states; None where there is nothing."""
+        """Return how a lexeme is written between two states; None if it cannot be."""
         ...
 
 
@@ -87,9 +87,9 @@ NONE: frozenset[int] = frozenset()
 
 
 class Key(NamedTuple):
-    """What a node stands for between two states.
+    """A node between two states.
 
-    `dot` is where in a sequence it begins; -1 is a lexeme without what may be ignored before it.
+    `dot` is the offset in a sequence at which it begins; -1 is a lexeme without ignored text before it.
     """
 
     node: Tree
@@ -99,16 +99,17 @@ class Key(NamedTuple):
 
 
 Production: TypeAlias = tuple[Any, ...]
-"""Keys, and what was made of lexemes."""
+"""Keys and written lexemes."""
 Leaf: TypeAlias = Callable[[Lexeme, int, int], Any]
 START = Reference("start", 1)
 
 
 class Productions:
-    """All that leads from the start to a text.
+    """All productions that lead from the start to a text.
 
-    `leaf` says what a lexeme that is not empty is between two states, or None; `nullable` which lexemes may
-    be empty. No lexeme leads to the state before all of them, so what leads there is the empty text.
+    `leaf` returns how a non-empty lexeme is written between two states, or None; `nullable` tells which
+    lexemes may be empty. No lexeme leads to the state before all lexemes, so whatever leads there is the
+    empty text.
     """
 
     def __init__(
@@ -136,7 +137,9 @@ class Productions:
             if len(self.found) > MOST_KEYS:
                 raise Unquotable("is too large")
             self.found[key] = list(self._expand(key))
-            waiting += [part for made in self.found[key] for part in made if isinstance(part, Key)]
+            waiting += [
+                part for production in self.found[key] for part in production if isinstance(part, Key)
+            ]
         self._prune()
 
     def _expand(self, key: Key) -> Iterable[Production]:
@@ -191,13 +194,13 @@ class Productions:
         return [*([FRESH] if before == FRESH else []), *self.states]
 
     def _prune(self) -> None:
-        """Only what leads to a text is kept: anything else would be a dead end."""
+        """Keep only what leads to a text: anything else would be a dead end."""
         users: dict[Key, list[tuple[Key, int]]] = {}
         missing: dict[tuple[Key, int], int] = {}
         good: set[Key] = set()
         ready: deque[Key] = deque()
-        for key, made in self.found.items():
-            for number, production in enumerate(made):
+        for key, productions in self.found.items():
+            for number, production in enumerate(productions):
                 parts = [part for part in production if isinstance(part, Key)]
                 missing[key, number] = len(parts)
                 for part in parts:
@@ -214,21 +217,21 @@ class Productions:
                 if not missing[user]:
                     ready.append(user[0])
         self.found = {
-            key: [one for one in made if all(part in good for part in one if isinstance(part, Key))]
-            for key, made in self.found.items()
+            key: [each for each in productions if all(part in good for part in each if isinstance(part, Key))]
+            for key, productions in self.found.items()
             if key in good
         }
 
 
 def unroll(node: Repetition) -> Tree:
-    """`x{3,}` as `x x x x*`, in a size that grows with the digits of the counts."""
+    """Unroll `x{3,}` to `x x x x*`, in a size that grows with the digits of the counts."""
     counts = _Counts(node.inner)
     rest = Repetition(node.inner, 0, None) if node.most is None else counts.up_to(node.most - node.least)
     return Concatenation((counts.exactly(node.least), rest))
 
 
 class _Counts:
-    """One node for each number of times, which larger numbers are made of."""
+    """One node for each number of times; larger numbers are built from smaller ones."""
 
     def __init__(self, inner: Tree) -> None:
         self._exactly: dict[int, Tree] = {0: EMPTY, 1: inner}
@@ -241,7 +244,9 @@ class _Counts:
         return self._exactly[count]
 
     def up_to(self, most: int) -> Tree:
-        """Fewer than half of them, or at least half: so that there is one way to each number."""
+        """Return a node for up to `most` times: fewer than half, or at least half, so that each number has
+        one parse.
+        """
         if most not in self._up_to:
             half = (most + 1) // 2
             more = Concatenation((self.exactly(half), self.up_to(most - half)))
@@ -250,7 +255,7 @@ class _Counts:
 
 
 def find_following(made: Productions, terminals: Terminals) -> dict[Lexeme, frozenset[int]]:
-    """The bytes that may follow each lexeme, of productions that have lexemes for leaves."""
+    """Return the bytes that may follow each lexeme, from productions whose leaves are lexemes."""
     parts = {key: list(map(frozenset, productions)) for key, productions in made.found.items()}
     empty = grow(list(parts), lambda key, known: any(one <= known for one in parts[key]))
     first = _find_first(made, terminals, empty)
@@ -273,7 +278,7 @@ def find_following(made: Productions, terminals: Terminals) -> dict[Lexeme, froz
 def _find_first(
     made: Productions, terminals: Terminals, empty: Container[Key]
 ) -> dict[object, frozenset[int]]:
-    """The bytes that may come first in each key."""
+    """Return the bytes that may come first in each key."""
     first: dict[object, frozenset[int]] = {}
     changed = True
     while changed:

@@ -1,7 +1,7 @@
-"""What a lexeme is inside of a call, between two states of the text (see productions.py).
+"""How a lexeme is written inside a call, between two states of the text (see productions.py).
 
-`Escaped` is a text in quotes, with backslashes. `Raw` is one between tags, or between marks that know no
-escapes: its lexemes are as they are, and it ends with the tag.
+`Escaped` is for text in quotes, with backslashes. `Raw` is for text between tags, or between marks without
+escapes: its lexemes are unchanged, and it ends with the tag.
 """
 
 from collections.abc import Collection, Mapping
@@ -36,10 +36,11 @@ ESCAPES = {"\\": "\\", "\n": "n", "\r": "r", "\t": "t", "\b": "b", "\f": "f"}
 
 
 class Escaped:
-    """In quotes, with a backslash before what cannot stand for itself.
+    """Quoting with a backslash before characters that need one.
 
-    Each character is written in one way. Control characters without a short escape are not written. AHEAD,
-    the backslash of the next lexeme was read with this one, or its own with the one before.
+    Each character has one spelling. Control characters without a short escape are not written. In state AHEAD
+    after a lexeme, the backslash of the next one was read with it; before a lexeme, its own was read with the
+    previous one.
     """
 
     last = INSIDE
@@ -87,14 +88,14 @@ class Escaped:
         return rebuild(node, self._quote)
 
     def _quote_text(self, text: str) -> Tree:
-        written = [BACKSLASH + self.spelled[one] if one in self.spelled else one for one in text]
-        unwritable = any(one < " " and one not in self.spelled for one in text)
+        written = [BACKSLASH + self.spelled[char] if char in self.spelled else char for char in text]
+        unwritable = any(char < " " and char not in self.spelled for char in text)
         return NEVER if unwritable else LiteralText("".join(written))
 
     def _quote_class(self, node: CharClass) -> Tree:
         if node.pattern not in self.classes:
             if len(self.classes) >= MOST_CLASSES:
-                raise Unquotable(f"has more than {MOST_CLASSES} classes of characters")
+                raise Unquotable(f"has more than {MOST_CLASSES} character classes")
             found = first_bytes(node.pattern)
             special = {one for one in self.spelled if ord(one) in found}
             changed = {byte for byte in found if byte < 32 or chr(byte) in special}
@@ -104,7 +105,7 @@ class Escaped:
             self.classes[node.pattern] = alternate(options)
         return self.classes[node.pattern]
 
-    # The same after a backslash was read: no class has one, so only texts do
+    # The same after a backslash was read: no class contains one, so only texts do
 
     def _after_backslash(self, node: Tree) -> Tree:
         match node:
@@ -128,7 +129,7 @@ class Escaped:
                 parts = tuple(map(self._after_backslash, node.parts))
                 return NEVER if NEVER in parts else Intersection(parts)
             case Complement():
-                # It stands beside what any text may be, and that is what it then leaves.
+                # The complement is intersected with all texts, so that remains.
                 inner = self._after_backslash(node.inner)
                 return Repetition(CharClass(r"\s\S"), 0, None) if inner is NEVER else Complement(inner)
             case CharClass() | Lexeme():
@@ -141,7 +142,7 @@ class Escaped:
             if not self.terminals.nullable(part):
                 break
             if at > MOST_OPTIONAL:
-                raise Unquotable("begins a terminal with more parts than can be left out")
+                raise Unquotable("begins a terminal with too many optional parts")
         return alternate(found)
 
 
@@ -149,9 +150,9 @@ ANYTHING = "/(?s:.*)/"
 
 
 class Raw:
-    """As it is, up to what ends it, which is never a part of the text.
+    """No quoting: text is unchanged up to its end marker, which is never part of the text.
 
-    `mark` is what the text must not have in it; `follow` says of each lexeme which bytes may come next.
+    `mark` is what the text must not contain; `follow` maps each lexeme to the bytes that may come next.
     """
 
     last = AHEAD
@@ -176,7 +177,7 @@ class Raw:
         return self._written[node, after]
 
     def _limit(self, node: Lexeme, begun: Collection[str] = ()) -> Symbol | None:
-        """The lexeme without the mark in it, and without these at its end."""
+        """Return the lexeme without the mark in it, and without these texts at its end."""
         body = self.terminals.write(node)
         limits = [f"~({ANYTHING} {either(map(literal, begun))})"] if begun else []
         if self.mark and self._may_be(node, f"({ANYTHING} {literal(self.mark)} {ANYTHING})", self.mark[0]):
@@ -187,21 +188,21 @@ class Raw:
         return self.rules.terminal(whole) if self.terminals.is_possible(whole) else None
 
     def _begun_marks(self, node: Lexeme) -> list[str]:
-        """Parts of the mark that the lexeme may end with and the next one go on with.
+        """Return prefixes of the mark that the lexeme may end with and the next lexeme may complete.
 
-        A lexeme that is kept from that must be one that can go on: else a shorter one would be read instead.
+        A lexeme that must not end so must be extensible: otherwise a shorter one would be read instead.
         """
         follow = self.follow.get(node, frozenset())
         parts = [self.mark[:at] for at in range(1, len(self.mark)) if self.mark[at].encode()[0] in follow]
         if not parts or not self._may_be(node, f"({ANYTHING} {either(map(literal, parts))})", self.mark[0]):
             return []
         if not self.terminals.goes_on(node, frozenset(self.mark.encode())):
-            message = f"can write {self.mark!r} in several lexemes, and that ends a text"
+            message = f"can write {self.mark!r}, which ends a text, in several lexemes"
             raise Unquotable(message)
         return parts
 
     def _write_ended(self, node: Lexeme) -> Symbol | None:
-        """The lexeme and the end of the text: one lexeme where the first could go on into the second."""
+        """Return the lexeme and the end of the text: one lexeme if the first could extend into the second."""
         alone = self._limit(node)
         if alone is None:
             return None
@@ -213,7 +214,7 @@ class Raw:
         return self.rules.text_until(self.end, alone, core=self.mark or None)
 
     def _may_be(self, node: Lexeme, language: str, sign: str) -> bool:
-        """Whether a text of the lexeme is in this language, in all of whose texts there is the sign."""
+        """Whether a text of the lexeme is in this language, whose texts all contain the sign."""
         if isinstance(node.inner, LiteralText) and sign not in node.inner.text:
             return False
         return self.terminals.is_possible(f"{self.terminals.write(node)} & {language}")

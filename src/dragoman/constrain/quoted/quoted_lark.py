@@ -1,8 +1,7 @@
-"""The text of a custom tool, in the language of a person's grammar, as it stands inside of a call.
+"""The text of a custom tool, in the language of a client's grammar, as it is written inside a call.
 
-First the grammar, Lark as llguidance reads it, is taken apart into a tree. Schemas, special tokens, other
-grammars and what steers the generation are refused: they cannot be said of a text that stands inside of a
-call.
+The grammar, Lark as llguidance reads it, is first parsed into a tree. Schemas, special tokens, nested
+grammars and generation options are refused: they cannot apply to text inside a call.
 """
 
 import json
@@ -93,7 +92,7 @@ _TIMES: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?"
 
 
 class UnreadGrammar(ValueError):
-    """`line 3: ...`"""
+    """Unsupported grammar, with the line: `line 3: ...`."""
 
 
 class _Token(NamedTuple):
@@ -103,7 +102,7 @@ class _Token(NamedTuple):
 
 
 def read_lark(grammar: str) -> LarkGrammar:
-    """The tree of a grammar that llguidance has compiled."""
+    """Parse a grammar that llguidance has compiled."""
     return _LarkReader(_tokens(grammar)).source()
 
 
@@ -112,14 +111,14 @@ def _tokens(grammar: str) -> list[_Token]:
     while at < len(grammar):
         token = _TOKENS.match(grammar, at)
         if token is None:
-            # Something before it may be the reason: whoever reads it says what.
+            # Text before it may be the cause: the parser reports that.
             found.append(_Token("unknown", grammar[at : at + 8], line))
             break
         kind, text = token.lastgroup or "", token[0]
         if kind != "space":
             found.append(_Token(kind, text, line))
         line, at = line + text.count("\n"), token.end()
-    # A bar on a new line goes on with what stands before it.
+    # A bar on a new line continues the line before it.
     kept = [
         token
         for number, token in enumerate(found)
@@ -143,7 +142,7 @@ class _LarkReader:
                 self._item()
         return LarkGrammar(self.rules, self.terminals, alternate(self.ignored) if self.ignored else None)
 
-    # What a grammar is made of
+    # Items of a grammar
 
     def _item(self) -> None:
         token = self._take()
@@ -154,12 +153,12 @@ class _LarkReader:
         elif token.text == "%import":
             self._import()
         else:
-            self._refuse(f"{token.text[:32]} is not understood in the grammar of a tool", token.line)
+            self._refuse(f"{token.text[:32]} is not supported in a tool's grammar", token.line)
 
     def _definition(self, name: _Token) -> None:
         opening = self._take()
         if opening.text != ":":
-            self._refuse(f"{name.text} has options, which a tool's grammar cannot have", name.line)
+            self._refuse(f"{name.text} has options, which are not supported in a tool's grammar", name.line)
         body = self._body(in_terminal=name.kind == "terminal")
         (self.terminals if name.kind == "terminal" else self.rules)[name.text.lstrip("!?")] = body
 
@@ -185,7 +184,7 @@ class _LarkReader:
 
     def _options(self, depth: int) -> Tree:
         if depth > DEEPEST:
-            self._refuse(f"there are more than {DEEPEST} brackets within each other", self._next.line)
+            self._refuse(f"there are more than {DEEPEST} nested brackets", self._next.line)
         options = [self._all_of(depth)]
         while self._took("|"):
             options.append(self._all_of(depth))
@@ -223,7 +222,7 @@ class _LarkReader:
         if not self._took("{"):
             return atom
         if self._next.kind != "number" and self._next.text != ",":
-            self._refuse("templates are not understood", self._next.line)
+            self._refuse("templates are not supported", self._next.line)
         least = self._number() if self._next.kind == "number" else 0
         most: int | None = least
         if self._took(","):
@@ -254,7 +253,7 @@ class _LarkReader:
             case "string", _:
                 return self._lexeme(self._string(token))
         if token.kind != "regexp":
-            self._refuse(f"{token.text[:32]} is not understood in the grammar of a tool", token.line)
+            self._refuse(f"{token.text[:32]} is not supported in a tool's grammar", token.line)
         pattern, _, flags = token.text[1:].rpartition("/")
         return self._lexeme(self._pattern(pattern, flags, token.line))
 
@@ -265,7 +264,7 @@ class _LarkReader:
         any_case = token.text.endswith("i")
         text = _unquote(token.text.removesuffix("i"))
         if text is None:
-            self._refuse(f"{token.text[:32]} has an escape that is not known", token.line)
+            self._refuse(f"{token.text[:32]} has an unknown escape", token.line)
         if self._took(".."):
             last = _unquote(self._take().text)
             return CharClass(rf"\x{{{ord(text):x}}}-\x{{{ord(last or text):x}}}")
@@ -310,7 +309,7 @@ class _LarkReader:
 
 
 def _unquote(string: str) -> str | None:
-    """What llguidance reads as a string of JSON, with `\\x41` beside it."""
+    """Decode a string as llguidance does: JSON, and also `\\\\x41`."""
     try:
         text = json.loads(re.sub(r"(\\\\)|\\x(?=[0-9a-fA-F]{2})", lambda found: found[1] or r"\u00", string))
     except ValueError:
@@ -318,7 +317,7 @@ def _unquote(string: str) -> str | None:
     return str(text)
 
 
-# Quoted
+# Texts inside calls
 
 
 NOTHING = Symbol('""')
@@ -326,7 +325,7 @@ SOMETHING = Repetition(CharClass(r"\s\S"), 1, None)
 
 
 class QuotedLark:
-    """The texts of one grammar, which llguidance has compiled before; messages call it `param`."""
+    """Texts of one grammar, which llguidance has compiled before; error messages call it `param`."""
 
     def __init__(self, rules: Rules, grammar: str, param: str) -> None:
         self.rules = rules
@@ -334,18 +333,20 @@ class QuotedLark:
         try:
             self.source = read_lark(grammar)
         except UnreadGrammar as error:
-            message = f"'{param}' has what cannot be enforced inside of a call: {error}."
+            message = f"'{param}' cannot be enforced inside a call: {error}."
             raise BadRequest(message, param=param, code="invalid_grammar") from error
         self.terminals = Terminals(rules, self.source.terminals)
         self._read: dict[tuple[Lexeme, bool], Lexeme] = {}
 
     def write_escaped(self, quote: str) -> Symbol:
-        """In quotes, as in JSON."""
+        """Write the grammar of the text in quotes, as in JSON."""
         inside = self._write(lambda: Escaped(self.terminals, quote), NOTHING)
         return self.rules.rule(f"{literal(quote)} {inside} {literal(quote)}")
 
     def write_raw(self, end: str, mark: str) -> Symbol:
-        """As it is, and then `end`. `mark` is what a text cannot have in it, unless it is a special token."""
+        """Write the grammar of the unchanged text, then `end`. The text cannot contain `mark`, unless it is a
+        special token.
+        """
         return self._write(lambda: self._raw(end, mark), self.rules.sequence(end))
 
     def _raw(self, end: str, mark: str) -> Raw:
@@ -360,12 +361,12 @@ class QuotedLark:
         except Unquotable as error:
             why = str(error)
         except RecursionError:
-            why = "has too many terminals within each other"
+            why = "has too many nested terminals"
         else:
             if found is not None:
                 return found
-            why = "allows none that can stand there"
-        message = f"No text of '{self.param}' can be written in this model's syntax for calls: it {why}."
+            why = "allows none that can be written there"
+        message = f"No text of '{self.param}' can be written in this model's call syntax: it {why}."
         raise BadRequest(message, param=self.param, code="invalid_grammar")
 
     def _texts(self, quotation: Quotation, nothing: Symbol) -> Symbol | None:
@@ -382,7 +383,9 @@ class QuotedLark:
         return self.terminals.nullable(node)
 
     def _lexeme(self, node: Lexeme, before: int) -> Lexeme:
-        """What is read in one piece: never nothing, and where something may be ignored, not that."""
+        """Return the part that is read as one lexeme: never empty, and never ignored text where that is
+        allowed.
+        """
         ignored = self.source.ignored if before != FRESH else None
         known = node, ignored is not None
         if known not in self._read:
@@ -406,7 +409,7 @@ def _not_empty(node: Tree, terminals: Terminals) -> Tree:
 
 
 def _write_rules(rules: Rules, made: Productions) -> Symbol:
-    """The rules of all that is reached from the start."""
+    """Write the rules of everything reachable from the start."""
     names: dict[Key, Symbol] = {}
     waiting = [_meant(made, made.start)]
     while waiting:
@@ -427,7 +430,7 @@ def _write_rules(rules: Rules, made: Productions) -> Symbol:
 
 
 def _meant(made: Productions, key: Key) -> Key:
-    """Where it is nothing but another key, that one."""
+    """Return the key, or the one that it is an alias of."""
     while (
         len(made.found[key]) == 1 and len(made.found[key][0]) == 1 and isinstance(made.found[key][0][0], Key)
     ):

@@ -1,1 +1,1 @@
-"""JSON Schema: what is enforced of it, what is refused, and where."""
+"""JSON Schema: which parts are enforced, and which are refused with their location."""

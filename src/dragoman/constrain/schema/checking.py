@@ -1,9 +1,9 @@
-"""Whether a value is what a JSON Schema allows, for answers of engines that nobody could hold to it.
+"""Validator of values against a JSON Schema, for answers of engines without constraints.
 
-All words count that say something of a value, in draft 2020-12 or draft 7; unknown ones say nothing. A
-pattern or a format is put to the grammar that would enforce it, which takes time in proportion to the text,
-whatever the expression is. Options within options can be very many ways to look at one value, so the steps
-are counted, and what takes too many cannot be said.
+All keywords that restrict a value count, in draft 2020-12 or draft 7; unknown ones have no effect. Patterns
+and formats are checked with the grammar that would enforce them, in time proportional to the text, whatever
+the expression. Nested alternatives can mean very many checks of one value, so steps are counted, and too many
+are an error.
 """
 
 import json
@@ -21,19 +21,19 @@ from dragoman.errors import BadRequest, ConstraintFailed, shorten
 
 MOST_STEPS = 100_000
 GRAMMAR_STEPS = 2000
-"""What it costs to make a grammar; to ask it costs as many as there are characters."""
+"""Cost of making a grammar, in steps; using one costs a step per character."""
 MOST_DEPTH = 100
 QUOTED = 60
-"""Characters of a name that a message has."""
+"""Maximum number of characters of a name in an error message."""
 _VALUES = frozenset({"enum", "const", "default", "examples"})
 _COMBINE = frozenset({"$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas"})
 
 Faults: TypeAlias = Iterator[str]
-"""What is wrong, as `$.city is missing`: the first is enough to know."""
+"""Errors such as `$.city is missing`; the first is enough."""
 
 
 def find_fault(value: Any, schema: Any) -> str | None:
-    """The first thing that is wrong with a value, as a sentence without its end: `$.city is missing`."""
+    """Return the first error of a value, without a period: `$.city is missing`."""
     try:
         return next(_Check(schema).faults(value, schema, "$", 0), None)
     except RecursionError:
@@ -41,11 +41,11 @@ def find_fault(value: Any, schema: Any) -> str | None:
 
 
 def find_json_fault(text: str, schema: Any) -> str | None:
-    """The same of a text that must be JSON."""
+    """Return the first error of a text that must be JSON."""
     try:
         return find_fault(msgspec.json.decode(text), schema)
     except (msgspec.DecodeError, RecursionError):
-        return "it is not JSON, or there is something beside the JSON"
+        return "it is not JSON, or has other text beside the JSON"
 
 
 class _Check:
@@ -64,7 +64,7 @@ class _Check:
     def faults(self, value: Any, schema: Any, place: str, depth: int) -> Faults:
         self._count(1)
         if schema is False:
-            yield f"{place} may not be there"
+            yield f"{place} is not allowed"
         if not isinstance(schema, Mapping):
             return
         if depth > MOST_DEPTH:
@@ -81,10 +81,12 @@ class _Check:
     def _count(self, steps: int) -> None:
         self._left -= steps
         if self._left < 0:
-            raise ConstraintFailed("The answer cannot be checked: its schema has too many ways to be met.")
+            raise ConstraintFailed(
+                "The answer cannot be checked: its schema has too many alternatives; simplify it."
+            )
 
     def _referred(self, reference: Any) -> Any:
-        """What it leads to; to nothing in particular where that is not in the schema."""
+        """Return the target of a reference; None if it is not in the schema."""
         own = self._root.get("$id")
         if isinstance(reference, str) and isinstance(own, str) and own:
             reference = "#" + reference.removeprefix(own.rstrip("#")).lstrip("#")
@@ -93,30 +95,32 @@ class _Check:
 
     @cached_property
     def _anchors(self) -> dict[str, Any]:
-        found, waiting = {}, [self._root]
+        anchors, waiting = {}, [self._root]
         while waiting:
             self._count(1)
-            each = waiting.pop()
-            if isinstance(each, Mapping) and isinstance(each.get("$anchor"), str):
-                found[each["$anchor"]] = each
-            inner = [each[word] for word in each.keys() - _VALUES] if isinstance(each, Mapping) else each
-            waiting += [one for one in inner if isinstance(one, Mapping | list)]
-        return found
+            schema = waiting.pop()
+            if isinstance(schema, Mapping) and isinstance(schema.get("$anchor"), str):
+                anchors[schema["$anchor"]] = schema
+            inner = (
+                [schema[word] for word in schema.keys() - _VALUES] if isinstance(schema, Mapping) else schema
+            )
+            waiting += [item for item in inner if isinstance(item, Mapping | list)]
+        return anchors
 
     def _combined(self, value: Any, schema: Mapping[str, Any], place: str, depth: int) -> Faults:
         if "$ref" in schema:
             yield from self.faults(value, self._referred(schema["$ref"]), place, depth)
-        for each in _some(schema.get("allOf")):
-            yield from self.faults(value, each, place, depth)
+        for part in _some(schema.get("allOf")):
+            yield from self.faults(value, part, place, depth)
         options = _some(schema.get("anyOf"))
-        if options and not any(self._fits(value, each, place, depth) for each in options):
-            yield f"{place} fits none of anyOf"
+        if options and not any(self._fits(value, option, place, depth) for option in options):
+            yield f"{place} matches none of anyOf"
         if options := _some(schema.get("oneOf")):
-            count = sum(self._fits(value, each, place, depth) for each in options)
+            count = sum(self._fits(value, option, place, depth) for option in options)
             if count != 1:
-                yield f"{place} fits {count} of oneOf"
+                yield f"{place} matches {count} of oneOf"
         if "not" in schema and self._fits(value, schema["not"], place, depth):
-            yield f"{place} is what 'not' forbids"
+            yield f"{place} matches 'not'"
         if "if" in schema:
             branch = "then" if self._fits(value, schema["if"], place, depth) else "else"
             yield from self.faults(value, schema.get(branch), place, depth)
@@ -128,14 +132,14 @@ class _Check:
         for name, needed in self._dependent(schema):
             if name in value:
                 yield from self._needed(value, needed, place, depth)
-        # Where nothing else speaks of the same object, the two words mean the same.
+        # If no other keyword describes the object, the two keywords mean the same.
         alone = not _COMBINE & schema.keys()
         others = schema.get("additionalProperties", schema.get("unevaluatedProperties") if alone else None)
         for name, inner in value.items():
             where = _at(place, name)
-            found = [declared[name]] if name in declared else []
-            found += [each for pattern, each in patterns.items() if self._matches(name, pattern)]
-            for each in found or [others]:
+            schemas = [declared[name]] if name in declared else []
+            schemas += [extra for pattern, extra in patterns.items() if self._matches(name, pattern)]
+            for each in schemas or [others]:
                 yield from self.faults(inner, each, where, depth)
             yield from self.faults(name, schema.get("propertyNames"), where, depth)
 
@@ -160,7 +164,7 @@ class _Check:
             each = first[number] if number < len(first) else rest
             yield from self.faults(inner, each, f"{place}[{number}]", depth)
         if schema.get("uniqueItems") is True and len({_key(inner) for inner in value}) < len(value):
-            yield f"{place} has something twice"
+            yield f"{place} has duplicate items"
         if "contains" in schema:
             count = sum(self._fits(inner, schema["contains"], place, depth) for inner in value)
             least = schema.get("minContains", 1)
@@ -169,21 +173,21 @@ class _Check:
                 {"minContains": least, "maxContains": schema.get("maxContains")},
                 place,
                 "Contains",
-                "of what it contains",
+                "items that match contains",
             )
 
     def _text(self, value: str, schema: Mapping[str, Any], place: str, depth: int) -> Faults:
         yield from _count_faults(len(value), schema, place, "Length", "characters")
         pattern, format_ = schema.get("pattern"), schema.get("format")
         if isinstance(pattern, str) and not self._matches(value, pattern):
-            yield f"{place} does not have the pattern {shorten(pattern, QUOTED)}"
+            yield f"{place} does not match the pattern {shorten(pattern, QUOTED)}"
         if isinstance(format_, str) and not self._has_format(value, format_):
-            yield f"{place} does not have the format {shorten(format_, QUOTED)}"
+            yield f"{place} does not match the format {shorten(format_, QUOTED)}"
         grammar = schema.get(LARK)
         if isinstance(grammar, str) and not self._accepts(
             lambda: Constraint.from_lark(grammar), grammar, value
         ):
-            yield f"{place} is not in its grammar"
+            yield f"{place} does not match its grammar"
 
     def _matches(self, text: str, pattern: str) -> bool:
         return self._accepts(lambda: Constraint.from_search(pattern), pattern, text)
@@ -193,20 +197,20 @@ class _Check:
         return self._accepts(lambda: Constraint.from_json_schema(schema), f"format {name}", quoted)
 
     def _accepts(self, make: Callable[[], Constraint], name: str, text: str) -> bool:
-        """Whether a grammar has the text. One that there cannot be is kept to by every text."""
+        """Whether a grammar accepts the text. If the grammar is invalid, every text is accepted."""
         self._count(len(text) + (0 if name in self._grammars else GRAMMAR_STEPS))
         try:
             if name not in self._grammars:
                 self._grammars[name] = make()
             return self._grammars[name].accepts(text)
         except BadRequest:
-            # What must be kept to was refused before there was an answer.
+            # The request was refused before there was an answer, if this had to be enforced.
             return True
 
     def _number(self, value: float, schema: Mapping[str, Any], place: str, depth: int) -> Faults:
         least, most = schema.get("minimum"), schema.get("maximum")
         above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
-        # Draft 4 has a flag beside the bound.
+        # Draft 4 has a flag in addition to the bound.
         above = least if above is True else above
         below = most if below is True else below
         if (_is_number(least) and value < least) or (_is_number(above) and value <= above):
@@ -215,21 +219,21 @@ class _Check:
             yield f"{place} is too large"
         step = schema.get("multipleOf")
         if _is_number(step) and step > 0 and not _is_multiple(value, step):
-            yield f"{place} is no multiple of {step}"
+            yield f"{place} is not a multiple of {step}"
 
 
 def _plain_faults(value: Any, kind: str, schema: Mapping[str, Any], place: str) -> Faults:
-    """What holds for values of all types."""
+    """Yield errors of keywords that apply to all types."""
     stated = schema.get("type")
-    types = [each for each in (_some(stated) or [stated]) if isinstance(each, str)]
+    types = [name for name in (_some(stated) or [stated]) if isinstance(name, str)]
     whole = kind == "number" and float(value).is_integer()
     named = {kind, *(["number"] if kind == "integer" else []), *(["integer"] if whole else [])}
     null = value is None and schema.get("nullable") is True
     if types and not null and not named & set(types):
-        yield f"{place} is of type {kind}, and must be {' or '.join(types)}"
+        yield f"{place} is of type {kind}; it must be {' or '.join(types)}"
     allowed = _some(schema.get("enum"))
     if allowed and not null and _key(value) not in map(_key, allowed):
-        yield f"{place} is none of {shorten(json.dumps(allowed, ensure_ascii=False), 4 * QUOTED)}"
+        yield f"{place} is not one of {shorten(json.dumps(allowed, ensure_ascii=False), 4 * QUOTED)}"
     if "const" in schema and _key(value) != _key(schema["const"]):
         yield f"{place} is not {shorten(json.dumps(schema['const'], ensure_ascii=False), QUOTED)}"
 
@@ -237,9 +241,9 @@ def _plain_faults(value: Any, kind: str, schema: Mapping[str, Any], place: str) 
 def _count_faults(count: int, schema: Mapping[str, Any], place: str, word: str, what: str) -> Faults:
     least, most = schema.get(f"min{word}"), schema.get(f"max{word}")
     if _is_number(least) and count < least:
-        yield f"{place} has {count} {what}, and must have {least}"
+        yield f"{place} has {count} {what}; at least {least} are required"
     if _is_number(most) and count > most:
-        yield f"{place} has {count} {what}, and may have {most}"
+        yield f"{place} has {count} {what}; at most {most} are allowed"
 
 
 def _missing(value: dict[str, Any], names: Any, place: str) -> Faults:
@@ -251,16 +255,18 @@ def _is_multiple(value: float, step: float) -> bool:
     try:
         return not Decimal(repr(value)) % Decimal(repr(step))
     except InvalidOperation:
-        # One is so much larger than the other that no decimal has the digits.
+        # The magnitudes differ so much that no decimal has enough digits.
         return True
 
 
 def _too_deep() -> ConstraintFailed:
-    return ConstraintFailed("The answer cannot be checked: its schema leads too deep.")
+    return ConstraintFailed("The answer cannot be checked: its schema is nested too deeply.")
 
 
 def _key(value: Any) -> str:
-    """Equal for what JSON Schema calls equal: 1 and 1.0 are, 1 and true are not."""
+    """Return a key that is equal for values that JSON Schema calls equal: 1 and 1.0
+    are, 1 and true are not.
+    """
     return json.dumps(_whole_numbers(value), sort_keys=True)
 
 
@@ -278,13 +284,13 @@ def _at(place: str, name: str) -> str:
     return f"{place}.{shorten(name, QUOTED)}"
 
 
-def _some(given: Any) -> Sequence[Any]:
-    return given if isinstance(given, list) else ()
+def _some(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list) else ()
 
 
-def _map(given: Any) -> Mapping[str, Any]:
-    return given if isinstance(given, Mapping) else {}
+def _map(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
-def _is_number(given: Any) -> TypeGuard[float]:
-    return isinstance(given, int | float) and not isinstance(given, bool)
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,10 +1,10 @@
-"""A JSON Schema, checked word by word and written as llguidance enforces it: `%json {...}`.
+"""JSON Schema checked keyword by keyword and written as llguidance enforces it: `%json {...}`.
 
-    {"type": "string", "format": "date"}  has a pattern for the format
-    {"not": {"type": "string"}}           has a problem: '#/not' cannot be enforced; say what is allowed ...
+    {"type": "string", "format": "date"}  gets a pattern for the format
+    {"not": {"type": "string"}}           gets a problem: '#/not' cannot be enforced; say what is allowed ...
 
-Every word goes through `keywords.py`: nothing that forbids a value is left out. What llguidance then has
-against the whole is told by its place, too.
+Every keyword goes through `keywords.py`, so nothing that forbids a value is left out. Errors of llguidance
+about the whole schema are also reported with their location.
 """
 
 import json
@@ -32,9 +32,10 @@ from dragoman.errors import BadRequest
 from dragoman.limits import Limits
 
 OPTIONS: dict[str, Any] = {
-    # Space where JSON allows it, one or a line break with an indent: a model that only makes room never ends.
+    # Whitespace where JSON allows it: one space, or a line break with an indent. With more, a model that only
+    # writes whitespace never ends.
     "whitespace_pattern": r"[ \t]|\r?\n[ \t]{0,64}",
-    # Without \u, no name can be spelled in a way that a rule for that name does not see.
+    # Without \\u, a property name has only one spelling, so the rule for the name always applies.
     "json_allowed_escapes": 'nrbtf\\"',
 }
 EXACT: dict[str, Any] = {
@@ -43,30 +44,30 @@ EXACT: dict[str, Any] = {
     "item_separator": ", ?",
     "key_separator": ": ?",
 }
-"""JSON as models write it in calls: with a space after a comma and a colon, or without."""
+"""JSON as models write it in calls: a space after commas and colons is optional."""
 _MOST_PAIRS = 5000
 _OVERLAPPING = (
-    "has options that one value may fit both of; use anyOf, or a required property with a const of its own "
-    "in each option"
+    "has options that one value may match at the same time; use anyOf, or a required property with a "
+    "different const in each option"
 )
 _LIKELY = (
-    ("not disjoint", "has patternProperties that one name may fit both of; make them exclude each other"),
-    ("min/maxProperties", "has minProperties or maxProperties beside properties that are not required"),
+    ("not disjoint", "has patternProperties that may match the same name; make them exclude each other"),
+    ("min/maxProperties", "has minProperties or maxProperties with optional properties; make these required"),
     (
         "sibling keys",
-        "has words beside a $ref that leads back to itself; put them into the schema it refers to",
+        "has keywords beside a recursive $ref; move them into the schema it refers to",
     ),
-    ("too large", "is too large when its parts are put together; use fewer of allOf, anyOf and $ref"),
-    ("Unable to determine", "has patterns that cannot be put together; use one that says all"),
-    ("Unsatisfiable", "allows no value at all"),
-    ("empty", "allows no value at all"),
+    ("too large", "is too large when its parts are combined; use fewer of allOf, anyOf and $ref"),
+    ("Unable to determine", "has patterns that cannot be combined; use a single pattern"),
+    ("Unsatisfiable", "allows no value"),
+    ("empty", "allows no value"),
 )
 
 
 def json_lark(
     schema: Any, param: str = "schema", limits: Limits | None = None, options: dict[str, Any] = OPTIONS
 ) -> str:
-    """`%json {...}` for a rule; raises `BadRequest` where the schema cannot be enforced in full."""
+    """Return `%json {...}` for a rule; raise `BadRequest` if the schema cannot be fully enforced."""
     problems = Problems()
     prepared = prepare_schema(schema, problems, param, limits)
     problems.check(param)
@@ -74,7 +75,7 @@ def json_lark(
 
 
 def check_inner_schemas(grammar: str, param: str, limits: Limits) -> str:
-    """A person's grammar, with each `%json {...}` in it checked like any other schema."""
+    """Check each `%json {...}` in a client's grammar like any other schema."""
     before, *pieces = grammar.split("%json")
     found = [before]
     for piece in pieces:
@@ -82,7 +83,7 @@ def check_inner_schemas(grammar: str, param: str, limits: Limits) -> str:
         try:
             schema, end = json.JSONDecoder().raw_decode(text)
         except (ValueError, RecursionError) as error:
-            message = f"'{param}' has a %json that no JSON follows."
+            message = f"'{param}' has a %json without JSON after it."
             raise BadRequest(message, param=param, code="invalid_grammar") from error
         options = _own_options(schema)
         found.append(json_lark(schema, param, limits, options) + text[end:])
@@ -90,9 +91,9 @@ def check_inner_schemas(grammar: str, param: str, limits: Limits) -> str:
 
 
 def _own_options(schema: Any) -> dict[str, Any]:
-    """Takes our own instructions out of a schema: another dragoman may hand on a grammar that it has made."""
-    given = schema.get("x-guidance") if isinstance(schema, dict) else None
-    if given not in (OPTIONS, EXACT):
+    """Remove our own options from a schema: another dragoman may forward a grammar that it generated."""
+    guidance = schema.get("x-guidance") if isinstance(schema, dict) else None
+    if guidance not in (OPTIONS, EXACT):
         return OPTIONS
     options: dict[str, Any] = schema.pop("x-guidance")
     return options
@@ -104,9 +105,9 @@ def write_json(prepared: Any, options: dict[str, Any] = OPTIONS) -> str:
 
 
 def with_type(schema: Any) -> Any:
-    """A schema that speaks of one type of values only means values of that type.
+    """Add the type to a schema whose keywords are all for one type.
 
-    In JSON Schema `{"minItems": 3}` also allows 1, because 1 is no array. Nobody who asks for it wants that.
+    In JSON Schema `{"minItems": 3}` also allows 1, which is not an array. Clients do not want that.
     """
     if not isinstance(schema, dict) or not APPLICATORS.isdisjoint(schema):
         return schema
@@ -122,20 +123,20 @@ def prepare_schema(
     *,
     watched: bool = False,
 ) -> Any:
-    """The schema as llguidance enforces it; what cannot be is in `problems`.
+    """Return the schema as llguidance enforces it, and add what cannot be enforced to `problems`.
 
-    `watched`: whoever asks looks at `problems.watched`, too, and has the answer watched.
+    `watched` means that the caller handles `problems.watched` and has the answer watched.
     """
     value = with_type(read_schema(schema, param, limits or Limits()))
     prepared = check_schema(value, problems)
     if not watched:
         for place in problems.watched:
-            problems.add(place, "cannot be enforced beside reasoning or calls; leave it out")
+            problems.add(place, "cannot be enforced together with reasoning or calls; leave it out")
     for place, options in problems.exclusive if not problems.found else ():
         if _overlap(options, prepared):
             problems.add(place, _OVERLAPPING)
     if not problems.found and is_endless(prepared):
-        problems.add("", "allows only values that never end; make a property that leads back to it optional")
+        problems.add("", "allows only infinite values; make a recursive property optional")
     if not problems.found:
         wrong = _wrong(prepared)
         if wrong is not None:
@@ -144,32 +145,34 @@ def prepare_schema(
 
 
 def _overlap(options: list[Any], root: Any) -> bool:
-    """Whether a value may fit two of the options. It may, where llguidance cannot tell.
+    """Whether a value may match two of the options, or llguidance cannot decide.
 
-    All that fits two of them is put into one schema, which must be one that allows nothing.
+    Each pair is combined into one schema, and all of these must allow nothing.
     """
     if len(options) == 1 or _are_tagged(options, root):
         return False
-    pairs = [{"allOf": [one, other]} for number, one in enumerate(options) for other in options[number + 1 :]]
+    pairs = [
+        {"allOf": [left, right]} for number, left in enumerate(options) for right in options[number + 1 :]
+    ]
     if len(pairs) > _MOST_PAIRS:
         return True
     asked = {"anyOf": _move_references(pairs), "$defs": {"root": _move_references(root)}}
     native = compile_grammar(byte_vocabulary(), "start: " + write_json(asked))
     if native.is_error():
-        said = native.get_error().partition("JSON schema: ")[2]
-        return not said.startswith("Unsatisfiable schema")
+        detail = native.get_error().partition("JSON schema: ")[2]
+        return not detail.startswith("Unsatisfiable schema")
     native.compute_bitmask()
     return not native.is_error()
 
 
 def _are_tagged(options: list[Any], root: Any) -> bool:
-    """Whether one property tells them apart, as in most unions: then there is no need to ask."""
+    """Whether one property distinguishes the options, as in most unions; llguidance is then not needed."""
     each = [_tags(option, root) for option in options]
     return any(len({tags[name] for tags in each if name in tags}) == len(options) for name in each[0])
 
 
 def _tags(option: Any, root: Any) -> dict[str, str]:
-    """The properties that an object must have, and that have one text only."""
+    """Return the required properties of an object that have a fixed text."""
     found = resolve(root, option["$ref"]) if isinstance(option, dict) and "$ref" in option else option
     if not isinstance(found, dict) or found.get("type") != "object":
         return {}
@@ -179,9 +182,9 @@ def _tags(option: Any, root: Any) -> dict[str, str]:
 
 
 def _move_references(schema: Any) -> Any:
-    """With references to what is now `#/$defs/root`."""
+    """Move references to `#/$defs/root`."""
     if isinstance(schema, list):
-        return [_move_references(one) for one in schema]
+        return [_move_references(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     result = {
@@ -195,17 +198,17 @@ def _move_references(schema: Any) -> Any:
 
 
 def _wrong(prepared: Any) -> str | None:
-    """What llguidance has against it."""
+    """Return llguidance's objection to the schema, if any."""
     native = compile_grammar(byte_vocabulary(), "start: " + write_json(prepared))
     if native.is_error():
         error = native.get_error()
         return next((message for sign, message in _LIKELY if sign in error), "cannot be compiled")
     native.compute_bitmask()
-    return "allows no value at all" if native.is_error() else None
+    return "allows no value" if native.is_error() else None
 
 
 def _narrow(prepared: Any, message: str) -> SchemaProblem:
-    """The smallest part with the same trouble, so that a person finds the place."""
+    """Find the smallest part with the same problem, so that the error has an exact location."""
     place, part = "", prepared
     shared = {
         word: prepared[word]
@@ -242,13 +245,15 @@ _EMPTY: dict[str, tuple[str, ...]] = {
     "minContains": ("contains",),
     "maxContains": ("contains",),
 }
-"""Words that mean nothing unless one of these stands beside them."""
+"""Keywords that have no effect without one of these in the same schema."""
 _MOST_LEVELS = 1000
-"""llguidance follows references by recursion and has no bound of its own: 3000 levels end the process."""
+"""Maximum depth of references: llguidance follows them by recursion without a limit, and crashes at 3000."""
 
 
 def check_schema(schema: Any, problems: Problems) -> Any:
-    """The schema as it is enforced; what cannot be goes to `problems`. Its depth was checked before."""
+    """Return the schema as it is enforced, and add what cannot be enforced to `problems`. Its depth was
+    checked before.
+    """
     walk = _Walk(schema, problems)
     result = walk.schema(schema, "")
     walk.check_references()
@@ -260,7 +265,7 @@ class _Walk:
         self.root = root
         self.problems = problems
         self.heights: dict[str, int] = {}
-        """How many schemas stand within each other at a place."""
+        """Number of nested schemas at each location."""
         self.anchors: dict[str, str] = {}
         self.level = self.reached = 0
         self.references: list[tuple[str, str]] = []
@@ -290,11 +295,11 @@ class _Walk:
         return rewrite_words(result, schema, self.root, place, self.problems)
 
     def _counts(self, name: str, schema: Mapping[str, Any], place: str) -> bool:
-        """Whether the word is to be enforced. Adds a problem where it cannot be."""
+        """Whether the keyword is to be enforced. Add a problem if it cannot be."""
         row = fate_of(name)
         where = at(place, name)
         if row is None:
-            self.problems.add(where, f"is no word of JSON Schema; did you mean '{slip_of(name)}'?")
+            self.problems.add(where, f"is not a keyword of JSON Schema; did you mean '{slip_of(name)}'?")
             return False
         if name in _EMPTY and not any(other in schema for other in _EMPTY[name]):
             return False
@@ -302,9 +307,11 @@ class _Walk:
             self.problems.add(where, f"cannot be enforced; {row.note}")
             return False
         if name in ("$id", "id") and place:
-            self.problems.add(where, "is only allowed at the top: references would mean something else below")
+            self.problems.add(
+                where, "is only allowed at the top level, because it changes the meaning of references"
+            )
         if name == "required" and isinstance(schema[name], bool):
-            # Draft 3's, of a property: the object around it says what is required.
+            # Draft 3's flag of a property; in later drafts the object around it lists required properties.
             return False
         return row.fate == "enforced" and self._fits(row, schema[name], where)
 
@@ -315,18 +322,18 @@ class _Walk:
         return True
 
     def _word(self, name: str, value: Any, place: str) -> Any:
-        """The value of one word, with the schemas in it checked."""
+        """Return the value of one keyword, with its schemas checked."""
         match fate_of(name):
             case Keyword(shape="schema"):
                 return self.schema(value, place)
             case Keyword(shape="schemas"):
-                return [self.schema(one, at(place, number)) for number, one in enumerate(value)]
+                return [self.schema(item, at(place, number)) for number, item in enumerate(value)]
             case Keyword(shape="schema map"):
-                return {key: self.schema(one, at(place, key)) for key, one in value.items()}
+                return {key: self.schema(item, at(place, key)) for key, item in value.items()}
         if name == "items":
             if not isinstance(value, list):
                 return self.schema(value, place)
-            return [self.schema(one, at(place, number)) for number, one in enumerate(value)]
+            return [self.schema(item, at(place, number)) for number, item in enumerate(value)]
         if name == "dependencies":
             return self._dependencies(value, place)
         if name == "$anchor":
@@ -340,7 +347,8 @@ class _Walk:
             self.problems.add(place, "must be an object of lists of names or schemas")
             return {}
         return {
-            key: one if fits(one, "names") else self.schema(one, at(place, key)) for key, one in value.items()
+            key: item if fits(item, "names") else self.schema(item, at(place, key))
+            for key, item in value.items()
         }
 
     def _reference(self, value: str, place: str) -> str:
@@ -354,29 +362,29 @@ class _Walk:
         return value
 
     def check_references(self) -> None:
-        """Only what was checked may be referred to: anything else would be enforced as it stands."""
+        """Check that references lead to checked schemas: anything else would be enforced unchecked."""
         reached = {""}
         for place, target in self.references:
             by_path = not target or target.startswith("/")
             if not by_path and self.problems.watched:
-                self.problems.add(place, "must be a path, as #/$defs/name, in a schema with uniqueItems")
+                self.problems.add(place, "must be a path such as #/$defs/name in a schema with uniqueItems")
             found = target if by_path else self.anchors.get(target)
             if found not in self.heights:
                 self.problems.add(place, f"refers to '#{target}', where there is no schema")
             else:
                 reached.add(found)
         if sum(self.heights[place] for place in reached) > _MOST_LEVELS:
-            self.problems.add("", "refers to more schemas than can be followed; use fewer of $ref")
+            self.problems.add("", "refers to more than {_MOST_LEVELS} nested schemas; use fewer $ref")
 
 
 _MOST_ROUNDS = 20
 
 
 def is_endless(root: Any) -> bool:
-    """Whether no value fits that ever ends. It says no where it does not know."""
+    """Whether the schema allows only infinite values. Returns False if unknown."""
     known: dict[str, bool] = {}
     look = _Look(known)
-    # Every reference counts as endless until something is found that ends it; each round finds more.
+    # Every reference counts as endless until a finite value is found for it; each round finds more.
     for _ in range(_MOST_ROUNDS):
         before = dict(known)
         look.endless(root)
@@ -394,13 +402,13 @@ class _Look:
     def endless(self, schema: Any) -> bool:
         if not isinstance(schema, Mapping):
             return False
-        parts = [self.endless(one) for one in schema.get("allOf", [])]
-        options = [self.endless(one) for one in schema.get("anyOf", [])]
+        parts = [self.endless(part) for part in schema.get("allOf", [])]
+        options = [self.endless(option) for option in schema.get("anyOf", [])]
         referred = "$ref" in schema and self.known.setdefault(schema["$ref"], True)
         return referred or any(parts) or (bool(options) and all(options)) or self._holds_one(schema)
 
     def _holds_one(self, schema: Mapping[str, Any]) -> bool:
-        """An object or a list, and nothing else, with an endless value in it that must be there."""
+        """Whether the schema allows only an object or a list that must contain an endless value."""
         kind = schema.get("type")
         if kind == "object":
             named = schema.get("properties", {})
@@ -410,4 +418,4 @@ class _Look:
         if kind != "array" or not least:
             return False
         must = [*first[:least], *([schema.get("items", True)] if least > len(first) else [])]
-        return any(self.endless(one) for one in must)
+        return any(self.endless(item) for item in must)

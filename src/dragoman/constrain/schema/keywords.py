@@ -1,7 +1,7 @@
-"""What becomes of every word of a JSON Schema: one row each, from which the check and the documents come.
+"""Handling of every JSON Schema keyword: one row each, used by the check and the documentation.
 
-Nothing is ignored in silence. A word is enforced, says something that forbids no value, or is refused.
-What is wrong with one is a `SchemaProblem`, with its place.
+No keyword is silently ignored: it is enforced, only annotates, or is refused. A problem with one is a
+`SchemaProblem`, with its location.
 """
 
 from functools import lru_cache
@@ -33,7 +33,7 @@ class Keyword(Struct, frozen=True):
     fate: Fate
     shape: Shape = "any"
     note: str = ""
-    """What is particular about it; for a refused one, what to write instead."""
+    """Restrictions; for a refused keyword, what to use instead."""
 
 
 def _rows() -> list[Keyword]:
@@ -42,43 +42,41 @@ def _rows() -> list[Keyword]:
         Keyword("enum", "enforced", "list", "integers up to 2^53 in size"),
         Keyword("const", "enforced", "any", "integers up to 2^53 in size"),
         Keyword("anyOf", "enforced", "schemas"),
-        Keyword("oneOf", "enforced", "schemas", "where no value can fit two of the options; else refused"),
+        Keyword("oneOf", "enforced", "schemas", "if no value can match two options; otherwise refused"),
         Keyword("allOf", "enforced", "schemas"),
         Keyword("$ref", "enforced", "text", "within the schema: `#`, `#/$defs/name`, `#anchor`"),
         Keyword("$defs", "enforced", "schema map"),
         Keyword("definitions", "enforced", "schema map"),
         Keyword("$anchor", "enforced", "text"),
-        Keyword("nullable", "enforced", "flag", "OpenAPI's: beside `type`, null is allowed too"),
+        Keyword("nullable", "enforced", "flag", "OpenAPI's: together with `type`, null is allowed too"),
         Keyword("properties", "enforced", "schema map", "written in this order"),
         Keyword("required", "enforced", "names"),
         Keyword("additionalProperties", "enforced", "schema", "written after those of `properties`"),
-        Keyword("patternProperties", "enforced", "schema map", "no name may fit two of the patterns"),
-        Keyword("propertyNames", "enforced", "schema", "of `type`, `enum`, `const`, `pattern` and lengths"),
+        Keyword("patternProperties", "enforced", "schema map", "no name may match two patterns"),
+        Keyword("propertyNames", "enforced", "schema", "only `type`, `enum`, `const`, `pattern`, lengths"),
         Keyword("minProperties", "enforced", "count", "up to one more than `required`"),
-        Keyword("maxProperties", "enforced", "count", "where all of `properties` are required"),
+        Keyword("maxProperties", "enforced", "count", "if all of `properties` are required"),
         Keyword("dependentRequired", "enforced", "names map", "for up to 6 names"),
         Keyword("dependentSchemas", "enforced", "schema map", "for up to 6 names"),
         Keyword("dependencies", "enforced", "any", "draft 7's spelling of the two above"),
-        Keyword(
-            "unevaluatedProperties", "enforced", "schema", "where no allOf, anyOf or $ref stands beside it"
-        ),
+        Keyword("unevaluatedProperties", "enforced", "schema", "without allOf, anyOf or $ref beside it"),
         Keyword("items", "enforced", "any", "a list of schemas is draft 7's `prefixItems`"),
         Keyword("prefixItems", "enforced", "schemas"),
         Keyword("additionalItems", "enforced", "schema", "draft 7's `items` after a list"),
-        Keyword("unevaluatedItems", "enforced", "schema", "where no allOf, anyOf or $ref stands beside it"),
+        Keyword("unevaluatedItems", "enforced", "schema", "without allOf, anyOf or $ref beside it"),
         Keyword("minItems", "enforced", "count"),
         Keyword("maxItems", "enforced", "count"),
-        Keyword("uniqueItems", "enforced", "flag", "of strings of any length, and of an `enum` of strings"),
+        Keyword("uniqueItems", "enforced", "flag", "for strings of any length, or an `enum` of strings"),
         Keyword("minLength", "enforced", "count"),
         Keyword("maxLength", "enforced", "count"),
         Keyword("pattern", "enforced", "text", "without \\b, lookaround and backreferences"),
-        Keyword("format", "enforced", "text", "those of the table below"),
+        Keyword("format", "enforced", "text", "those in the table below"),
         Keyword(
             "minimum", "enforced", "number", "up to 2^53 in size; numbers are written without an exponent"
         ),
         Keyword("maximum", "enforced", "number", "as `minimum`"),
-        Keyword("exclusiveMinimum", "enforced", "any", "as `minimum`; draft 4's true beside `minimum`, too"),
-        Keyword("exclusiveMaximum", "enforced", "any", "as `maximum`; draft 4's true beside `maximum`, too"),
+        Keyword("exclusiveMinimum", "enforced", "any", "as `minimum`; or draft 4's true"),
+        Keyword("exclusiveMaximum", "enforced", "any", "as `maximum`; or draft 4's true"),
         Keyword(
             "multipleOf",
             "enforced",
@@ -99,7 +97,7 @@ def _notes() -> list[Keyword]:
         *(Keyword(word, "note") for word in words.split()),
         Keyword("$id", "note", "text", "at the top"),
         Keyword("id", "note", "any", "at the top"),
-        Keyword("...", "note", note="any word that no draft knows, unless it looks like a slip of one above"),
+        Keyword("...", "note", note="any unknown keyword, unless it looks like a typo of one above"),
     ]
 
 
@@ -147,34 +145,36 @@ OF_TYPES = {
     "boolean": frozenset[str](),
     "null": frozenset[str](),
 }
-"""The words that speak of values of one type."""
+"""Keywords that apply to values of one type."""
 
 
 def fate_of(name: str) -> Keyword | None:
-    """The row of a word; None for a slip. One that no draft knows is a note, as JSON Schema says."""
+    """Return the row of a keyword; None for a typo. Keywords that no draft defines are notes, as JSON Schema
+    says.
+    """
     found = KEYWORDS.get(name)
     return found if found is not None else None if slip_of(name) else KEYWORDS["..."]
 
 
 @lru_cache(maxsize=4096)
 def slip_of(name: str) -> str | None:
-    """`slip_of("minlength")` is `minLength`."""
+    """Return the keyword that a name is a typo of: `slip_of("minlength")` is `minLength`."""
     return next((known for known in KEYWORDS if is_near(name, known)), None) if name[:2] != "x-" else None
 
 
 def fits(value: object, shape: Shape) -> bool:
-    """`fits(-1, "count")` is false."""
+    """Whether a keyword's value has the right form: `fits(-1, "count")` is false."""
     match shape:
         case "schema":
             return isinstance(value, dict | bool)
         case "schemas":
-            return isinstance(value, list) and bool(value) and all(fits(one, "schema") for one in value)
+            return isinstance(value, list) and bool(value) and all(fits(item, "schema") for item in value)
         case "schema map":
-            return isinstance(value, dict) and all(fits(one, "schema") for one in value.values())
+            return isinstance(value, dict) and all(fits(item, "schema") for item in value.values())
         case "names":
-            return isinstance(value, list) and all(isinstance(one, str) for one in value)
+            return isinstance(value, list) and all(isinstance(item, str) for item in value)
         case "names map":
-            return isinstance(value, dict) and all(fits(one, "names") for one in value.values())
+            return isinstance(value, dict) and all(fits(item, "names") for item in value.values())
         case "count":
             return fits(value, "number") and float(value).is_integer() and value >= 0  # type: ignore[arg-type,operator]
         case "number":
@@ -187,16 +187,16 @@ def fits(value: object, shape: Shape) -> bool:
             return isinstance(value, list) and bool(value)
         case "type":
             many = value if isinstance(value, list) else [value]
-            return bool(many) and all(isinstance(one, str) and one in TYPES for one in many)
+            return bool(many) and all(isinstance(item, str) and item in TYPES for item in many)
         case "any":
             return True
 
 
 class SchemaProblem(Struct, frozen=True):
     place: str
-    """A JSON pointer: `/properties/a/pattern`; "" is the whole schema."""
+    """JSON pointer such as `/properties/a/pattern`; "" is the whole schema."""
     message: str
-    """What is said after the place: "has \\b, which looks at what stands around it"."""
+    """Predicate of the location: "has \\\\b, which depends on the text around it"."""
 
     def sentence(self, param: str) -> str:
         where = f"'{param}#{self.place}'" if self.place else f"'{param}'"
@@ -204,23 +204,25 @@ class SchemaProblem(Struct, frozen=True):
 
 
 class Problems:
-    """Those of one schema, as they are found."""
+    """Problems of one schema."""
 
     def __init__(self) -> None:
         self.found: list[SchemaProblem] = []
         self.watched: list[str] = []
-        """Places that no grammar can enforce, but a watch over the answer can; see `unique.py`."""
+        """Pointers of keywords that no grammar can enforce, but `unique.py` can while
+        the answer is written.
+        """
         self.exclusive: list[tuple[str, list[Any]]] = []
-        """Options of which a value must fit exactly one, with their places."""
+        """Options of which a value must match exactly one, with their pointers."""
 
     def add(self, place: str, message: str) -> None:
         self.found.append(SchemaProblem(place, message))
 
     def check(self, param: str) -> None:
-        """Raises with the first one, and says how many there are."""
+        """Raise for the first problem, with the number of further ones."""
         if self.found:
             first = self.found[0]
-            more = f" There are {len(self.found) - 1} more like this." if len(self.found) > 1 else ""
+            more = f" It has {len(self.found) - 1} more problems." if len(self.found) > 1 else ""
             message = f"The schema cannot be enforced: {first.sentence(param)}{more}"
             raise BadRequest(
                 message, param=f"{param}#{first.place}" if first.place else param, code="unsupported_schema"
@@ -228,5 +230,5 @@ class Problems:
 
 
 def at(place: str, *steps: str | int) -> str:
-    """`at("/properties", "a/b")` is `/properties/a~1b`."""
+    """Extend a JSON pointer: `at("/properties", "a/b")` is `/properties/a~1b`."""
     return place + "".join(f"/{str(step).replace('~', '~0').replace('/', '~1')}" for step in steps)

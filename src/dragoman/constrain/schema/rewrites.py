@@ -1,4 +1,6 @@
-"""Words that llguidance does not know, or reads otherwise, written in words that it enforces exactly."""
+"""Rewrites of keywords that llguidance does not support, or interprets differently, into ones it enforces
+exactly.
+"""
 
 import re
 from collections.abc import Callable, Mapping
@@ -16,20 +18,20 @@ from dragoman.constrain.schema.keywords import Problems, at, fate_of
 from dragoman.constrain.schema.unique import MARK
 from dragoman.dialects.schema import resolve
 
-# The formats of strings, as patterns. Each matches what its standard allows, or the usual part of it.
+# Formats of strings as patterns. Each matches what its standard allows, or the common part of it.
 
 
 _DAY_OF_MONTH = (
     r"(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
     r"|02-(?:0[1-9]|1[0-9]|2[0-8]))"
 )
-# The year 0 is none for many who check dates, Python among them.
+# Many date parsers, such as Python's, do not accept the year 0.
 _YEAR = r"(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 _LEAP_YEAR = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
 _DATE = rf"(?:{_YEAR}-{_DAY_OF_MONTH}|{_LEAP_YEAR}-02-29)"
 _HOUR, _SIXTY = r"(?:[01][0-9]|2[0-3])", r"[0-5][0-9]"
-# Fractions have an end, at nanoseconds, because a model may not find one.
-# A leap second is the last one of a day in UTC, so it is only allowed where that can be seen.
+# Fractions end at nanoseconds, because a model may never end one. A leap second is the last second of a day
+# in UTC, so it is only allowed where that is visible.
 _TIME = (
     rf"(?:{_HOUR}:{_SIXTY}:{_SIXTY}(?:\.[0-9]{{1,9}})?(?:[Zz]|[+-]{_HOUR}:{_SIXTY})"
     r"|23:59:60(?:\.[0-9]{1,9})?(?:[Zz]|[+-]00:00))"
@@ -43,10 +45,10 @@ PATTERNS: dict[str, str] = {
     "json-pointer": r"^(?:/(?:[^~/]|~[01])*)*$",
     "relative-json-pointer": r"^(?:0|[1-9][0-9]*)(?:#|(?:/(?:[^~/]|~[01])*)*)$",
 }
-"""Formats that we write down ourselves."""
+"""Formats with patterns of our own."""
 
 NATIVE = frozenset({"duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
-"""Formats of llguidance that hold against the test suite of JSON Schema."""
+"""Formats of llguidance that pass JSON Schema's test suite."""
 
 _OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _IPV4 = rf"(?:{_OCTET}\.){{3}}{_OCTET}"
@@ -79,18 +81,19 @@ TEXTS = {
     "uri": rf"[a-zA-Z][a-zA-Z0-9+.-]*:\/\/{_HOST}(?::[0-9]{{1,5}})?(?:\/{_URI_CHARACTERS}*)?"
     rf"(?:\?{_URI_CHARACTERS}*)?(?:#{_URI_CHARACTERS}*)?",
 }
-"""Those of `NATIVE`, for texts that are not in JSON. Each is a part of what its format allows: the common
-ways to write it, and nothing that is wrong."""
+"""Patterns of `NATIVE` formats, for texts that are not in JSON. Each matches a part of what its format
+allows: the common spellings, and nothing invalid.
+"""
 
 RANGES: dict[str, tuple[int, int]] = {"int32": (-(2**31), 2**31 - 1), "int64": (-(2**53), 2**53)}
-"""OpenAPI's formats of integers."""
+"""OpenAPI's integer formats."""
 
 FREE = frozenset({"float", "double", "password", "binary"})
 """OpenAPI's formats that forbid no value."""
 
 NOTES: dict[str, str] = {
-    "date": "days that there are: 29 February in leap years only",
-    "time": "with an offset; a leap second only where it is one in UTC",
+    "date": "existing dates: 29 February in leap years only",
+    "time": "with an offset; leap seconds only at the end of a UTC day",
     "date-time": "as `date` and `time`",
     "email": "without quoted names and addresses in brackets",
     "ipv6": "without an IPv4 address at its end",
@@ -103,7 +106,7 @@ NOTES: dict[str, str] = {
 KNOWN = frozenset({*PATTERNS, *NATIVE, *RANGES, *FREE})
 
 
-# All words.
+# Rewrites of all keywords
 
 
 _BESIDE = ("$ref", "allOf", "anyOf", "oneOf", "dependentSchemas", "dependencies", "if")
@@ -111,12 +114,12 @@ _DEPENDENCIES = ("dependentRequired", "dependentSchemas", "dependencies")
 _MOST_DEPENDENCIES = 6
 _MOST_STEPS = 8
 _MOST_PROPERTIES = 500
-"""What optional properties cost grows with the square of how many there are."""
+"""Maximum number of properties: the cost of optional ones grows with the square of their number."""
 _OF_NAMES = frozenset({"type", "enum", "const", "pattern", "minLength", "maxLength"})
 
 
 class Rewrite:
-    """One schema on its way: `words` is changed in place; `said` is what the person wrote."""
+    """Rewrite of one schema: `words` is changed in place; `said` is what the client wrote."""
 
     def __init__(
         self, words: dict[str, Any], said: Mapping[str, Any], root: Any, place: str, problems: Problems
@@ -128,7 +131,7 @@ class Rewrite:
         self.problems.add(at(self.place, word, *steps), message)
 
     def demand(self, *schemas: Any) -> None:
-        """One more thing that must hold. It comes last, so that the order of properties stays."""
+        """Add a requirement. It comes last, so that the order of properties stays."""
         self.words["allOf"] = [*self.words.pop("allOf", []), *schemas]
 
 
@@ -177,7 +180,7 @@ def _numbers(rewrite: Rewrite) -> None:
 
 def _names(rewrite: Rewrite) -> None:
     if len(rewrite.words.get("properties", {})) > _MOST_PROPERTIES:
-        rewrite.refuse("properties", f"may name at most {_MOST_PROPERTIES}")
+        rewrite.refuse("properties", f"has more than {_MOST_PROPERTIES} properties; use fewer")
     for word in ("properties", "required", *_DEPENDENCIES):
         for name in rewrite.words.get(word, []):
             check_value(name, partial(rewrite.refuse, word))
@@ -212,7 +215,7 @@ def _format(rewrite: Rewrite) -> None:
         least, most = RANGES[name]
         rewrite.demand({"minimum": least, "maximum": most})
     elif name not in FREE:
-        rewrite.refuse("format", f"must be one of {', '.join(sorted(KNOWN))}, or a pattern instead")
+        rewrite.refuse("format", f"must be one of {', '.join(sorted(KNOWN))}, or be replaced by a pattern")
 
 
 def _nullable(rewrite: Rewrite) -> None:
@@ -223,14 +226,14 @@ def _nullable(rewrite: Rewrite) -> None:
 
 
 def _dependencies(rewrite: Rewrite) -> None:
-    """`{"a": ["b"]}` beside properties: either there is no a, or there is a b."""
+    """Rewrite `{"a": ["b"]}` next to properties: either `a` is absent, or `b` is present."""
     found: dict[str, list[Any]] = {}
     for word in _DEPENDENCIES:
         for name, demand in rewrite.words.pop(word, {}).items():
             found.setdefault(name, []).append({"required": demand} if isinstance(demand, list) else demand)
     if len(found) > _MOST_DEPENDENCIES:
         word = next(word for word in _DEPENDENCIES if word in rewrite.said)
-        rewrite.refuse(word, f"may name at most {_MOST_DEPENDENCIES} properties")
+        rewrite.refuse(word, f"has more than {_MOST_DEPENDENCIES} properties; use fewer")
         return
     for name, demands in found.items():
         for demand in demands:
@@ -239,7 +242,7 @@ def _dependencies(rewrite: Rewrite) -> None:
 
 
 def _unevaluated(rewrite: Rewrite) -> None:
-    """Where nothing else looks at the value, unevaluated and additional are the same."""
+    """Treat unevaluated as additional where no other keyword describes the value."""
     for word, other in (("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items")):
         if word not in rewrite.words:
             continue
@@ -248,13 +251,13 @@ def _unevaluated(rewrite: Rewrite) -> None:
             continue
         beside = [name for name in _BESIDE if name in rewrite.said]
         if beside:
-            rewrite.refuse(word, f"cannot be enforced beside {beside[0]}; use {other} in each of the options")
+            rewrite.refuse(word, f"cannot be enforced together with {beside[0]}; use {other} in each option")
         else:
             rewrite.words[other] = schema
 
 
 def _property_names(rewrite: Rewrite) -> None:
-    """Names that must match become the only pattern of properties there is."""
+    """Turn required names into the only pattern of properties."""
     names = rewrite.words.pop("propertyNames", True)
     if names in (True, {}, {"type": "string"}):
         return
@@ -264,7 +267,7 @@ def _property_names(rewrite: Rewrite) -> None:
     if pattern is None or "patternProperties" in rewrite.words or rewrite.words.get("properties"):
         rewrite.refuse(
             "propertyNames",
-            "can be enforced where there are no properties and patternProperties beside it, and with one of "
+            "can only be enforced without properties and patternProperties, and with one of "
             "pattern, enum, const, or minLength and maxLength; use properties or patternProperties",
         )
         return
@@ -281,8 +284,8 @@ def _pattern_of_names(names: Any) -> str | None:
     if set(words) in ({"enum"}, {"const"}):
         values = words.get("enum", [words.get("const")])
         texts = [value for value in values if isinstance(value, str)]
-        ways = ("".join(map(escape_character, text)) for text in texts)
-        return f"^(?:{'|'.join(ways)})$" if texts else None
+        escaped = ("".join(map(escape_character, text)) for text in texts)
+        return f"^(?:{'|'.join(escaped)})$" if texts else None
     if words and set(words) <= {"minLength", "maxLength"}:
         most = int(words["maxLength"]) if "maxLength" in words else ""
         return f"^(?s:.){{{int(words.get('minLength', 0))},{most}}}$"
@@ -290,7 +293,7 @@ def _pattern_of_names(names: Any) -> str | None:
 
 
 def _one_of(rewrite: Rewrite) -> None:
-    """The same as anyOf, if no value fits two of the options; whether that is so is asked at the end."""
+    """Replace oneOf by anyOf; whether no value matches two options is checked at the end."""
     options = rewrite.words.pop("oneOf", None)
     if options is None:
         return
@@ -302,20 +305,22 @@ def _one_of(rewrite: Rewrite) -> None:
 
 
 def _sizes(rewrite: Rewrite) -> None:
-    """Names beyond those of `properties` may come twice, which is one property for whoever reads them."""
+    """Check sizes. Names other than those of `properties` may be written twice, which a parser reads as one
+    property.
+    """
     words = rewrite.words
     least, required = words.get("minProperties", 0), set(words.get("required", []))
     if least <= len(required):
         words.pop("minProperties", None)
     elif (least > len(required) + 1 or words.get("properties")) and (least > 1 or required):
-        rewrite.refuse("minProperties", "may be at most one more than there are required properties")
+        rewrite.refuse("minProperties", "may be at most one more than the number of required properties")
     for word in ("minProperties", "minItems", "maxItems", "maxProperties", "minLength", "maxLength"):
         if word in words:
             words[word] = int(words[word])
 
 
 def _unique(rewrite: Rewrite) -> None:
-    """No grammar can compare strings, so the list is marked for `unique.py`."""
+    """Mark the list for `unique.py`, because no grammar can compare strings."""
     words = rewrite.words
     if not words.pop("uniqueItems", False) or words.get("maxItems", 2) <= 1:
         return
@@ -339,8 +344,9 @@ def _unique(rewrite: Rewrite) -> None:
     else:
         rewrite.refuse(
             "uniqueItems",
-            "can be enforced where the items are strings of any length, or an enum of strings, and no enum, "
-            "anyOf, allOf or $ref stands beside it; leave it out, or use an object instead of a list",
+            "can only be enforced if the items are strings of any length, or an enum of strings, "
+            "without enum, anyOf, allOf or $ref in the same schema; leave it out, or use an object instead "
+            "of a list",
         )
         return
     rewrite.problems.watched.append(at(rewrite.place, "uniqueItems"))
@@ -372,11 +378,13 @@ _STEPS: tuple[Callable[[Rewrite], None], ...] = (
 )
 
 EXACT = 2**53
-"""Above this, a bound is rounded to the nearest number that fits into 64 bits of floating point."""
+"""Maximum magnitude of a bound: above it, numbers are rounded to the nearest 64-bit float."""
 _MOST_STATES = 10_000
 
 _UNWRITTEN = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f\ud800-\udfff]")
-"""Characters that JSON writes with \\u only, which is not allowed here; and halves of pairs."""
+"""Characters that JSON can write only with \\\\u, which is not allowed here, and
+halves of surrogate pairs.
+"""
 
 Refuse = Callable[[str], None]
 
@@ -385,11 +393,11 @@ def check_number(value: Any, refuse: Refuse) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         refuse("must be a number")
     elif abs(value) > EXACT:
-        refuse("may be at most 2^53 in size: larger numbers are not exact")
+        refuse("may be at most 2^53 in magnitude, because larger numbers are not exact")
 
 
 def check_multiple(value: Any, refuse: Refuse) -> None:
-    """A large divisor has as many states as it is large."""
+    """Check a divisor: one of size n has n states."""
     check_number(value, refuse)
     if value <= 0:
         refuse("must be above 0")
@@ -397,21 +405,21 @@ def check_multiple(value: Any, refuse: Refuse) -> None:
     exact = Decimal(str(value))
     decimals = max(0, -int(exact.normalize().as_tuple().exponent))
     if decimals > 9 or exact.scaleb(decimals) > _MOST_STATES:
-        refuse(f"may be at most {_MOST_STATES}, not counting the decimal point")
+        refuse(f"may be at most {_MOST_STATES} without its decimal point")
 
 
 def check_value(value: Any, refuse: Refuse) -> None:
-    """A value of `enum` or `const`, however nested."""
+    """Check a value of `enum` or `const`, however nested."""
     waiting = [value]
     while waiting:
-        one = waiting.pop()
-        if isinstance(one, dict):
-            waiting += [*one, *one.values()]
-        elif isinstance(one, list):
-            waiting += one
-        elif isinstance(one, str) and _UNWRITTEN.search(one):
-            refuse("holds a control character that cannot be written")
+        current = waiting.pop()
+        if isinstance(current, dict):
+            waiting += [*current, *current.values()]
+        elif isinstance(current, list):
+            waiting += current
+        elif isinstance(current, str) and _UNWRITTEN.search(current):
+            refuse("contains a control character that cannot be written; remove it")
             return
-        elif isinstance(one, int | float) and abs(one) > EXACT:
-            refuse("holds a number above 2^53 in size, which is not exact")
+        elif isinstance(current, int | float) and abs(current) > EXACT:
+            refuse("contains a number above 2^53 in magnitude, which is not exact; use a smaller one")
             return

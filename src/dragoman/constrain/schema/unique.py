@@ -1,7 +1,7 @@
-"""What no grammar can say: the strings of a list are all different. A watch over the JSON as it is written.
+"""`uniqueItems`: what no grammar can express, checked while the JSON is written.
 
-The grammar makes sure that the text is JSON of the schema; this only follows where in it the text is, and
-remembers the strings of the lists that are marked with `x-unique` (see `rewrites.py`).
+The grammar ensures that the text is JSON of the schema; this only tracks the position in it, and remembers
+the strings of the lists that are marked with `x-unique` (see `rewrites.py`).
 """
 
 import json
@@ -24,7 +24,7 @@ _MOST_SCHEMAS = 256
 
 
 class OpenValue:
-    """An object or a list that is open, with the schemas that its value has to be in."""
+    """An open object or list, with the schemas that apply to its value."""
 
     __slots__ = ("choices", "index", "is_list", "key", "schemas", "seen", "unique")
 
@@ -46,13 +46,13 @@ class OpenValue:
 
 
 class UniqueWatch:
-    """One answer's JSON so far. `feed` says whether it is still without a string that comes twice."""
+    """State of one answer's JSON. `feed` returns whether no string was repeated so far."""
 
     def __init__(self, root: Any) -> None:
         self.root = root
         self.frames: list[OpenValue] = []
         self.text = bytearray()
-        """The string that is open, with its quote and its escapes; empty outside of one."""
+        """The open string, with its quote and escapes; empty outside of one."""
         self.escaped = False
 
     def copy(self) -> "UniqueWatch":
@@ -64,7 +64,7 @@ class UniqueWatch:
 
     @property
     def unique(self) -> OpenValue | None:
-        """The list without repetition that the text is directly in."""
+        """The innermost list, if it must not have duplicates."""
         return self.frames[-1] if self.frames and self.frames[-1].unique else None
 
     def feed(self, piece: bytes) -> bool:
@@ -86,7 +86,7 @@ class UniqueWatch:
             case '"':
                 self.text.append(byte)
             case "{" | "[":
-                # A frame below is changed by what is in it, so it must not be shared with a copy.
+                # A lower frame is changed by what is in it, so it must not be shared with a copy.
                 self.frames.append(OpenValue(byte == ord("["), self._value_schemas()))
             case "}" | "]":
                 self.frames.pop()
@@ -114,7 +114,7 @@ class UniqueWatch:
         return True
 
     def _leads_somewhere(self) -> bool:
-        """Of a few strings to choose from, one that is not there yet must still be possible."""
+        """Whether, in a list with few allowed strings, an unused one is still possible."""
         top = self.unique
         if top is None or top.choices is None or not self.text:
             return True
@@ -130,7 +130,7 @@ class UniqueWatch:
 
 
 def _inside(schema: Any, frame: OpenValue) -> list[Any]:
-    """The schemas that a schema has for the value at which the frame is."""
+    """Return the schemas for the value at the frame's position."""
     if frame.is_list:
         first = schema.get("prefixItems", [])
         return [first[frame.index]] if frame.index < len(first) else [schema.get("items", True)]
@@ -140,12 +140,12 @@ def _inside(schema: Any, frame: OpenValue) -> list[Any]:
 
 
 def _expand(root: Any, schemas: list[Any]) -> list[Any]:
-    """With all that is referred to, and all alternatives: a list that might be unique is treated as one."""
+    """Add all references and alternatives: a list that might be unique is treated as one."""
     found: list[Any] = []
     waiting = list(schemas)
     while waiting and len(found) < _MOST_SCHEMAS:
         schema = waiting.pop()
-        if not isinstance(schema, dict) or any(schema is known for known in found):
+        if not isinstance(schema, dict) or any(schema is expanded for expanded in found):
             continue
         found.append(schema)
         waiting += [*schema.get("anyOf", []), *schema.get("allOf", [])]
@@ -155,7 +155,7 @@ def _expand(root: Any, schemas: list[Any]) -> list[Any]:
 
 
 def _choices(schemas: list[Any]) -> frozenset[bytes] | None:
-    """The strings that may be in the list, if there are only a few."""
+    """Return the strings allowed in the list, if they are listed."""
     for schema in schemas:
         values = schema.get(MARK)
         if isinstance(values, list):
@@ -178,12 +178,12 @@ class WatchedMatcher(GrammarMatcher):
         if forbidden:
             row[forbidden] = -np.inf
             if not (row > -np.inf).any():
-                raise self._fail("The constraint of this answer leaves nothing that may follow.")
+                raise self._fail("The constraint of this answer allows no further token.")
 
     def accept(self, id_: int) -> None:
         super().accept(id_)
         if not self._watch.feed(self._pieces.of_id(id_)):
-            raise self._fail("The same string may not come twice in this list.")
+            raise self._fail("A list with uniqueItems must not repeat a string.")
 
     def copy(self) -> "WatchedMatcher":
         other = WatchedMatcher(self.vocabulary, self._native.deep_copy(), self._watch.copy())
@@ -195,7 +195,7 @@ class WatchedMatcher(GrammarMatcher):
         return ConstraintFailed(message)
 
     def _find_forbidden(self, row: NDArray[np.float32]) -> list[int]:
-        """The ids that are still allowed, or not, and would write a string a second time."""
+        """Return the ids that would complete a repeated string; some of them may be forbidden already."""
         open_list = self._watch.unique
         if open_list is None:
             return self._failing(self._pieces.with_quotes(4), row)
@@ -204,7 +204,8 @@ class WatchedMatcher(GrammarMatcher):
         begun = bytes(self._watch.text)
         ends = [text[len(begun) :] for text in open_list.seen if text.startswith(begun)]
         found = [id_ for end in ends for id_ in self._pieces.beginning_with(end)]
-        # Tokens that hold a whole string, or end one and hold another: there are few, so they are tried.
+        # Tokens that contain a whole string, or end one and contain another: there are few, so they are
+        # tried.
         return found + self._failing(self._pieces.with_quotes(3 if begun else 2), row)
 
     def _failing(self, ids: Sequence[int], row: NDArray[np.float32]) -> list[int]:
@@ -215,7 +216,7 @@ class WatchedMatcher(GrammarMatcher):
 
 
 class SortedPieces:
-    """The bytes of the ids of a vocabulary, in order, so that those with one beginning are found at once."""
+    """Bytes of a vocabulary's ids in sorted order, so that those with a common prefix are found at once."""
 
     _made: ClassVar["WeakKeyDictionary[Vocabulary, SortedPieces]"] = WeakKeyDictionary()
 
@@ -237,7 +238,7 @@ class SortedPieces:
 
     def beginning_with(self, start: bytes) -> list[int]:
         first = bisect_left(self._sorted, start)
-        # The first text behind all that begin so: 0xff is in no UTF-8.
+        # The first text after all with this prefix: 0xff never occurs in UTF-8.
         last = bisect_left(self._sorted, start + b"\xff" * 8, lo=first)
         return self._order[first:last]
 

@@ -1,1 +1,1 @@
-"""The families, each in its own file or beside those that write as it does; a file ends with `DIALECTS`."""
+"""Dialect declarations: a module per family or group of similar families, each with a tuple `DIALECTS`."""

@@ -1,9 +1,9 @@
-"""Answers in blocks, each of which says what it is: reasoning, text or a call."""
+"""Dialects whose answers are blocks, each labelled as reasoning, text or a call."""
 
 from dragoman.dialects.declare import BlockCalls, Channels, Dialect, NamedCalls, ReasoningMarks, Section
 
 DIALECTS = (
-    # OpenAI's gpt-oss: blocks with a channel, and for calls a recipient.
+    # OpenAI's gpt-oss: blocks with a channel; calls also have a recipient.
     Dialect(
         name="harmony",
         models="gpt-oss",
@@ -46,7 +46,7 @@ DIALECTS = (
             written=("", "all\n{body}", "{name}\n{body}"),
         ),
     ),
-    # Typed blocks, each ended by the same marker.
+    # Typed blocks, all ended by the same marker.
     Dialect(
         name="inkling",
         models="Inkling",

@@ -1,4 +1,4 @@
-"""Cohere Command: a list of actions; text, reasoning and citations between markers."""
+"""Cohere Command: a list of actions; markers around text, reasoning and citations."""
 
 from dragoman.dialects.declare import ActionCalls, Dialect, JsonCalls, ReasoningMarks
 

@@ -1,4 +1,4 @@
-"""DeepSeek: sections of named calls with JSON, and from V3.2 on tags under the DSML prefix."""
+"""DeepSeek: sections of named calls with JSON arguments; from V3.2 on, tags with the DSML prefix."""
 
 from msgspec.structs import replace
 
@@ -17,7 +17,7 @@ FENCED = NamedCalls(
 
 
 def dsml(outer: str, space: str = "") -> TaggedCalls:
-    """`<｜DSML｜invoke name="f">`; the parameters state whether they are strings."""
+    """Declare `<｜DSML｜invoke name="f">` calls, whose parameters state whether they are strings."""
     tag, end = f"<｜DSML｜{space}", f"</｜DSML｜{space}"
     return TaggedCalls(
         section=Section(open=(f"{tag}{outer}>\n",), close=(f"{end}{outer}>",), required=True),

@@ -1,4 +1,4 @@
-"""Zhipu's GLM: the name, and then pairs of <arg_key> and <arg_value>; and those who took it over."""
+"""Zhipu's GLM and models with the same syntax: a name, then pairs of <arg_key> and <arg_value>."""
 
 from dragoman.dialects.declare import Dialect, ReasoningMarks, Section, TaggedCalls
 
@@ -6,7 +6,7 @@ from dragoman.dialects.declare import Dialect, ReasoningMarks, Section, TaggedCa
 def pairs(
     outer: str, layout: str = "\n", *, tag: str = "{}", after_name: str = "", section: Section | None = None
 ) -> TaggedCalls:
-    """`tag` is how a tag's name is written: `{}:opensource`, for example."""
+    """Declare GLM calls. `tag` is the format of a tag's name, such as `{}:opensource`."""
 
     def opened(name: str) -> str:
         return f"<{tag.format(name)}>"

@@ -1,4 +1,4 @@
-"""Calls as <invoke name="f"> with <parameter name="a"> in it, under many an outer tag."""
+"""Calls as <invoke name="f"> with <parameter name="a"> inside, in various outer tags."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Calls as JSON objects: between tags, in one list after a marker, or with no marker at all."""
+"""Calls as JSON objects: between tags, in a list after a marker, or without a marker."""
 
 from dragoman.dialects.declare import Dialect, JsonCalls, KeyedCalls, PythonObjects, ReasoningMarks
 
@@ -7,7 +7,7 @@ PLUGIN = "<|action_start|>{}<|plugin|>"
 THINK = ReasoningMarks(open=("<think>",), close=("</think>",))
 
 DIALECTS = (
-    # One object between tags: Hermes, Qwen and the many that write as they do.
+    # One object between tags: Hermes, Qwen and others with the same syntax.
     Dialect(
         name="hermes",
         models="Hermes 2 Pro and 3, Qwen2.5, Qwen3, QwQ, MiMo-VL, Bielik 3, Trinity",
@@ -93,7 +93,7 @@ DIALECTS = (
         calls=(JsonCalls(open=("<function_call> ",), between="\n", before="\n", whole=True),),
         aliases=("granite-20b-fc",),
     ),
-    # One object after a marker made of several tokens.
+    # One object after a marker of several tokens.
     Dialect(
         name="gigachat3",
         models="GigaChat 3 and 3.1",
@@ -120,7 +120,7 @@ DIALECTS = (
         ),
         aliases=("interns1",),
     ),
-    # Objects in one list, after a marker.
+    # A list of objects after a marker.
     Dialect(
         name="phi4_mini_json",
         models="Phi-4-mini",
@@ -197,7 +197,7 @@ DIALECTS = (
         calls=(KeyedCalls(open=("<|tools_prefix|>",), close=("<|tools_suffix|>",), list="must"),),
         aliases=("apertus2509",),
     ),
-    # JSON that no marker need announce.
+    # JSON without a required marker.
     Dialect(
         name="json",
         models="models without a syntax of their own",

@@ -1,4 +1,4 @@
-"""Moonshot's Kimi: K2 with ids that hold the name, K3 in blocks, and the older thinking models."""
+"""Moonshot's Kimi: K2 with call ids that contain the name, K3 with blocks, and the older thinking models."""
 
 from dragoman.dialects.declare import AttributedCalls, Dialect, NamedCalls, ReasoningMarks, Section
 

@@ -1,4 +1,4 @@
-"""Mistral: [TOOL_CALLS] and a list of objects, later names and [ARGS]; [THINK] in the reasoning models."""
+"""Mistral: [TOOL_CALLS] and a list of objects; later a name and [ARGS]; [THINK] in reasoning models."""
 
 from dragoman.dialects.declare import Dialect, JsonCalls, NamedCalls, ReasoningMarks
 

@@ -1,4 +1,4 @@
-"""Text and nothing else, and models that only reason."""
+"""Models that write only text, or only text and reasoning."""
 
 from dragoman.dialects.declare import Dialect, ReasoningMarks
 

@@ -1,4 +1,4 @@
-"""Calls as Python writes them, and Gemma's own way with braces."""
+"""Calls as Python function calls, and Gemma's syntax with braces."""
 
 from dragoman.dialects.declare import BraceCalls, Dialect, PythonCalls, ReasoningMarks
 

@@ -1,10 +1,10 @@
-"""Qwen3-Coder's tags, and those who took them over."""
+"""Qwen3-Coder's tags, and models with the same syntax."""
 
 from dragoman.dialects.declare import Dialect, ReasoningMarks, Section, TaggedCalls
 
 
 def tags(outer: str, layout: str = "\n") -> TaggedCalls:
-    """`<function=f>` with `<parameter=a>` in it; `layout` stands around values."""
+    """Declare `<function=f>` calls with `<parameter=a>` inside; `layout` is the whitespace around values."""
     return TaggedCalls(
         section=Section(open=(f"<{outer}>\n",), close=(f"\n</{outer}>",), each=True),
         before="\n",

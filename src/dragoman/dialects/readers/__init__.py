@@ -1,7 +1,7 @@
-"""The readers of calls, one for each way to write them.
+"""Parsers of calls, one per syntax.
 
-A reader begins after the opening marker. It returns True if the call was complete, and False if what is here
-is none or was cut short; what it did not say by then is given back as text by the machine.
+A reader starts after the opening marker. It returns True if the call is complete, and False if there is no
+call or it is cut short; the machine then rolls back what the reader did not emit and treats it as text.
 """
 
 import re
@@ -33,7 +33,7 @@ FENCE, FENCE_END = Marks(("```json",)), Marks(("```",))
 
 
 def find_shape(m: "Machine", meaning: Meaning) -> Wait[Calls | None]:
-    """Of the calls that the marker may lead to, the one whose beginning is here."""
+    """Return the syntax, among those the marker may lead to, whose beginning is here."""
     if meaning.action == "section":
         return (yield from _in_section(m, meaning))
     shapes = [shape for shape in meaning.shapes if _is_allowed(m, shape)]
@@ -49,7 +49,7 @@ def _is_allowed(m: "Machine", shape: Calls) -> bool:
 
 
 def _in_section(m: "Machine", meaning: Meaning) -> Wait[Calls | None]:
-    """After the opening of a section: the first call, or the end of an empty one."""
+    """Read the opening of a section: the first call's marker, or the end of an empty section."""
     following = yield from m.space()
     for shape in meaning.shapes:
         section = shape.section
@@ -86,9 +86,9 @@ def read_calls(machine: "Machine", shape: Calls) -> Wait[bool]:
 
 
 def read_mention(machine: "Machine", mark: str, meaning: Meaning, mention: str) -> Wait[None]:
-    """A call that reasoning seems only to be about, with all that is in it.
+    """Read a call that reasoning probably only mentions, with all its contents.
 
-    In the middle of a sentence it is a call if nothing follows it: then it is what the model ends with.
+    In the middle of a sentence it is a call only if nothing follows it, so that the model ended with it.
     """
     m = machine
     m.hold(len(mark))
@@ -116,9 +116,10 @@ def read_mention(machine: "Machine", mark: str, meaning: Meaning, mention: str) 
 
 
 def read_lone_calls(m: "Machine", shape: JsonCalls) -> Wait[None]:
-    """Calls that are the whole answer, without a marker: some models forget it, or write a fence instead.
+    """Read calls without a marker that are the whole answer: some models omit the marker, or write a fence
+    instead.
 
-    They must name declared tools. Nothing is said as long as it may come to that.
+    They must name declared tools. Nothing is emitted while this is still possible.
     """
     m.hold()
     m.open_part()
@@ -142,11 +143,13 @@ def read_lone_calls(m: "Machine", shape: JsonCalls) -> Wait[None]:
 
 
 def take_back(m: "Machine", meaning: Meaning, shape: Calls | None) -> None:
-    """No call follows a marker; if the end of the answer has cut it off, its special tokens are no text."""
+    """Roll back a marker without a call. If the end of the answer cut the call off, its special tokens are
+    not text.
+    """
     cut_off = m.ended and m.at == len(m.text)
     given = m.retract()
     if not given and not m.half:
-        # A bare call that failed at its first character: at least this one is read, as text.
+        # A bare call that failed at its first character: consume this character as text.
         m.at += len(meaning.core)
         given = meaning.core
     if cut_off:
@@ -158,7 +161,9 @@ def take_back(m: "Machine", meaning: Meaning, shape: Calls | None) -> None:
 
 
 def _without_structure(m: "Machine", given: str, shape: Calls | None) -> str:
-    """What is left of a call that was cut off: neither its special tokens nor the beginning of a name."""
+    """Return the text that is left of a truncated call, without its special tokens and without a partial
+    name.
+    """
     if not m.compiled.structure.search(given):
         return given
     said = _without_tags(m, given.removesuffix(m.tail), shape)
@@ -169,7 +174,9 @@ def _without_structure(m: "Machine", given: str, shape: Calls | None) -> str:
 
 
 def _without_markers(m: "Machine", given: str, meaning: Meaning) -> str:
-    """What follows is noise. Inside of a section its markers are none, nor are those that will close it."""
+    """Return the text after a marker without its markers: inside a section, its markers and closing markers
+    are not text.
+    """
     shape = meaning.shapes[0]
     closes = shape.section.close if shape.section else ()
     if meaning.action != "section" and not m.is_awaited(closes):
@@ -188,7 +195,7 @@ def _without_tags(m: "Machine", given: str, shape: Calls | None) -> str:
 
 
 def fits(shape: Calls, following: str) -> bool:
-    """Whether a call of this shape may begin with this character."""
+    """Whether a call of this syntax may begin with this character."""
     if isinstance(shape, JsonCalls):
         return following == "{" or (following == "[" and shape.list != "never")
     if isinstance(shape, PythonCalls):

@@ -1,4 +1,4 @@
-"""Calls with JSON arguments: `{"name": "f", "arguments": {...}}`, or a name and an object after it."""
+"""Calls with JSON arguments: `{"name": "f", "arguments": {...}}`, or a name followed by an object."""
 
 import json
 import re
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from dragoman.dialects.machine import Machine
 
 BARE_KEYS = frozenset({"type", "id", "index"})
-"""Keys that a call without a marker may also have. With any other, the object is no call."""
+"""Further keys that a call without a marker may have. With any other key the object is not a call."""
 FRAME = re.compile(r'"(?:id|index)": (?:"[\w.:\-]{0,64}"|\d{1,9}|null)\s*|"type": "function"\s*', re.ASCII)
-"""Members that belong to the frame of a call, and are told nowhere. All others that it has are text."""
+"""Members that belong to the frame of a call and are not emitted. All other unknown members become text."""
 NO_ARGUMENTS = "{}"
 
 
@@ -43,14 +43,14 @@ def read_json_calls(m: "Machine", shape: JsonCalls) -> Wait[bool]:
         if not complete:
             if m.calls == first or shape.whole or not reader.over:
                 return False
-            # A whole object that is no call, after one that is: it spoils only itself.
+            # A whole object that is not a call, after one that is: only this object becomes text.
             m.sink(m.retract())
         if not (yield from _another(m, shape, listed)):
             return True
 
 
 def _another(m: "Machine", shape: JsonCalls, listed: bool) -> Wait[bool]:
-    """Whether a further object follows. What stands between two is layout."""
+    """Return whether a further object follows. Layout between two objects is skipped."""
     if not listed and not shape.several:
         return False
     m.hold()
@@ -69,7 +69,7 @@ def _another(m: "Machine", shape: JsonCalls, listed: bool) -> Wait[bool]:
 
 
 class _ObjectReader:
-    """One object. Its keys may come in any order, so arguments may have to wait for the name."""
+    """Parser of one object. Keys may come in any order, so arguments may have to wait for the name."""
 
     def __init__(self, machine: "Machine", shape: JsonCalls) -> None:
         self.m = machine
@@ -133,15 +133,15 @@ class _ObjectReader:
         return complete
 
     def _leave_twin(self, key: str, value: str | None) -> None:
-        """Of two members with the same key the last one counts."""
+        """Set aside the earlier of two members with the same key: the last one counts."""
         self.m.leave("" if value is None else f'"{key}": {quote_json(value)}')
 
     def _arguments(self, following: str) -> Wait[bool]:
-        """An object. What it begins with must be JSON before anything is said of it."""
+        """Read the arguments, an object. It must begin as JSON before anything of it is emitted."""
         if following == "n" and not self.shape.needs_arguments:
             return (yield from self._null())
         if not following and self.name is not None and self.shape.open:
-            # The end cuts it off here: the name is certain, and nothing of the arguments was written.
+            # The answer ends here: the name is certain, and no arguments were written.
             self._open()
         if following != "{":
             return False
@@ -164,7 +164,7 @@ class _ObjectReader:
         return (yield from self._container(sink, depth=1))
 
     def _null(self) -> Wait[bool]:
-        """`null` is said by some who mean no arguments."""
+        """Read `null`, which some models write for no arguments."""
         parts: list[str] = []
         return (yield from self._value(parts.append)) and "".join(parts).strip() == "null"
 
@@ -174,7 +174,7 @@ class _ObjectReader:
 
     @property
     def spared(self) -> str:
-        """The arguments of a call that is none, if it has any."""
+        """Arguments of a call that means "no call", if there are any."""
         said = "".join(self.unsaid)
         return "" if said.strip() == NO_ARGUMENTS else said
 
@@ -205,7 +205,7 @@ class _ObjectReader:
     # Values
 
     def _string(self) -> Wait[str | None]:
-        """A whole string; None if there is none."""
+        """Read a whole string; return None if there is none."""
         m, parts = self.m, ['"']
         quote = yield from m.peek()
         if self.in_python and quote in ("'", '"') and quote:
@@ -226,7 +226,7 @@ class _ObjectReader:
         return whole_characters(decoded)
 
     def _value(self, sink: Sink) -> Wait[bool]:
-        """Any value, as it stands; Python's become JSON."""
+        """Read any value unchanged; Python literals become JSON."""
         m = self.m
         if self.in_python:
             return (yield from read_literal(m, sink, PYTHON))
@@ -250,7 +250,7 @@ class _ObjectReader:
 
 # `<open>NAME<then>{...}<close>`: the name outside, the arguments as a JSON object
 
-# Lone surrogates stand for special tokens, and none of them is part of a name or an id.
+# Lone surrogates stand for special tokens and are never part of a name or an id.
 NAME = re.compile("\\s*[^\\s<>{}\\[\\]\"'\ud800-\udfff]*\\s*")
 KIMI_ID = re.compile(r"(?:functions\.)?(.+):(\d+)", re.DOTALL)
 
@@ -272,7 +272,7 @@ def read_named_call(m: "Machine", shape: NamedCalls) -> Wait[bool]:
 
 
 def _name(m: "Machine", shape: NamedCalls) -> Wait[tuple[str, str | None] | None]:
-    """The name and the id, if one is written."""
+    """Read the name, and the id if one is written."""
     id_: str | None = None
     if shape.id_first:
         id_, found = yield from m.collect(marks_of((shape.id_first,)), NAME)
@@ -291,7 +291,9 @@ def _name(m: "Machine", shape: NamedCalls) -> Wait[tuple[str, str | None] | None
 
 
 def _kimi(id_: str, m: "Machine", shape: NamedCalls) -> tuple[str, str | None] | None:
-    """`functions.NAME:0` is the id, and holds the name. Without a number it is one if a tool has it."""
+    """Split `functions.NAME:0`, which is an id that contains the name. Without a number it must be a tool's
+    name.
+    """
     if found := KIMI_ID.fullmatch(id_):
         return found.group(1), id_
     name = id_.removeprefix(shape.prefixed)

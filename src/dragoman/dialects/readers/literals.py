@@ -1,6 +1,6 @@
-"""Python's literals, and Gemma's, written over as JSON while they are read. Nothing is ever evaluated.
+"""Python's and Gemma's literals, converted to JSON while they are read. Nothing is evaluated.
 
-Nesting is kept on a list, not on the stack: depth costs nothing and cannot be attacked.
+Nesting is kept in a list, not on the stack, so deep nesting is cheap and safe.
 """
 
 import json
@@ -25,7 +25,7 @@ PARENTHESIS, EQUALS, BRACE = Marks(("(",)), Marks(("=",)), Marks(("{",))
 KEY_END, NO_MARKS = Marks((":", ",", "}")), Marks(())
 HEXADECIMAL = re.compile(r"[0-9a-fA-F]")
 VALUE_START = re.compile(r"[\w\"'\[{(\-+.]")
-# Nothing is given back once it is taken (++), so that a long word costs no more than its length.
+# Possessive quantifiers (++) do not backtrack, so a long word costs only its length.
 NUMBERISH = re.compile(
     r"[+-]?(?:0[xX][0-9a-fA-F_]++|0[oO][0-7_]++|0[bB][01_]++|[0-9_]*+\.?[0-9_]*+(?:[eE][+-]?[0-9]++)?)"
 )
@@ -36,13 +36,13 @@ PLACELESS = ArgumentPlace(None, {})
 
 
 class QuoteStyle(Struct, frozen=True):
-    """How strings are quote_json, and what ends a bare word."""
+    """How strings are quoted, and what ends a bare word."""
 
     quotes: tuple[str, ...]
     word_end: Marks
     escapes: bool
     any_word: bool = True
-    """A bare word that means nothing is text."""
+    """Whether a bare word that is not a literal is text."""
 
 
 PYTHON = QuoteStyle(("'", '"'), Marks(" \n\t\r,[](){}:'\"="), escapes=True)
@@ -60,21 +60,21 @@ class _Level(Struct):
     is_object: bool
     place: ArgumentPlace
     item: ArgumentPlace
-    """The place of what comes next in it."""
+    """Schema of the next item."""
     at_key: bool
     empty: bool = True
     full: bool = False
-    """An item is complete, and a comma or the end must follow."""
+    """Whether an item is complete, so a comma or the end must follow."""
 
     def may_be_followed_by(self, character: str) -> bool:
-        """`{"a": }`, `[1}` and `[1 2]` are no literals."""
+        """Whether the character may follow: `{"a": }`, `[1}` and `[1 2]` are not literals."""
         if character in "]})":
             return self.at_key and character == "}" if self.is_object else character != "}"
         return not self.full if character != "," else self.at_key or not self.is_object
 
 
 def read_python_calls(m: "Machine", shape: PythonCalls) -> Wait[bool]:
-    """`[f(a=1), g()]`; without brackets calls follow each other on lines."""
+    """Read `[f(a=1), g()]`; without brackets, calls are on successive lines."""
     following = yield from m.space()
     bracket = following == "[" and shape.brackets
     if bracket:
@@ -120,7 +120,7 @@ def _python_call(m: "Machine", shape: PythonCalls) -> Wait[bool]:
         following = (yield from m.space()) if found else ""
         if not following or not VALUE_START.match(following) or not key.strip():
             if m.ended and m.at == len(m.text) and (opened or shape.open):
-                # The end cuts it off here: the name is certain, and the key is as far as it goes.
+                # The answer ends here: the name is certain, and the key is incomplete.
                 if not opened:
                     m.open_call(name.strip(), None, shape)
                 m.arguments(f'{lead}"{escape_json(key.strip())}' if key.strip() else lead.rstrip(", "))
@@ -137,7 +137,7 @@ def _python_call(m: "Machine", shape: PythonCalls) -> Wait[bool]:
 
 
 def read_brace_call(m: "Machine", shape: BraceCalls) -> Wait[bool]:
-    """`f{a:1}`"""
+    """Read `f{a:1}`."""
     name, found = yield from m.collect(BRACE, NAME)
     if not found or not name.strip():
         return False
@@ -154,7 +154,7 @@ def read_brace_call(m: "Machine", shape: BraceCalls) -> Wait[bool]:
 def read_literal(
     m: Scanner, sink: Sink, style: QuoteStyle, place: ArgumentPlace = PLACELESS, stops: Marks = NO_MARKS
 ) -> Wait[bool]:
-    """One value, written to the sink as JSON. False if it ended before its time."""
+    """Read one value and write it to the sink as JSON. Return False if the text ends before the value."""
     levels: list[_Level] = []
     quotes = Marks(style.quotes)
     while True:
@@ -229,7 +229,7 @@ def _scalar(m: Scanner, sink: Sink, style: QuoteStyle, place: ArgumentPlace, quo
 
 
 def _word(word: str) -> str:
-    """A bare word of Python as JSON; what is no literal stays as text."""
+    """Convert a bare word of Python to JSON; a word that is not a literal becomes a string."""
     if word in WORDS:
         return WORDS[word]
     if NUMBER.fullmatch(word):
@@ -243,7 +243,7 @@ def _word(word: str) -> str:
 
 
 def read_string(m: Scanner, sink: Sink, style: QuoteStyle) -> Wait[bool]:
-    """A string with its quotes, as a JSON string."""
+    """Read a string with its quotes, as a JSON string."""
     quote = yield from m.match(Marks(style.quotes))
     ends = Marks((quote, "\\") if style.escapes else (quote,))
     pieces = m.escaping(sink)
@@ -259,7 +259,7 @@ def read_string(m: Scanner, sink: Sink, style: QuoteStyle) -> Wait[bool]:
 
 
 def _escape(m: Scanner) -> Wait[str]:
-    """What follows a backslash, as it is written in a JSON string."""
+    """Read what follows a backslash; return it as written in a JSON string."""
     character = yield from m.peek()
     m.at += len(character)
     if character not in CODES:
@@ -270,12 +270,12 @@ def _escape(m: Scanner) -> Wait[str]:
         m.at += 1
     if len(digits) < CODES[character] or int(digits, 16) > 0x10FFFF:
         return escape_json("\\" + character + digits)
-    # Halves of a surrogate pair come one after the other; JSON writes them the same way.
+    # The halves of a surrogate pair come one after the other; JSON writes them the same way.
     return "\\u" + digits if character == "u" else escape_json(chr(int(digits, 16)))
 
 
 def python_as_json(text: str) -> str | None:
-    """`{'a': True}` as JSON; None if it is no literal."""
+    """Convert `{'a': True}` to JSON; return None if the text is not a literal."""
     scanner, parts = Scanner(), list[str]()
     scanner.append(text)
     scanner.ended = True

@@ -1,4 +1,6 @@
-"""A name and then arguments between tags, or in a tree of tags. Their types are in the tool's schema."""
+"""Calls with a name and arguments in tags, or in a tree of tags. Argument types come
+from the tool's schema.
+"""
 
 import re
 from functools import lru_cache
@@ -15,22 +17,22 @@ from dragoman.dialects.schema import ArgumentPlace, escape_json, quote_json
 if TYPE_CHECKING:
     from dragoman.dialects.machine import Machine
 
-# Lone surrogates stand for special tokens, and none of them is part of a name.
+# Lone surrogates stand for special tokens and are never part of a name.
 NAME = re.compile("\\s*[^\\s<>{}\\[\\]\ud800-\udfff]*\\s*")
 ATTRIBUTE = re.compile("[^\\s<>\ud800-\udfff]*")
 QUOTED = re.compile('(?:[^\\s"\ud800-\udfff][^"\\n\ud800-\udfff]*)?')
-"""A name between quotes of its own may have anything in it."""
+"""A quoted name may contain anything else."""
 KEY = re.compile("[^<>\\n\ud800-\udfff]*")
 KEY_LIKE = re.compile(r"[\w.\-]+")
 REST = re.compile("[^<>\\n\ud800-\udfff]*")
 INDEX = re.compile(r'\s*(?:i(?:n(?:d(?:e(?:x(?:=(?:"\d*"?)?)?)?)?)?)?)?\s*', re.ASCII)
-"""The rest of a name's tag, or its beginning. Anything else that stands there is text."""
+"""The rest of a name's tag, or a prefix of it. Anything else there is text."""
 TYPES = {
     "string": ("true", "false"),
     "name": ("string", "number", "integer", "boolean", "object", "array", "null"),
 }
 TAGS = ("<", *map(chr, range(0xD800, 0xE000)))
-"""What the marker begins with where it is unlike anything in a value; special tokens are lone surrogates."""
+"""First characters of markers that cannot occur in a value; lone surrogates are special tokens."""
 CDATA, CDATA_END = Marks(("<![CDATA[",)), Marks(("]]>",))
 
 
@@ -48,9 +50,9 @@ class TagReader:
         self.attributes = shape.rest if isinstance(shape, AttributedCalls) else ""
         self.place = ArgumentPlace(None, {})
         self.given: set[str] = set()
-        """The keys that were written."""
+        """Keys read so far."""
         self.ahead: tuple[str, str] | None = None
-        """A key that was met before the value before it was closed, and what ends it."""
+        """A key that came before the previous value was closed, and the marker after it."""
         self.lead = "{"
         self.closed = False
         self.keys = marks_of(shape.key)
@@ -59,7 +61,7 @@ class TagReader:
         self.goes_on = marks_of(shape.key, shape.close, shape.section.close if shape.section else ())
 
     def head(self) -> Wait[bool]:
-        """The name. What ends it may already be the first argument, or the end."""
+        """Read the name. It may be ended by the first argument or by the end of the call."""
         m, shape = self.m, self.shape
         quote = shape.then[0].startswith('"')
         ends = marks_of(shape.then, shape.empty, shape.key, shape.close)
@@ -86,7 +88,7 @@ class TagReader:
         return True
 
     def _goes_on(self) -> Wait[bool]:
-        """Whether what follows the name belongs to a call: else it was a tag that prose quotes."""
+        """Whether the text after the name belongs to a call; if not, prose quotes a tag."""
         if self.closed:
             return True
         following = yield from self.m.space()
@@ -95,7 +97,7 @@ class TagReader:
         return not self.attributes and self._cut_short()
 
     def _cut_short(self) -> bool:
-        """The text ended here, or within the next tag."""
+        """Whether the text ends here or within the next tag."""
         m = self.m
         return m.ended and any(mark.startswith(m.text[m.at :]) for mark in self.goes_on.all)
 
@@ -122,8 +124,8 @@ class TagReader:
                 break
             found = yield from m.match(self.keys)
             if not found:
-                # The end, or something that is no argument: the call is over, and complete enough
-                # only if nothing but its own closing is missing.
+                # The end, or text that is not an argument: the call is over. It is complete only if nothing
+                # but its own closing marker is missing.
                 if not self._cut_short():
                     break
                 return self._cut_off()
@@ -134,7 +136,7 @@ class TagReader:
         return True
 
     def _cut_off(self) -> bool:
-        """The text ended between two arguments: what there is stays as it is, and half a tag is no text."""
+        """The text ended between two arguments: keep them unchanged and drop the incomplete tag."""
         self.m.at = len(self.m.text)
         if not self.shape.open_end:
             return self._break_off()
@@ -142,7 +144,9 @@ class TagReader:
         return True
 
     def _break_off(self, tag: str = "", key: str | None = None) -> bool:
-        """A key without a value. Where the text ends, the arguments end with it; else the tag is text."""
+        """Handle a key without a value. At the end of the text the arguments end with it; otherwise the tag
+        is text.
+        """
         m = self.m
         if key is not None and m.ended and m.at == len(m.text):
             m.arguments(f'{self.lead}"{escape_json(key)}')
@@ -153,7 +157,9 @@ class TagReader:
         return False
 
     def _without_value(self, key: str) -> bool:
-        """A key that no value follows is no argument; if it is the end that cut it off, so is half a tag."""
+        """Set aside a key without a value: it is not an argument. At the end of the text an incomplete tag is
+        dropped.
+        """
         m = self.m
         if m.ended and self.shape.value.startswith(m.text[m.at :]):
             m.at = len(m.text)
@@ -212,13 +218,15 @@ class TagReader:
         return complete
 
     def _is_text(self, place: ArgumentPlace, stated: str) -> bool:
-        """Known to be a string before it is read, so that it can be said as it comes."""
+        """Whether the value is certainly a string, so that it can be emitted as it comes."""
         if stated:
             return stated == ("true" if self.shape.types == "string" else "string")
         return place.is_text or (not place.types and self.shape.untyped == "text")
 
     def _until_end(self, text: bool, parts: list[str]) -> Wait[bool]:
-        """Up to the closing tag. One that neither an argument nor the end of the call follows is text."""
+        """Read a value up to its closing tag. A closing tag that neither an argument nor the end of the call
+        follows is part of the value.
+        """
         m = self.m
         sink = m.string_arguments if text else parts.append
         ends, keys, closes = self.ends
@@ -239,7 +247,9 @@ class TagReader:
             sink(read)
 
     def _next_key(self, tag: str) -> Wait[str]:
-        """The closing tag is missing before the next key. What was read, if it is no such key."""
+        """Read a key where the closing tag of the value is missing. Return the text
+        read if it is not a key.
+        """
         key, found = yield from self.m.collect(_marks_before(self.shape.key_end), KEY)
         name = unescape(key) if self.attributes else key
         if not found or name in self.given or not self._expects(name, tag):
@@ -248,14 +258,16 @@ class TagReader:
         return ""
 
     def _expects(self, key: str, tag: str) -> bool:
-        """Whether the tool has such an argument. If nobody knows, one that begins a line is as good."""
+        """Whether the tool has such an argument. Without a schema, a key at the
+        beginning of a line counts.
+        """
         if self.place.has_properties:
             return self.place.has(key)
         return tag.startswith("\n") and KEY_LIKE.fullmatch(key) is not None
 
     def _end_of_all(self, close: str) -> Wait[str]:
-        """The closing tag is missing before the end of the call, with which the answer ends. What was read,
-        if it does not.
+        """Read the end of the call where the value's closing tag is missing: it must end the answer. Return
+        the text read if it does not.
         """
         m, section = self.m, self.shape.section
         read = close + (yield from m.blank())
@@ -279,28 +291,30 @@ class TagReader:
 
 @lru_cache(maxsize=1024)
 def _trail(spellings: Spellings, found: str) -> str:
-    """The layout that belongs after a marker."""
+    """Return the layout that belongs after a marker."""
     return variants(spellings).get(found, ("", ""))[1]
 
 
 @lru_cache(maxsize=1024)
 def _marks_before(spellings: Spellings) -> Marks:
-    """Markers together with the layout before them, which is no part of what they end."""
+    """Return markers with the layout before them, which is not part of the text they end."""
     return Marks(variants(spellings))
 
 
 @lru_cache(maxsize=1024)
 def _type_names(types: str) -> re.Pattern[str]:
-    """Takes the types that may be stated, and every beginning of them."""
+    """Return a pattern of the type names and all their prefixes."""
     beginnings = {name[:size] for name in TYPES[types] for size in range(len(name) + 1)}
     return re.compile("|".join(sorted(beginnings, key=len, reverse=True)))
 
 
 @lru_cache(maxsize=1024)
 def _ends_of_value(shape: TaggedCalls) -> tuple[Marks, frozenset[str], frozenset[str]]:
-    """All that may end a value; of it the keys and the ends of calls, before which its own end is missing."""
+    """Return all markers that may end a value; among them the keys and call ends, if the value's own end is
+    missing.
+    """
     end = shape.value_end[0]
-    # Where it is missing, the space around it is still no part of the value.
+    # If it is missing, the whitespace around it still does not belong to the value.
     layout = end[: len(end) - len(end.lstrip())] or end[len(end.rstrip()) :]
     tags = TAGS if end.strip() else ()
     ends = variants(shape.value_end)
@@ -311,7 +325,7 @@ def _ends_of_value(shape: TaggedCalls) -> tuple[Marks, frozenset[str], frozenset
     return Marks({*ends, *keys, *closes}), keys, closes
 
 
-# A tree of tags: `<tags><item>a</item></tags>`, each tag after a marker of its own
+# A tree of tags: `<tags><item>a</item></tags>`, each tag after a marker
 
 TAG_NAME = re.compile(r"[^\s<>]*")
 TAG = re.compile(r"<?/?[^<>]*")
@@ -327,7 +341,7 @@ class TagNode(Struct):
 
 
 def read_tree_call(m: "Machine", shape: TreeCalls) -> Wait[bool]:
-    """The whole tree is read before anything is said: a wrong closing tag makes all of it text."""
+    """Read the whole tree before anything is emitted: a wrong closing tag makes all of it text."""
     name, found = yield from m.collect(marks_of(shape.then), TAG_NAME)
     if not found or not name:
         return False
@@ -341,7 +355,7 @@ def read_tree_call(m: "Machine", shape: TreeCalls) -> Wait[bool]:
 
 
 def _tree(m: "Machine", shape: TreeCalls, root: TagNode) -> Wait[TagNode | None]:
-    """Everything up to the closing tag of the call, which is left to be read."""
+    """Read everything up to the closing tag of the call, which is not consumed."""
     path, lead = [root], Marks((shape.lead,))
     while len(path) <= MOST_LEVELS:
         if len(path) == 1:
@@ -354,7 +368,7 @@ def _tree(m: "Machine", shape: TreeCalls, root: TagNode) -> Wait[TagNode | None]
         if not found or not tag.startswith("<"):
             return None
         if path[-1].children or not tag.startswith("</"):
-            # Text beside tags is nothing that an argument can hold.
+            # An argument cannot hold text beside tags.
             if any(map(str.strip, path[-1].texts)):
                 return None
             path[-1].texts.clear()
