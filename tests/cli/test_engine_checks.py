@@ -90,7 +90,7 @@ def slow_step(job: Job, id_: int, finish: FinishReason | None) -> Step:
 CASES: dict[str, tuple[str, Callable[[Engine], None], str]] = {
     "no card": ("card", put("card", {"name": "m"}), "not a dragoman.ModelCard"),
     "no room": ("card", card(max_model_len=1), "max_model_len is 1"),
-    "unknown field": ("card", card(unsupported=frozenset({"top_q"})), "no field: top_q"),
+    "unknown field": ("card", card(unsupported=frozenset({"top_q"})), "unknown fields: top_q"),
     "no pieces": ("tokenizer", drop_encode, "no pieces"),
     "text pieces": ("tokenizer", put("pieces", ["a"] * 300, "tokenizer"), "not bytes"),
     "far end": ("tokenizer", put("end_ids", frozenset({999}), "tokenizer"), "hold 999, which is not"),

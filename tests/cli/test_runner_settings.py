@@ -135,5 +135,5 @@ def test_the_banner_has_the_projector(tmp_path: Path) -> None:
     engine.close()
     told = banner(engine.card, Settings(), "http://x", Paint(io.StringIO()))
     assert "projector mmproj-plain.gguf" in told
-    assert "which alone takes a projector" in told
+    assert "required by the projector" in told
     assert engine.card.modalities == {"image"}

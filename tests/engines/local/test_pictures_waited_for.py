@@ -121,7 +121,7 @@ def test_a_picture_that_cannot_be_encoded_fails_who_wants_it_alone(
 
     monkeypatch.setattr(viewer.pictures.projector, "encode", fail)
     job = viewer.job(viewer.make(1), "a")
-    with pytest.raises(EngineFailed, match="could not look") as told:
+    with pytest.raises(EngineFailed, match="failed to encode") as told:
         viewer.ask(job)
     assert "library" not in told.value.message
     # It is tried anew.
@@ -212,7 +212,7 @@ def test_ids_that_do_not_stand_for_the_picture(viewer: Viewer) -> None:
     media = as_media(viewer.make(1))
     sampling = Sampling(max_tokens=1)
     job = Job(id="a", prompt=(3, 4, 5), sampling=sampling, media=(MediaSpan(media, 0, 3),))
-    with pytest.raises(BadRequest, match="stand for its pictures"):
+    with pytest.raises(BadRequest, match="represent its images"):
         viewer.ask(job)
 
 

@@ -189,7 +189,7 @@ def test_what_is_quantized_otherwise_is_told(told: dict[str, Any]) -> None:
 
 def test_they_are_for_this_runner_alone(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "m.gguf")
-    with pytest.raises(SettingsError, match="`weights` is for the runner torch"):
+    with pytest.raises(SettingsError, match="`weights` is only for the runner torch"):
         LocalEngine.open(path, replace(OPTIONS, runner="llamacpp", weights="int8"))
     with closing(LocalEngine.open(path, replace(OPTIONS, context=64, weights="int8"))) as engine:
         assert "int8" in engine.card.details["runner"]
