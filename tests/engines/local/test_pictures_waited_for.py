@@ -253,7 +253,7 @@ def test_a_projector_of_another_model(tmp_path: Path) -> None:
     model = write_tiny(tmp_path / "model.gguf")
     error = open_error(model, mmproj=str(write_projector(tmp_path / "other.gguf", "plain", width=64)))
     assert isinstance(error, ModelFileError)
-    assert "Is it the projector of model.gguf?" in error.message
+    assert "Check that it belongs to model.gguf" in error.message
 
 
 def test_a_model_is_no_projector(tmp_path: Path) -> None:

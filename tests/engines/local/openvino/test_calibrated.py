@@ -116,8 +116,8 @@ def test_what_the_library_itself_takes_is_no_reason_against_it() -> None:
 def test_both_figures_are_told() -> None:
     openvino = other(one=0.5, many=4.0, memory=2.0, prompt=3.0)
     assert decide(Measurements(8, LLAMA, openvino), openvino, 1).why == (
-        "llama.cpp, selected for one client: decodes 100 tokens/s for one, 200 for 8, prefills 300, takes 5,000"
-        " MB; OpenVINO 50, 800, 900, 10,000 MB (--runner openvino)"
+        "llama.cpp, selected for one client: decodes 100 tokens/s for one, 200 for 8, prefills 300, takes"
+        " 5,000 MB; OpenVINO 50, 800, 900, 10,000 MB (--runner openvino)"
     )
 
 
