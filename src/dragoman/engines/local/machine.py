@@ -266,7 +266,7 @@ def check_memory(needed: int, what: str) -> None:
     free = free_memory()
     if needed > free:
         raise SettingsError(
-            f"{what} need {needed / (1 << 30):.1f} GiB for the KV cache, and {free / (1 << 30):.1f} GiB"
+            f"{what} would take {needed / (1 << 30):.1f} GiB for the KV cache, and {free / (1 << 30):.1f} GiB"
             " are free; set fewer `slots`, a shorter `context`, or `kv_cache` to int8.",
             param="context",
         )

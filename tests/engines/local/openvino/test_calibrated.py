@@ -232,7 +232,7 @@ def test_without_memory_for_it_openvino_is_not_taken(
     processes = asked(LLAMA, other(one=2.0))
     assert choice_for(model, OPTIONS).runner == "openvino"
     monkeypatch.setattr(machine, "free_memory", lambda: 4000 * MB)
-    assert "needs 5,000 MB, and 4,000 MB are free" in choice_for(model, OPTIONS).why
+    assert "needs 5,000 MB and only 4,000 MB are free" in choice_for(model, OPTIONS).why
     monkeypatch.setattr(machine, "free_memory", lambda: 1 * MB)
     assert "too little free memory" in choice_for(model, replace(OPTIONS, threads=2)).why
     assert len(processes.orders) == 2
