@@ -242,7 +242,7 @@ def test_a_tokenizer_that_gives_nonsense_later(caplog: pytest.LogCaptureFixture)
     with background(engine) as url:
         assert ask(url, "odd").json()["error"]["code"] == "engine_failed"
         goes_on(engine, url)
-    assert "Odd broke its protocol: the ids that encode gives hold -1" in caplog.text
+    assert "Odd violated its protocol: the ids that encode gives hold -1" in caplog.text
 
 
 # Vectors, scores and what else is asked

@@ -90,7 +90,7 @@ def slow_step(job: Job, id_: int, finish: FinishReason | None) -> Step:
 CASES: dict[str, tuple[str, Callable[[Engine], None], str]] = {
     "no card": ("card", put("card", {"name": "m"}), "not a dragoman.ModelCard"),
     "no room": ("card", card(max_model_len=1), "max_model_len is 1"),
-    "unknown field": ("card", card(unsupported=frozenset({"top_q"})), "no field: top_q"),
+    "unknown field": ("card", card(unsupported=frozenset({"top_q"})), "unknown fields: top_q"),
     "no pieces": ("tokenizer", drop_encode, "no pieces"),
     "text pieces": ("tokenizer", put("pieces", ["a"] * 300, "tokenizer"), "not bytes"),
     "far end": ("tokenizer", put("end_ids", frozenset({999}), "tokenizer"), "hold 999, which is not"),
@@ -109,7 +109,7 @@ CASES: dict[str, tuple[str, Callable[[Engine], None], str]] = {
     "too long": ("generate", put("ids", [65] * 9), "9 tokens came"),
     "late step": ("generate", put("late", [Step([1])]), "after the one with a finish"),
     "no step": ("generate", put("step", lambda job, id_, finish: {"ids": [id_]}), "gave a dict"),
-    "no logprobs": ("logprobs", put("step", silent_step), "not one for each"),
+    "no logprobs": ("logprobs", put("step", silent_step), "not have one for each"),
 }  # fmt: skip
 
 
@@ -136,7 +136,7 @@ def test_an_engine_that_hangs_is_found_out(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_failure_is_told_by_its_message() -> None:
-    assert "this job fails" in found(ScriptedEngine(say("hello", fault="exception")))["generate"]
+    assert "this job fail" in found(ScriptedEngine(say("hello", fault="exception")))["generate"]
 
 
 def test_a_cancel_that_does_not_stop() -> None:
@@ -177,7 +177,7 @@ def test_vectors_that_are_none() -> None:
         async def embed(self, prompts: Any) -> Any:
             return [[float("nan")] for _ in prompts]
 
-    assert "a number that is none" in found(Vectors(say("hi")))["vectors"]
+    assert "not finite" in found(Vectors(say("hi")))["vectors"]
 
 
 def test_nothing_is_left_running() -> None:
@@ -225,7 +225,7 @@ def test_pictures_that_are_taken_for_one_another_are_found() -> None:
 def test_modalities_without_a_place_are_found() -> None:
     engine = Engine()
     engine.card = ModelCard(name="m", max_model_len=64, modalities=frozenset({"image"}))
-    assert "no place" in found(engine)["card"]
+    assert "no method `place`" in found(engine)["card"]
 
 
 def test_ids_that_place_makes_up_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

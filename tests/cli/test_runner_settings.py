@@ -67,7 +67,7 @@ def test_bfloat16_that_the_cpu_has_not_is_an_error_before_the_model_is_read(
 def test_a_context_longer_than_the_models_is_an_error() -> None:
     check_context(8192, 8192)
     check_context(10**6, 0)  # a file that does not say
-    with pytest.raises(SettingsError, match="made for 8192 tokens; set 8192 or less"):
+    with pytest.raises(SettingsError, match="trained for 8192 tokens; set 8192 or less"):
         check_context(8193, 8192)
 
 
@@ -135,5 +135,5 @@ def test_the_banner_has_the_projector(tmp_path: Path) -> None:
     engine.close()
     told = banner(engine.card, Settings(), "http://x", Paint(io.StringIO()))
     assert "projector mmproj-plain.gguf" in told
-    assert "which alone takes a projector" in told
+    assert "required by the projector" in told
     assert engine.card.modalities == {"image"}

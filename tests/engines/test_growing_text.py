@@ -58,5 +58,5 @@ def test_a_stop_string_that_is_taken_back_changes_nothing() -> None:
 
 
 def test_texts_that_are_neither_are_an_error() -> None:
-    with pytest.raises(EngineFailed, match="do not go on"):
+    with pytest.raises(EngineFailed, match="do not extend each other"):
         heard(["Hello", "Hello there", "Bye"], Growth())

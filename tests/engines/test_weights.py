@@ -116,7 +116,7 @@ def test_a_full_disk(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(weights, "_unpack", full)
-    with pytest.raises(ModelFileError, match="no room"):
+    with pytest.raises(ModelFileError, match="No space left"):
         weights.default_model(small)
 
 

@@ -218,7 +218,7 @@ def test_an_engine_that_is_one_of_the_protocol_stays_as_it_is() -> None:
     made: Engine = as_engine(engine, model_name="other", max_model_len=9)
     assert made is engine
     assert (made.card.name, made.card.max_model_len) == ("other", 9)
-    with pytest.raises(SettingsError, match="tokenizer of its own"):
+    with pytest.raises(SettingsError, match="its own tokenizer"):
         as_engine(engine, tokenizer=TemplateTokenizer())
 
 

@@ -107,7 +107,7 @@ def test_a_split_file_counts_whole(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_the_headers_of_all_parts_are_checked(tmp_path: Path) -> None:
     parts = write_split(tmp_path / "m.gguf")
-    with pytest.raises(ModelFileError, match="name the first, m-00001-of"):
+    with pytest.raises(ModelFileError, match="pass the first, m-00001-of"):
         Model(parts[1])
     parts[-1].write_bytes(b"GGUF" + bytes([3, 0, 0, 0]) + b"\xff" * 64)
     with pytest.raises(ModelFileError, match="too short for its number of metadata"):

@@ -1,1 +1,1 @@
-"""Engines and the protocol they share."""
+"""Engines and the engine protocol."""

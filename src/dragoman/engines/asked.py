@@ -1,6 +1,7 @@
-"""What an engine is asked that is no job: to open, to close, to pause, or for what a method of it gives.
+"""Engine calls that are not jobs: open, close, pause, and other methods.
 
-Whatever it raises, what comes out is one of our errors; and nobody waits for what may never end.
+Every exception becomes a DragomanError, and no call waits without a limit for an engine that may never
+return.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ logger = logging.getLogger("dragoman.engine")
 
 
 async def ask_engine(engine: Engine, method: str, *args: Any) -> Any:
-    """`await engine.method(*args)`."""
+    """`await engine.method(*args)`, with any exception turned into a DragomanError."""
     try:
         return await getattr(engine, method)(*args)
     except DragomanError:
@@ -36,30 +37,30 @@ async def ask_engine(engine: Engine, method: str, *args: Any) -> Any:
         if is_interrupt(error):
             raise
         logger.error("The engine %s failed in %s", type(engine).__name__, method, exc_info=error)
-    raise EngineFailed("The engine failed at what it was asked; the server's log says why.")
+    raise EngineFailed(f"The engine failed in {method}; see the server log.")
 
 
 def place_media(engine: Engine, media: Media) -> list[int]:
-    """The ids that the engine wants for a picture or a sound. For a worker thread."""
+    """Return the ids that the engine wants for an image or audio. For a worker thread."""
     try:
         placed = engine.place(media) if isinstance(engine, MediaEngine) else ()
     except DragomanError:
         raise
     except Exception as error:
         logger.error("The engine %s failed in place", type(engine).__name__, exc_info=error)
-        raise EngineFailed("The engine failed at what it was asked; the server's log says why.") from None
+        raise EngineFailed("The engine failed in place; see the server log.") from None
     check_sound(engine, wrong_placed(placed, len(engine.tokenizer.pieces)))
     return [*placed]
 
 
 def is_cancelled() -> bool:
-    """Whether somebody has cancelled the task that runs: an engine can raise the same of its own."""
+    """Whether the running task was cancelled: an engine can raise CancelledError on its own, too."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether it may be a person's Ctrl-C, which is not for an engine to swallow."""
+    """Whether it may be the user's Ctrl-C, which must not be swallowed."""
     return (
         isinstance(error, KeyboardInterrupt)
         and threading.current_thread() is threading.main_thread()
@@ -67,17 +68,21 @@ def is_interrupt(error: BaseException) -> bool:
     )
 
 
-# Opening an engine in a thread, and being rid of one.
+# Open an engine in a thread, and close one.
 
 
 _log = logging.getLogger("dragoman.engine")
 _STOP_S = 10.0
 report_progress: ContextVar[Callable[[float], None] | None] = ContextVar("report_progress", default=None)
-"""Set in a thread that opens an engine, where somebody wants to know how much of it is done: 0 to 1."""
+"""Callback for the progress of opening an engine, from 0 to 1; set in the thread that opens it, if
+progress is wanted.
+"""
 
 
 async def open_engine(open: Callable[[], Engine]) -> Engine:
-    """`open()`, in a thread that the end of the process does not wait for: loading may take minutes."""
+    """Call `open()` in a daemon thread, so that the end of the process does not wait for it: loading may
+    take minutes.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Engine] = loop.create_future()
 
@@ -87,24 +92,24 @@ async def open_engine(open: Callable[[], Engine]) -> Engine:
         elif not future.cancelled() and engine is not None:
             future.set_result(engine)
         elif isinstance(engine, PulsingEngine):
-            # Nobody waits for it any more.
+            # The caller has stopped waiting.
             engine.abandon()
 
     def run() -> None:
         engine, failure = None, None
         try:
-            # What the last engine held is native memory, of which Python's collector knows nothing.
+            # The last engine held native memory, which Python's collector does not know about.
             gc.collect()
             engine = open()
         except BaseException as error:
-            # What ends a process when it is raised in a task is, here, one more failure.
+            # SystemExit and the like, which would end the process when raised in a task, are failures here.
             failure = error if isinstance(error, Exception) else EngineFailed(type(error).__name__)
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(settle, engine, failure)
 
     thread = threading.Thread(target=run, name="dragoman-open", daemon=True)
     thread.start()
-    # If the interpreter ends meanwhile, it gives native code some time to come back into it.
+    # If the interpreter ends meanwhile, it gives native code some time to return to it.
     atexit.register(thread.join, _STOP_S)
     try:
         return await future
@@ -114,7 +119,7 @@ async def open_engine(open: Callable[[], Engine]) -> Engine:
 
 
 async def close_engine(engine: Engine, *, stuck: bool, seconds: float = _STOP_S) -> None:
-    """Free what an engine holds, as far as that can be done."""
+    """Free what an engine holds, as far as possible."""
     if stuck and isinstance(engine, PulsingEngine):
         engine.abandon()
     elif isinstance(engine, LivingEngine):
@@ -122,16 +127,16 @@ async def close_engine(engine: Engine, *, stuck: bool, seconds: float = _STOP_S)
         await asyncio.wait({stopping}, timeout=seconds)
         if not stopping.done():
             stopping.cancel()
-            _log.warning("The engine did not stop within %.0f seconds; it is left behind.", seconds)
+            _log.warning("The engine did not stop within %.0f seconds; it is abandoned.", seconds)
         elif stopping.exception() is not None:
             _log.warning("The engine could not be stopped.", exc_info=stopping.exception())
 
 
-# Holds an engine still while somebody changes its weights.
+# Pause an engine while its weights are changed.
 
 
 class Brake:
-    """One pause or resume at a time, however many ask."""
+    """Serializes calls of pause and resume."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -139,7 +144,7 @@ class Brake:
         self._paused = False
 
     async def pause(self) -> None:
-        """Asked for twice, it is one pause."""
+        """Pause the engine; no effect if it is paused already."""
         engine = self._require_trained()
         async with self._lock:
             if not self._paused:
@@ -156,5 +161,5 @@ class Brake:
 
     def _require_trained(self) -> TrainedEngine:
         if not isinstance(self._engine, TrainedEngine):
-            raise BadRequest("The weights of this engine cannot be changed.", code="unsupported_model")
+            raise BadRequest("This engine does not support changing its weights.", code="unsupported_model")
         return self._engine

@@ -1,4 +1,4 @@
-"""Engines with `generate_request`, as tokenspeed's AsyncLLM and SGLang's Engine have it."""
+"""Engines with `generate_request`, such as tokenspeed's AsyncLLM and SGLang's Engine."""
 
 import asyncio
 import inspect
@@ -24,15 +24,14 @@ __all__ = ["AsyncLLMEngine"]
 logger = logging.getLogger("dragoman.engines")
 
 
-# What an AsyncLLM-shaped engine is asked: by its own request class where it shows one, else by one like it.
+# Requests to such an engine: objects of its own request class if it can be found, else of `GenerateRequest`.
 #
-# The engine's package is not imported. Its class is found by `engine.request_class`, or by the annotation
-# of `generate_request`; which names its sampling parameters have, by the `SamplingParams` beside that
-# class.
+# The engine's package is not imported. The class is `engine.request_class`, or comes from the annotation of
+# `generate_request`; the names of sampling parameters come from `SamplingParams` in the same module.
 
 
 class GenerateRequest(Struct, kw_only=True):
-    """For engines that take any object with these attributes."""
+    """Request for engines that accept any object with these attributes."""
 
     rid: str
     input_ids: list[int] | None = None
@@ -47,7 +46,7 @@ class GenerateRequest(Struct, kw_only=True):
     is_single: bool = True
 
     def normalize_batch_and_arguments(self) -> None:
-        """Engines call it; a request for one prompt is as it should be."""
+        """No-op that engines call; a request for one prompt is normal already."""
 
 
 _SAMPLING = {
@@ -68,7 +67,7 @@ _SAMPLING = {
     "ignore_eos": ("ignore_eos",),
     "seed": ("seed", "sampling_seed"),
 }
-"""Names of the engines for the fields of Sampling; without one, a field is not supported."""
+"""The engines' names for the fields of Sampling; a field without one is not supported."""
 _REQUEST = {
     "logprobs": ("return_logprob",),
     "prompt_logprobs": ("logprob_start_len",),
@@ -76,7 +75,7 @@ _REQUEST = {
     "cache_salt": ("cache_salt", "extra_key"),
     "reuse_prefix": ("cache_salt", "extra_key"),
 }
-"""The same for what stands in the request itself."""
+"""The engines' names for fields that are attributes of the request itself."""
 CONSTRAINTS: dict[SourceForm, str] = {
     "json_schema": "json_schema",
     "regex": "regex",
@@ -91,26 +90,30 @@ _MEDIA: Mapping[MediaKind, str] = {"image": "image_data", "audio": "audio_data"}
 
 
 class Form(Struct, frozen=True):
-    """How requests to one engine are written."""
+    """How requests to one engine are built."""
 
     make: Callable[..., Any]
     takes: frozenset[str]
-    """What the class is called with."""
+    """Arguments of the request class."""
     has: frozenset[str]
-    """What its objects have; ids are often set by their engine alone, and can be overwritten."""
+    """Attributes of its objects. Some are not arguments, as the engine sets them itself; they are
+    overwritten.
+    """
     sampling: frozenset[str]
     low_first: bool = False
-    """Whether a low priority goes first."""
+    """Whether a lower priority value goes first."""
     reasons: bool = False
     """Whether the engine knows where reasoning ends."""
     ranks: bool = True
-    """Whether the engine goes by priorities."""
+    """Whether the engine schedules by priority."""
     takes_ids: bool = True
     """Whether prompts are sent as ids; if not, as text."""
 
     @property
     def takes_text(self) -> bool:
-        """Our own class has both; others refuse a request that does."""
+        """Whether requests carry the text: `GenerateRequest` has text beside ids, other classes refuse
+        both together.
+        """
         return not self.takes_ids or self.make is GenerateRequest
 
     @property
@@ -119,7 +122,7 @@ class Form(Struct, frozen=True):
 
     @property
     def unsupported(self) -> frozenset[str]:
-        """Fields of jobs that there is no name for."""
+        """Job fields that the engine has no name for."""
         missing = {name for name, theirs in _SAMPLING.items() if self.sampling.isdisjoint(theirs)}
         missing |= {name for name, theirs in _REQUEST.items() if self.has.isdisjoint(theirs)}
         return UNSUPPORTABLE & (missing if self.ranks else missing | {"priority"})
@@ -134,7 +137,7 @@ class Form(Struct, frozen=True):
     def _values(self, job: Job) -> dict[str, Any]:
         sampling, source = job.sampling, _source(job)
         values: dict[str, Any] = {
-            # With an end of its own: engines abort every request whose id begins with the one they are given.
+            # With a "." at its end: engines abort every request whose id begins with the given one.
             "rid": f"{job.id}.",
             "input_ids": list(job.prompt) if self.takes_ids else None,
             "text": job.text if self.takes_text else None,
@@ -149,7 +152,7 @@ class Form(Struct, frozen=True):
         if job.priority:
             values["priority"] = job.priority if self.low_first else -job.priority
         if job.cache_salt or not job.reuse_prefix:
-            # What has a salt of its own shares nothing.
+            # A unique salt shares no prefix cache.
             salt = job.cache_salt if job.reuse_prefix else job.id
             values["cache_salt" if "cache_salt" in self.has else "extra_key"] = salt
         if source is not None and source.after_reasoning:
@@ -161,17 +164,18 @@ class Form(Struct, frozen=True):
     def _sampling(self, job: Job) -> dict[str, Any]:
         params: dict[str, Any] = {}
         if "skip_special_tokens" in self.sampling:
-            # Where text is all that there is, markers must stand in it.
+            # Where the answer is text, it must include the markers.
             params["skip_special_tokens"] = False
         for ours, theirs in _SAMPLING.items():
             value = _spell_params(ours, getattr(job.sampling, ours))
             name = next((one for one in theirs if one in self.sampling), None)
             if name is not None and (value is not None or ours == "max_tokens"):
-                # None has the engine use all of its context; without a word of it, many have a small number.
+                # None lets the engine use its whole context; without the field, many default to a small
+                # number.
                 params[name] = value
         source = _source(job)
         if source is not None:
-            # The first line says which notation it is, whatever the others look like.
+            # A first line that names the notation, so that the engine does not have to guess it.
             head = LARK_LINE if source.form == "lark" else ""
             params[CONSTRAINTS[source.form]] = head + source.text
         return params
@@ -212,7 +216,9 @@ def form_of(manager: Any, *, has_ids: bool = True) -> Form:
 
 
 def _request_class(manager: Any) -> type | None:
-    """The one that the engine names, or the one for generating among the types of its first argument."""
+    """Return the class that the engine names, or the generation request among the types of its first
+    argument.
+    """
     named: type | None = getattr(manager, "request_class", None)
     if named is not None:
         return named
@@ -224,17 +230,17 @@ def _request_class(manager: Any) -> type | None:
 
 
 def _embedding_class(manager: Any) -> type | None:
-    """The one for vectors among them."""
+    """Return the embedding request among the types of its first argument."""
     types = _argument_types(manager.generate_request)
     return next((one for one in types if "Embedding" in one.__name__), None)
 
 
 def _argument_types(method: Any) -> list[type]:
-    """What the first argument of a method may be."""
+    """Return the types that the first argument of a method may have."""
     try:
         hints = get_type_hints(method)
     except Exception:
-        # An annotation that cannot be looked up tells nothing.
+        # An annotation that cannot be resolved is ignored.
         return []
     hint = next((hint for name, hint in hints.items() if name != "return"), None)
     return [one for one in get_args(hint) or (hint,) if isinstance(one, type)]
@@ -244,24 +250,24 @@ def _read_annotations(cls: type) -> frozenset[str]:
     return frozenset(name for base in cls.__mro__ for name in inspect.get_annotations(base))
 
 
-# What an AsyncLLM-shaped engine shows of itself and of its model.
+# Properties of the engine and its model.
 
 
 _UNREAD: dict[str, set[SourceForm]] = {
     "none": set(CONSTRAINTS),
     "outlines": {"gbnf", "lark", "structural_tag"},
-    # Ours, as it is for the embedded engine, says everything.
+    # Our llguidance, as for the embedded engine, reads all of them; the engine's does not read Lark.
     "llguidance": set(CONSTRAINTS) - {"lark"},
 }
-"""Forms that a backend for constraints does not read; all others know no Lark."""
+"""Constraint formats that a grammar backend does not read; all others read everything but Lark."""
 
 
 def manager_of(engine: Any) -> Any:
-    """What takes requests: the engine, or its tokenizer manager."""
+    """Return the object that takes requests: the engine, or its tokenizer manager."""
     for candidate in _parts(engine):
         if callable(getattr(candidate, "generate_request", None)):
             return candidate
-    raise SettingsError(f"{type(engine).__name__} has no generate_request, so it cannot be served.")
+    raise SettingsError(f"{type(engine).__name__} has no generate_request; it cannot be served as an engine.")
 
 
 def name_of(engine: Any) -> str:
@@ -269,14 +275,14 @@ def name_of(engine: Any) -> str:
 
 
 def length_of(engine: Any, tokenizer: Tokenizer | None) -> int | None:
-    """None where only the engine knows."""
+    """Return the engine's context length; None if only the engine knows it."""
     told = _first(engine, "context_len", "model_config.context_len", "max_model_len")
     found = told or getattr(tokenizer, "longest", None)
     return None if found is None else int(found)
 
 
 def tokenizer_of(engine: Any, given: Any) -> Tokenizer | None:
-    """What was given, else the engine's own, if it has one; one of Hugging Face is taken apart."""
+    """Return the given tokenizer, else the engine's own, if any; one of Hugging Face is wrapped."""
     found = given if given is not None else _first(engine, "tokenizer")
     if found is None and hasattr(engine, "get_tokenizer"):
         found = engine.get_tokenizer()
@@ -291,13 +297,13 @@ def tokenizer_of(engine: Any, given: Any) -> Tokenizer | None:
 
 
 def growth_of(engine: Any) -> Growth:
-    """SGLang says in its arguments whether texts come in pieces; others show it."""
+    """Return how the engine streams texts: SGLang has a setting for it, others are observed."""
     names = ("incremental_streaming_output", "stream_output")
     return Growth(pieces=True if any(_first(engine, f"server_args.{name}") for name in names) else None)
 
 
 def sources_of(engine: Any, form: Form) -> tuple[SourceForm, ...]:
-    """The forms of constraints for which there is a field, as far as the engine's backend reads them."""
+    """Return the constraint formats that have a request field and that the engine's grammar backend reads."""
     unread = _UNREAD.get(_first(engine, "server_args.grammar_backend"), {"lark"})
     return tuple(
         form_ for form_, field in CONSTRAINTS.items() if field in form.sampling and form_ not in unread
@@ -310,7 +316,7 @@ def _parts(engine: Any) -> list[Any]:
 
 
 def _first(engine: Any, *paths: str) -> Any:
-    """The first of these attributes that is there and not None."""
+    """Return the first of these attributes that exists and is not None."""
     for path in paths:
         for found in _parts(engine):
             for name in path.split("."):
@@ -320,7 +326,7 @@ def _first(engine: Any, *paths: str) -> Any:
     return None
 
 
-# What such engines can do beside generating: by methods that take one request object each, or nothing.
+# Other operations of such engines: methods that take one request object, or nothing.
 
 
 PAUSE, CONTINUE = "pause_generation", "continue_generation"
@@ -328,13 +334,13 @@ LOAD, UNLOAD = "load_lora_adapter", "unload_lora_adapter"
 
 
 def _find_methods(manager: Any, *names: str) -> list[Callable[..., Any]]:
-    """All of them, or nothing if one is missing."""
+    """Return all of these methods, or none if one is missing."""
     found = [getattr(manager, name, None) for name in names]
     return [method for method in found if method is not None] if all(found) else []
 
 
 async def _order(method: Callable[..., Any], **fields: Any) -> Any:
-    """Of the fields those go into the object that it has."""
+    """Call a method with a request object made from those `fields` that its class takes."""
     given = []
     if inspect.signature(method).parameters and (types := _argument_types(method)):
         takes = inspect.signature(types[0]).parameters
@@ -344,21 +350,21 @@ async def _order(method: Callable[..., Any], **fields: Any) -> Any:
 
 
 def _packages(manager: Any) -> frozenset[str]:
-    """Of its class, which may be somebody's own, and of those that it is made from."""
+    """Return the top-level packages of its class, which may be the user's own, and of the base classes."""
     return frozenset(one.__module__.partition(".")[0] for one in type(manager).__mro__[:-1])
 
 
-# An AsyncLLM-shaped engine as an Engine: requests out, steps back, and an abort on every other way out.
+# The Engine around them: it sends requests, yields steps, and aborts on every early exit.
 
 
 class AsyncLLMEngine:
-    """`AsyncLLMEngine(llm)`: what is not given is taken from the engine.
+    """`AsyncLLMEngine(llm)`: an engine with `generate_request`. Arguments left out are read from it.
 
-    `tokenizer` is one of Hugging Face or a Tokenizer, `chat_template` the source of a template, and
-    `special_tokens` are texts that it knows by names such as `bos_token`. `adapters` names the LoRA adapters
-    that it has loaded; `sources` are the forms of constraints that it takes.
+    `tokenizer` is a Hugging Face tokenizer or a Tokenizer, `chat_template` the source of a template, and
+    `special_tokens` are texts by names such as `bos_token`. `adapters` names the LoRA adapters that are
+    loaded; `sources` are the constraint formats that the engine reads.
 
-    Without any tokenizer prompts are sent as text. An engine that gives text and no ids is served as such.
+    Without a tokenizer prompts are sent as text. An engine that returns text without ids is supported.
     """
 
     def __init__(
@@ -378,7 +384,9 @@ class AsyncLLMEngine:
         self._form = form_of(self._manager, has_ids=found is not None)
         self._growth = growth_of(engine)
         if adapters and "lora_path" not in self._form.has:
-            raise SettingsError("The requests of this engine have no lora_path, so it has no adapters.")
+            raise SettingsError(
+                "The requests of this engine have no lora_path; remove the argument `adapters`."
+            )
         own = getattr(found, "templates", {})
         templates = own if chat_template is None else {"default": chat_template}
         self.tokenizer = found or TextTokenizer(special_tokens)
@@ -390,7 +398,7 @@ class AsyncLLMEngine:
             templates=templates,
             special_tokens={**getattr(self.tokenizer, "special_tokens", {}), **(special_tokens or {})},
             adapters=tuple(adapters),
-            # Control tokens are ids in a grammar of ours.
+            # Our Lark grammars refer to special tokens by id, so they need a tokenizer.
             sources=forms if found else tuple(form for form in forms if form != "lark"),
             samples_ids=found is not None,
             has_ids=found is not None,
@@ -406,7 +414,7 @@ class AsyncLLMEngine:
         return [placeholder_id(self.tokenizer, media.kind)]
 
     def _offer(self) -> None:
-        """What an engine can do is seen by the methods it has."""
+        """Add the optional methods that this engine supports: the server detects them by name."""
         for able, names in (
             (_find_methods(self._manager, PAUSE, CONTINUE), ("pause", "resume")),
             (_find_methods(self._manager, LOAD, UNLOAD), ("load_adapter", "unload_adapter")),
@@ -416,7 +424,7 @@ class AsyncLLMEngine:
                 setattr(self, name, getattr(self, f"_{name}"))
 
     async def _pause(self) -> None:
-        # So that what was computed of the jobs at work need not be kept, if other weights come.
+        # In this mode the engine keeps no KV cache of running jobs, which other weights would invalidate.
         await _order(_find_methods(self._manager, PAUSE)[0], mode="retract")
 
     async def _resume(self, weight_version: str | None = None) -> None:
@@ -431,8 +439,8 @@ class AsyncLLMEngine:
     async def _load_adapter(self, name: str, path: str) -> None:
         done = await _order(_find_methods(self._manager, LOAD)[0], lora_name=name, lora_path=path)
         if getattr(done, "success", True) is False:
-            logger.warning("The engine loaded no adapter: %s", getattr(done, "error_message", done))
-            raise ModelFileError("The engine cannot load this adapter; the server's log says why.")
+            logger.warning("The engine did not load an adapter: %s", getattr(done, "error_message", done))
+            raise ModelFileError("The engine cannot load this adapter; see the server log.")
 
     async def _unload_adapter(self, name: str) -> None:
         await _order(_find_methods(self._manager, UNLOAD)[0], lora_name=name)
@@ -451,10 +459,10 @@ class AsyncLLMEngine:
                     return [number / length for number in vector]
         except Exception as error:
             if is_refused(error, begun=False):
-                logger.warning("The engine refused to embed: %s", error)
+                logger.warning("The engine refused an embedding request: %s", error)
                 raise error_of(error, _packages(self._manager)) from error
             raise
-        raise EngineFailed("The engine gave no embedding.")
+        raise EngineFailed("The engine returned no embedding.")
 
     async def generate(self, job: Job) -> AsyncIterator[Step]:
         request = self._form.request(job)
@@ -468,7 +476,7 @@ class AsyncLLMEngine:
                             return
                 finally:
                     if reader.over:
-                        # What the engine does after its last output is done too, whoever has left by then.
+                        # Let the generator finish its own cleanup after the last output.
                         await anext(outputs, None)
         except Exception as error:
             if is_refused(error, begun=reader.begun):
@@ -480,13 +488,17 @@ class AsyncLLMEngine:
                 await self._abort(request.rid)
 
     def _gives_text(self) -> None:
-        """Seen with an answer: from then on no request is taken that asks for the ids of one."""
+        """Handle an engine that answers in text: from now on requests that need ids of answers are
+        refused.
+        """
         if self.card.samples_ids:
-            logger.warning("The engine gives text and no ids: none are told, and tokens are counted by ours")
+            logger.warning(
+                "The engine returns text without ids: answers have no ids, and dragoman counts their tokens"
+            )
             self.card.samples_ids = False
 
     async def _abort(self, rid: str) -> None:
-        """After the generator was closed, which is enough for some engines and means nothing to others."""
+        """Abort a request after its generator was closed, which alone does not stop all engines."""
         abort = getattr(self._manager, "abort_request", None)
         if abort is None:
             return
@@ -495,4 +507,4 @@ class AsyncLLMEngine:
             if inspect.isawaitable(done):
                 await done
         except Exception:
-            logger.exception("The engine could not abort request %s", rid)
+            logger.exception("The engine failed to abort request %s", rid)

@@ -1,11 +1,11 @@
-"""The border between an engine and the rest: everything that an engine says of a job is checked here, once.
+"""Validation of everything that an engine reports about a job, once, before the rest of the server uses it.
 
-An engine can be anybody's code, so nothing that it says is acted on before it was looked at:
+Engines can be third-party code, so every step is checked before anything acts on it:
 
-- What cannot be right (an id that is not in the vocabulary, a finish that nobody knows, log probabilities of
-  other ids) ends the answer with an error. The log says what it was, and the engine is rid of the job.
-- What goes beyond what was asked (ids after `max_tokens`, after an end or a stop id) is cut off: up to there
-  the answer is good. The log says so once for each engine.
+- What cannot be right (an id that is not in the vocabulary, an unknown finish reason, log probabilities of
+  other ids) ends the answer with an error. It is logged, and the job is cancelled in the engine.
+- What exceeds the request (ids after `max_tokens`, after an end or a stop id) is cut off: the answer is valid
+  up to there. It is logged once for each engine.
 - What comes too late (after a finish, after a cancel) is dropped.
 """
 
@@ -36,34 +36,34 @@ logger = logging.getLogger("dragoman.engine")
 
 FINISHES = get_args(FinishReason)
 MOST_EMPTY = 10_000
-"""Steps without anything in them that may follow each other: they could go on for ever."""
-FAILED = "The engine failed while it was writing the answer."
+"""Consecutive steps without content that are accepted, so that an engine cannot send them for ever."""
+FAILED = "The engine failed during the answer."
 
 
 class _WrongStep(Exception):
-    """What an engine did, for the log."""
+    """A violation of the engine protocol; the message is for the log."""
 
 
 class Border:
-    """One job. It is the engine's sink, as `take`, and the handle of whoever asked."""
+    """Validates one job's steps: the sink given to the engine (`take`) and the handle given to the caller."""
 
     def __init__(
         self, engine: Engine, job: Job, sink: Sink, tell: Callable[[str], None] | None = None
     ) -> None:
-        """`tell` gets what the engine does wrong, instead of the log."""
+        """`tell` is called with each violation, instead of logging it."""
         card, tokenizer, sampling = engine.card, engine.tokenizer, job.sampling
         self._name = type(engine).__name__
-        self._tell = tell or partial(logger.error, "The engine %s broke its protocol: %s", self._name)
+        self._tell = tell or partial(logger.error, "The engine %s violated its protocol: %s", self._name)
         self._warn = tell or partial(_warn, self._name)
         self._job = job
         self._sink = sink
         self._size = len(tokenizer.pieces)
-        # Ids that were made from text can be more than were sampled.
+        # Ids made from text can be more than were sampled.
         self._most = sampling.max_tokens if card.samples_ids else card.longest
         self._card = card
         self._least = sampling.min_tokens
         self._room = dict.fromkeys(range(job.n), self._most)
-        """For each continuation that is not over, how many ids may still come."""
+        """For each unfinished continuation, how many ids may still come."""
         # Under a constraint, an end id can be a marker in the middle of an answer.
         goes_on = sampling.ignore_eos or job.constraint is not None
         self._ends = frozenset[int]() if goes_on else tokenizer.end_ids
@@ -73,16 +73,18 @@ class Border:
         self._cached_told = False
         self._cancelled = False
         self._empty = self._most, 0
-        """How many steps without ids there were in a row, and the room that there was then."""
+        """The sum of `_room` at the last step without ids, and how many such steps there were since it
+        changed.
+        """
         self._quick = False
         self._handle: Handle | None = None
         self._loop = asyncio.get_running_loop()
         self._thread = get_ident()
         self._early: list[Step] | None = None
-        """What an engine says before it has given a handle waits for that."""
+        """Steps that the engine reported before it returned a handle; they are delivered afterwards."""
 
     def begin(self, start: Callable[[Sink], Handle]) -> None:
-        """`start` makes the engine begin; whatever it raises is one of our errors."""
+        """Call `start`, which submits the job to the engine; anything it raises becomes a DragomanError."""
         self._early = []
         try:
             handle = start(self.take)
@@ -93,21 +95,23 @@ class Border:
             self._room.clear()
             if is_interrupt(error):
                 raise
-            logger.error("The engine %s took no job: %s", self._name, describe(error), exc_info=error)
-            raise EngineFailed("The engine took no job; the server's log says why.") from None
+            logger.error(
+                "The engine %s did not accept a job: %s", self._name, describe(error), exc_info=error
+            )
+            raise EngineFailed("The engine did not accept the job; see the server log.") from None
         if not callable(getattr(handle, "cancel", None)):
             self._room.clear()
-            self._tell(f"submit gave {show_value(handle)}, not a handle")
+            self._tell(f"submit returned {show_value(handle)}, not a handle")
             raise EngineFailed(MISBEHAVED)
         self._handle = handle
         if self._early:
-            # Not now: whoever asked has no handle yet, either.
+            # Not now: the caller has no handle yet, either.
             self._loop.call_soon(self._take_early)
         else:
             self._early = None
 
     def open(self, index: int) -> bool:
-        """Whether anything is still wanted of a continuation."""
+        """Whether the continuation is unfinished and not cancelled."""
         return index in self._room
 
     def cancel(self, index: int | None = None) -> None:
@@ -122,7 +126,7 @@ class Border:
 
     def take(self, step: Step) -> None:
         if self._quick and type(step) is Step:
-            # One more id and nothing else, as nearly every step is: what is asked here costs the least.
+            # The fast path of nearly every step: one more id and nothing else.
             ids, index = step.ids, step.index
             if (
                 type(ids) is list
@@ -154,7 +158,7 @@ class Border:
             self.fault(str(wrong), getattr(step, "index", None))
             return
         except Exception as error:
-            # Attributes of a foreign object may be anything.
+            # Attributes of a third-party object may raise anything.
             self.fault(f"a step cannot be read: {describe(error)}", None)
             return
         # An engine that calls from another thread does so from its first step on.
@@ -167,11 +171,11 @@ class Border:
             self._let_go()
 
     def _let_go(self) -> None:
-        """The engine's handle and its sink hold each other, and all of the answer; now nobody needs them."""
+        """Break the reference cycle of handle and sink, which keeps the whole answer alive."""
         self._handle, self._sink = None, _ignore
 
     def fault(self, what: str, index: Any = None) -> None:
-        """End a continuation, or all of them, because of what the engine did."""
+        """End a continuation, or all of them, because the engine violated its protocol."""
         self._tell(what)
         ended = [index] if type(index) is int and index in self._room else list(self._room)
         for each in ended:
@@ -185,14 +189,14 @@ class Border:
         try:
             self._handle.cancel(index)
         except Exception as error:
-            logger.error("The engine %s did not cancel a job", self._name, exc_info=error)
+            logger.error("The engine %s failed to cancel a job", self._name, exc_info=error)
 
     def _put_off(self, step: Step) -> None:
         self._quick = False
         if get_ident() != self._thread:
-            self._warn("calls the sink from a thread of its own; it belongs to the event loop's")
+            self._warn("calls the sink from its own thread instead of the event loop's")
             with suppress(RuntimeError):
-                # The loop may be closed by now: then nobody will ever read it.
+                # The loop may be closed by now; then the step is not needed.
                 self._loop.call_soon_threadsafe(self.take, step)
         elif self._early is not None:
             self._early.append(step)
@@ -203,7 +207,9 @@ class Border:
             self.take(step)
 
     def _lets_pass(self, step: Step) -> bool:
-        """Whether the step is to go on, cut to what was asked. Raises for one that cannot be right."""
+        """Cut the step to the job's limits; return whether it has anything to report. Raises `_WrongStep`
+        for an invalid step.
+        """
         if type(step) is not Step:
             self._check_kind(step)
         index = step.index
@@ -235,34 +241,38 @@ class Border:
         if step.cached_tokens is not None or step.prompt_logprobs is not None:
             self._check_prompt(step)
         if step.weight_version is not None and type(step.weight_version) is not str:
-            raise _WrongStep(f"weight_version is {show_value(step.weight_version)}; it is a text, or None")
+            raise _WrongStep(f"weight_version is {show_value(step.weight_version)}; it must be a str or None")
         if step.finish is not None or step.error is not None:
             self._check_end(step)
         return True
 
     def _check_kind(self, step: Step) -> None:
         if not isinstance(step, Step):
-            raise _WrongStep(f"it gave {show_value(step)} where a dragoman.Step belongs")
+            raise _WrongStep(f"it gave {show_value(step)} instead of a dragoman.Step")
         if isinstance(step, TextStep):
             if self._card.samples_ids:
                 raise _WrongStep(
-                    "it gives text, though its card says that it samples ids: set samples_ids=False"
+                    "it gives text, though its card says that it returns ids; set samples_ids=False"
                 )
             counts = (step.tokens, step.prompt_tokens or 0)
             if type(step.text) is not str or step.ids or any(type(n) is not int or n < 0 for n in counts):
-                raise _WrongStep("a TextStep has text that is none, counts that are no numbers, or ids")
+                raise _WrongStep(
+                    "a TextStep has text that is not a str, counts that are not ints from 0, or ids"
+                )
 
     def _stray(self, step: Step) -> bool:
-        """Of a continuation that is over, or that was never asked for."""
+        """Handle a step for a continuation that is over, or that the job does not have: drop it, or raise."""
         if type(step.index) is not int or not 0 <= step.index < self._job.n:
-            raise _WrongStep(f"a step's index is {show_value(step.index)}, of {self._job.n} continuations")
+            raise _WrongStep(
+                f"a step's index is {show_value(step.index)}; the job has {self._job.n} continuations"
+            )
         if not self._cancelled:
-            self._warn("goes on after the end of an answer; what comes then is dropped")
+            self._warn("continues after the end of an answer; such steps are dropped")
         step.finish = None
         return False
 
     def _tells(self, step: Step) -> bool:
-        """Whether a step without ids has anything to say."""
+        """Whether a step without ids carries any other information."""
         room = sum(self._room.values())
         before, count = self._empty
         self._empty = room, count + 1 if room == before else 1
@@ -271,17 +281,17 @@ class Border:
         return step.cached_tokens is not None or step.prompt_logprobs is not None or step.error is not None
 
     def _count_text(self, step: TextStep) -> None:
-        """By what the engine says of it: how many tokens a text has is for nobody else to know."""
+        """Count a text step by the token count that the engine reports: only the engine knows it."""
         said = self._most - self._room[step.index]
         self._room[step.index] -= step.tokens
         if said >= self._job.sampling.max_tokens and step.finish is None:
-            self._warn("goes on after max_tokens; the answer is cut off there")
+            self._warn("continues after max_tokens; the answer is cut off there")
             step.text, step.finish = "", "length"
             self._stop(step.index)
 
     def _cut(self, step: Step, room: int) -> None:
-        """End the answer at the first end or stop id, or where it is as long as it may be."""
-        # Up to `min_tokens` none of them ends it.
+        """End the answer at the first end or stop id, or at `max_tokens`."""
+        # Before `min_tokens` no end or stop id ends the answer.
         free = max(self._least - (self._most - room), 0)
         ends = [place for place, id_ in enumerate(step.ids[:room]) if place >= free and id_ in self._stops]
         size, stop_id = room, None
@@ -292,10 +302,10 @@ class Border:
         if size > len(step.ids) or (size == len(step.ids) and step.finish is not None):
             return
         if ends and size == len(step.ids):
-            self._warn("gives an end or a stop id without a finish; the answer is taken to end there")
+            self._warn("gives an end or a stop id without a finish; the answer ends there")
         else:
             after = "an end or a stop id" if ends else "max_tokens"
-            self._warn(f"goes on after {after}; the answer is cut off there")
+            self._warn(f"continues after {after}; the answer is cut off there")
         going_on = step.finish is None
         step.ids, step.finish, step.stop_id, step.error = step.ids[:size], finish, stop_id, None
         if step.logprobs is not None:
@@ -304,16 +314,16 @@ class Border:
             self._stop(step.index)
 
     def _check_prompt(self, step: Step) -> None:
-        """What is told of the prompt is told once."""
+        """Check the facts about the prompt; each is reported once."""
         told, cached = step.prompt_logprobs, step.cached_tokens
         if (count := step.prompt_tokens) is not None and (type(count) is not int or count < 0):
-            raise _WrongStep(f"prompt_tokens is {show_value(count)}; it is an int, or None")
+            raise _WrongStep(f"prompt_tokens is {show_value(count)}; it must be an int from 0, or None")
         if cached is not None:
             if type(cached) is not int:
-                raise _WrongStep(f"cached_tokens is {show_value(cached)}; it is an int")
+                raise _WrongStep(f"cached_tokens is {show_value(cached)}; it must be an int")
             most = max(len(self._job.prompt), step.prompt_tokens or 0)
             if not 0 <= cached <= most:
-                self._warn("tells of cached_tokens below 0, or of more than the prompt has")
+                self._warn("reports cached_tokens below 0, or above the prompt's length")
             step.cached_tokens = None if self._cached_told else min(max(cached, 0), most)
             self._cached_told = True
         if told is not None:
@@ -324,22 +334,22 @@ class Border:
             self._prompt_told = True
 
     def _check_end(self, step: Step) -> None:
-        """A finish that is known, with an error where there is to be one."""
+        """Check that the finish reason is valid, and that a finish "error" has an error."""
         error, finish = step.error, step.finish
         if finish is not None and finish not in FINISHES:
-            raise _WrongStep(f"finish is {show_value(finish)}; it is one of {', '.join(FINISHES)}")
+            raise _WrongStep(f"finish is {show_value(finish)}; it must be one of {', '.join(FINISHES)}")
         if error is not None and not isinstance(error, Exception):
             raise _WrongStep(f"a step's error is {show_value(error)}, not an Exception")
         if step.stop_id is not None and (type(step.stop_id) is not int or not 0 <= step.stop_id < self._size):
-            raise _WrongStep(f"stop_id is {show_value(step.stop_id)}, which is no id of the vocabulary")
+            raise _WrongStep(f"stop_id is {show_value(step.stop_id)}, which is not in the vocabulary")
         if error is None and finish == "error":
-            raise _WrongStep("finish is 'error', and there is no error")
+            raise _WrongStep("finish is 'error', but there is no error")
         if error is None:
             if finish != "abort" and not self._prompt_told and step.index == 0:
-                raise _WrongStep("prompt_logprobs were asked for, and not given")
+                raise _WrongStep("prompt_logprobs were requested, but not given")
             return
         if not isinstance(error, DragomanError):
-            # The foreign exception's text stays in the log: it may hold anything.
+            # The text of a third-party exception stays in the log: it may hold anything.
             logger.error("The engine %s failed on job %s", self._name, self._job.id, exc_info=error)
             step.error = EngineFailed(FAILED)
         elif finish == "abort":
@@ -349,28 +359,28 @@ class Border:
 
 @cache
 def _warn(engine: str, what: str) -> None:
-    """Once for each engine: it would do so with every answer."""
+    """Log it once for each engine, which would do the same with every answer."""
     logger.warning("The engine %s %s.", engine, what)
 
 
-# Starting a job on any engine, so that its steps arrive at a sink.
+# Start a job on any engine, so that its steps arrive at a sink.
 
 
 STEPS_A_TURN = 16
-"""After which an iterator that never waits lets others on the event loop go on."""
+"""Steps after which an iterator that never waits yields to the event loop."""
 CLOSE_S = 10.0
-"""That an iterator may take to close."""
+"""Seconds that an iterator may take to close."""
 
 
 def start(engine: Engine, job: Job, sink: Sink, tell: Callable[[str], None] | None = None) -> Handle:
-    """The job's steps go to `sink`, on the event loop's thread, until all continuations are over.
+    """Start a job: its steps go to `sink`, on the event loop's thread, until all continuations are over.
 
-    What the engine does wrong on the way goes to `tell`, or to the log.
+    Protocol violations go to `tell`, or to the log.
     """
-    # Not isinstance: with a protocol that takes longer than all else in the start of a job.
+    # Not isinstance: with a protocol it takes longer than everything else in the start of a job.
     submit: Callable[[Job, Sink], Handle] | None = getattr(engine, "submit", None)
     if submit is not None and getattr(engine, "checked", False):
-        # What it hands on was checked when it came from the engine within.
+        # Its steps were validated when they came from the engine that it wraps.
         return submit(job, sink)
     border = Border(engine, job, sink, tell)
     border.begin(partial(_Iteration, engine, job, border) if submit is None else partial(submit, job))
@@ -378,7 +388,7 @@ def start(engine: Engine, job: Job, sink: Sink, tell: Callable[[str], None] | No
 
 
 def start_one(engine: Engine, job: Job, index: int, sink: Sink) -> Handle:
-    """One continuation of several, for which there is a place before there is one for the others."""
+    """Start one continuation of several, when a slot is free for it before the others."""
 
     def one(step: Step) -> None:
         _name(step, index)
@@ -390,20 +400,22 @@ def start_one(engine: Engine, job: Job, index: int, sink: Sink) -> Handle:
 def _name(step: Step, index: int) -> None:
     step.index = index
     if index:
-        # The prompt is told of once, by the first continuation.
+        # Facts about the prompt come once, with the first continuation.
         step.cached_tokens = step.prompt_logprobs = None
 
 
 def _ignore(step: Step) -> None:
-    """The sink of a job that is over."""
+    """Sink of a job that is over."""
 
 
 _tasks: set[asyncio.Task[None]] = set()
-"""Those that iterate; nobody else holds one that has only to close what it iterated over."""
+"""Tasks that iterate over engines. asyncio keeps only weak references to a task, so these stay here until
+they have closed their iterator.
+"""
 
 
 class _Iteration:
-    """A job of an engine that only iterates: one task per continuation, which hands its steps on."""
+    """A job of an engine that has only `generate`: one task per continuation passes its steps on."""
 
     def __init__(self, engine: Engine, job: Job, border: Border, sink: Sink) -> None:
         self._sink = sink
@@ -419,7 +431,8 @@ class _Iteration:
     def cancel(self, index: int | None = None) -> None:
         running = asyncio.current_task()
         for task in self._tasks if index is None else self._tasks[index : index + 1]:
-            # A task that hands on a step sees by itself that no more is wanted, and closes in peace.
+            # A task that is just passing on a step notices the cancel itself, and closes its iterator
+            # normally.
             if task is not running:
                 task.cancel()
 
@@ -438,9 +451,9 @@ class _Iteration:
         except asyncio.CancelledError:
             if is_cancelled():
                 raise
-            self._border.fault("generate raised CancelledError, and nobody had cancelled it", index)
+            self._border.fault("generate raised CancelledError, but the task was not cancelled", index)
         except BaseException as error:
-            # The foreign exception's text stays in the log: it may hold anything.
+            # The text of a third-party exception stays in the log: it may hold anything.
             logger.error("The engine %s failed on job %s", type(engine).__name__, job.id, exc_info=error)
             self._fail(index, EngineFailed(FAILED))
             if is_interrupt(error):
@@ -457,7 +470,7 @@ class _Iteration:
             count += 1
             if not count % STEPS_A_TURN:
                 await asyncio.sleep(0)
-        self._fail(index, EngineFailed("The engine ended before the answer did."))
+        self._fail(index, EngineFailed("The engine stopped before the answer was finished."))
 
     def _fail(self, index: int, error: DragomanError) -> None:
         if self._border.open(index):
@@ -469,4 +482,4 @@ async def _close(steps: AsyncGenerator[Step, None]) -> None:
         async with asyncio.timeout(CLOSE_S):
             await steps.aclose()
     except TimeoutError:
-        logger.warning("An iterator of the engine did not close within %.0f seconds", CLOSE_S)
+        logger.warning("The engine's iterator did not close within %.0f seconds", CLOSE_S)

@@ -1,7 +1,8 @@
-"""Any Hugging Face tokenizer as a Tokenizer, with the bytes of every id and the chat templates beside it.
+"""Any Hugging Face tokenizer as a Tokenizer, with the bytes of every id and the chat templates stored with
+it.
 
-HfTokenizer("models/qwen3")                                   a folder with tokenizer.json
-HfTokenizer(AutoTokenizer.from_pretrained("Qwen/Qwen3-8B"))   what transformers has loaded
+    HfTokenizer("models/qwen3")                                   a folder with tokenizer.json
+    HfTokenizer(AutoTokenizer.from_pretrained("Qwen/Qwen3-8B"))   a tokenizer loaded by transformers
 """
 
 import re
@@ -19,9 +20,9 @@ from dragoman.errors import ModelFileError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# The bytes of every id, from the description of a tokenizer. `tokenizer.decode` cannot tell them: it gives
-# text, where a part of a character is U+FFFD, and it treats the first id unlike the next ones. Here each
-# decoder of the description is a small function over one token.
+# The bytes of every id, from the tokenizer's definition. `tokenizer.decode` cannot give them: it returns
+# text, where a part of a character is U+FFFD, and it treats the first id differently. Here each decoder of
+# the definition is a small function over one token.
 
 
 Piece: TypeAlias = str | bytes
@@ -31,12 +32,12 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def byte_pieces(definition: Mapping[str, Any], control: Iterable[int], size: int) -> list[bytes]:
-    """One piece per id. Control tokens have their text; ids that nothing is said of have no bytes."""
+    """Return the bytes of each id. Control tokens have their text; ids that are not defined have no bytes."""
     steps = list(_steps(definition.get("decoder")))
     pieces = [b""] * size
     for token, id_ in vocabulary(definition).items():
         pieces[id_] = _run(steps, token)
-    # The text of an added token is found before text is mapped to bytes, so it is not mapped back.
+    # Added tokens are matched before text is mapped to bytes, so they are not mapped back.
     unmapped = [step for step in steps if step is not _byte_level]
     control = frozenset(control)
     for added in definition.get("added_tokens") or ():
@@ -46,7 +47,7 @@ def byte_pieces(definition: Mapping[str, Any], control: Iterable[int], size: int
 
 
 def vocabulary(definition: Mapping[str, Any]) -> dict[str, int]:
-    """The model's own tokens; added ones may or may not be among them."""
+    """Return the model's own tokens; added ones may or may not be among them."""
     tokens = definition["model"].get("vocab") or {}
     if isinstance(tokens, list):
         return {token: id_ for id_, (token, _score) in enumerate(tokens)}
@@ -61,7 +62,9 @@ def _run(steps: Iterable[Decode], token: str) -> bytes:
 
 
 def _steps(decoder: Mapping[str, Any] | None) -> Iterable[Decode]:
-    """Decoders that work on a whole text, such as the one that strips its first space, have no step."""
+    """Yield one function per decoder. Decoders of whole texts, such as one that strips the first space,
+    have none.
+    """
     kind = (decoder or {}).get("type")
     if decoder is None:
         return
@@ -102,7 +105,7 @@ def _replace(pattern: Mapping[str, str], content: str) -> Decode:
 
 
 def _word_piece(prefix: str) -> Decode:
-    """A token that does not go on with a word begins one."""
+    """Return the step for WordPiece: a token without the prefix begins a new word."""
 
     def step(piece: Piece) -> Piece:
         if isinstance(piece, bytes):
@@ -113,7 +116,7 @@ def _word_piece(prefix: str) -> Decode:
 
 
 def _byte_table() -> dict[str, int]:
-    """GPT-2's alphabet: printable bytes are themselves, the others come after U+0100 in their order."""
+    """Return GPT-2's alphabet: printable bytes are themselves, the others follow from U+0100 in order."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
@@ -122,10 +125,10 @@ def _byte_table() -> dict[str, int]:
 _BYTES = _byte_table()
 
 
-# A tokenizer that cannot write control tokens, whatever the text says.
+# A tokenizer that never produces control tokens, whatever the text.
 #
-# The library's own switch is not enough: a Unigram model still finds `</s>` in its vocabulary, like any
-# word. So the control tokens get names that no text can hold, and keep their ids.
+# The library's own switch is not enough: a Unigram model still finds `</s>` in its vocabulary, like any word.
+# Here the control tokens are renamed to texts that no input can contain, and keep their ids.
 
 
 def plain_tokenizer(definition: dict[str, Any], control: Collection[str]) -> "Tokenizer":
@@ -142,7 +145,7 @@ def plain_tokenizer(definition: dict[str, Any], control: Collection[str]) -> "To
         for token in definition.get("added_tokens") or ()
     ]
     whole = {"truncation": None, "padding": None}
-    # It comes with transformers: who has a file with a vocabulary of its own does not need it.
+    # Imported late: it comes with transformers, and models with their own vocabulary file do not need it.
     from tokenizers import Tokenizer
 
     return Tokenizer.from_str(
@@ -151,7 +154,9 @@ def plain_tokenizer(definition: dict[str, Any], control: Collection[str]) -> "To
 
 
 def going_on(definition: dict[str, Any]) -> dict[str, Any] | None:
-    """The description for text in the middle, if it differs: some put a space before the first word only."""
+    """Return the definition for text that does not begin a prompt, if it differs: some add a space only
+    before the first word.
+    """
     found = _without_prefix(definition.get("pre_tokenizer"))
     return None if found == definition.get("pre_tokenizer") else {**definition, "pre_tokenizer": found}
 
@@ -172,7 +177,7 @@ def _rename_control(tokens: Any, names: dict[str, str]) -> Any:
 
 
 def _apart(merge: Any, names: dict[str, str]) -> bool:
-    """Whether a merge neither makes a control token nor is made of one."""
+    """Whether a merge neither produces a control token nor consists of one."""
     left, right = merge.split(" ") if isinstance(merge, str) else merge
     return left + right not in names and left not in names and right not in names
 
@@ -199,7 +204,7 @@ _END_OF_TURN = (
     "<EOT>",
     "[EOT]",
 )
-"""Texts with which models of many families end their turn; counted only where they are control tokens."""
+"""Texts that end the turn in many model families; used only where they are control tokens."""
 _INFILL = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
@@ -212,10 +217,10 @@ _INFILL = (
 
 
 class HfTokenizer:
-    """`size` is how many ids the model's logits have, often more than there are tokens.
+    """A Hugging Face tokenizer. `size` is the number of logits, often more than there are tokens.
 
-    Text that spells a control token gives the ids of its characters. Only what the vocabulary has no way to
-    write becomes its "unknown" token.
+    Text that spells a control token is encoded as its characters. Only characters that the vocabulary cannot
+    express become its "unknown" token.
     """
 
     def __init__(self, tokenizer: Any, *, size: int | None = None, end_ids: Collection[int] = ()) -> None:
@@ -228,7 +233,7 @@ class HfTokenizer:
         self.pieces = byte_pieces(definition, self.special.values(), max(most, size or 0))
         self._plain, self._going_on = _plain(definition, self.special)
         self.before, self.after = _frame(self._plain)
-        """What the tokenizer puts around a text by itself, such as BOS, or `[CLS]` and `[SEP]`."""
+        """Ids that the tokenizer itself puts before and after a text, such as BOS, or `[CLS]` and `[SEP]`."""
         self.bos_id: int | None = ids.get(source.named.get("bos_token", ""), next(iter(self.before), None))
         self.eos_id: int | None = ids.get(source.named.get("eos_token", ""))
         self.end_ids = self._ends({*end_ids, *source.end_ids})
@@ -245,21 +250,21 @@ class HfTokenizer:
         return _encode(self._plain, text)
 
     def encode_on(self, text: str) -> list[int]:
-        """The same for text that does not begin a prompt, which some write without a space in front."""
+        """Encode text that does not begin a prompt; some tokenizers then add no space in front."""
         return _encode(self._going_on, text)
 
     def _ends(self, told: Iterable[int]) -> frozenset[int]:
         known = {self.special[text] for text in _END_OF_TURN if text in self.special}
         if {"<|return|>", "<|call|>"} <= self.special.keys():
-            # Harmony ends a message with it, and goes on with the next one.
+            # Harmony ends a message with `<|end|>`, and may continue with the next one.
             known.discard(self.special.get("<|end|>", -1))
         ends = {*known, *told, *([] if self.eos_id is None else [self.eos_id])}
         return frozenset(id_ for id_ in ends if 0 <= id_ < len(self.pieces))
 
 
 def _encode(tokenizer: Any, text: str) -> list[int]:
-    # Of a text alone the library keeps the interpreter to itself, which of 2 MB is a second. Of several it
-    # does not, be they one. Where each id stands in the text nobody asks for.
+    # `encode` holds the GIL, for 2 MB of text about a second; the batch call does not, even for one text. The
+    # fast variant computes no offsets, which are not used here.
     (whole,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
     ids: list[int] = whole.ids
     return ids
@@ -279,7 +284,7 @@ def card_of(
     created: int = 0,
     details: Mapping[str, str] | None = None,
 ) -> ModelCard:
-    """The card of a model that is known by its tokenizer: templates and named tokens come from there."""
+    """Create the card of a model known by its tokenizer, which gives the templates and named tokens."""
     return ModelCard(
         name=name,
         max_model_len=max_model_len,
@@ -297,17 +302,19 @@ def card_of(
 
 
 def _load(tokenizer: Any) -> Any:
-    """A text that is no path is a name, which transformers looks up in its cache or on its hub."""
+    """Load a tokenizer by name with transformers, from its cache or the hub, if the text is not a path."""
     if not isinstance(tokenizer, str) or Path(tokenizer).expanduser().exists():
         return tokenizer
     try:
         from transformers import AutoTokenizer
     except ImportError:
-        raise ModelFileError(f"There is no folder {tokenizer}.") from None
+        raise ModelFileError(f"Folder {tokenizer} does not exist.") from None
     try:
         return AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise ModelFileError(f"There is no folder {tokenizer}, and no tokenizer of that name.") from error
+        raise ModelFileError(
+            f"There is neither a folder nor a tokenizer with the name {tokenizer}."
+        ) from error
 
 
 def _all_ids(definition: Mapping[str, Any]) -> dict[str, int]:
@@ -318,7 +325,7 @@ def _all_ids(definition: Mapping[str, Any]) -> dict[str, int]:
 def _control(
     definition: Mapping[str, Any], source: TokenizerSource, ids: Mapping[str, int]
 ) -> dict[str, int]:
-    """Tokens that are marked so, that have a name, or that end turns; and the one for unknown characters."""
+    """Return tokens that are marked special, that have a name, or that end turns; and the unknown token."""
     added = {token["content"]: bool(token.get("special")) for token in definition.get("added_tokens") or ()}
     texts = {text for text, special in added.items() if special or text in _END_OF_TURN}
     texts.update(source.named.values())
@@ -329,22 +336,20 @@ def _control(
 
 
 def _plain(definition: dict[str, Any], control: Collection[str]) -> tuple[Any, Any]:
-    """Two tokenizers, for text that begins a prompt and for text that does not; most often they are one."""
-    try:
-        pass  # DROP
-    except ImportError:
-        raise ModelFileError("Hugging Face tokenizers need a package: pip install tokenizers.") from None
+    """Create two tokenizers, for text that begins a prompt and for other text; usually they are the same."""
     try:
         plain, other = plain_tokenizer(definition, control), going_on(definition)
         return plain, plain if other is None else plain_tokenizer(other, control)
+    except ImportError:
+        raise ModelFileError("Hugging Face tokenizers need a package: pip install tokenizers.") from None
     except Exception as error:
         raise ModelFileError(
-            "The installed `tokenizers` cannot use this tokenizer.json; is it newer?"
+            "The installed `tokenizers` cannot read this tokenizer.json; a newer version may be needed."
         ) from error
 
 
 def _frame(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What stands around the ids of a text when the tokenizer is asked for all it puts there."""
+    """Return the ids that the tokenizer adds before and after a text."""
     encoding = tokenizer.encode("a", add_special_tokens=True)
     ids, marks = tuple(encoding.ids), encoding.special_tokens_mask
     if 0 not in marks:

@@ -1,4 +1,4 @@
-"""What the files of a model say: its tokenizer, its templates, and how its makers want it sampled."""
+"""Metadata in a model's files: its tokenizer, its templates, and its recommended sampling."""
 
 import os
 from collections.abc import Mapping
@@ -11,26 +11,28 @@ from msgspec import Struct, field
 
 from dragoman.errors import ModelFileError
 
-# A tokenizer's description: of an object that was loaded, or of the files of a folder.
+# A tokenizer's definition, from a loaded object or from the files of a folder.
 
 
 class TokenizerSource(Struct, kw_only=True):
-    """A tokenizer, taken apart. `definition` is what tokenizer.json holds."""
+    """The parts of a tokenizer. `definition` is the content of tokenizer.json."""
 
     definition: dict[str, Any]
     named: dict[str, str] = field(default_factory=dict)
     """Texts of tokens by the names that templates use, such as `eos_token`."""
     templates: dict[str, str] = field(default_factory=dict)
     end_ids: frozenset[int] = frozenset()
-    """Ids at which the model's files say that generation ends."""
+    """Ids at which generation ends, according to the model's files."""
     add_bos: bool | None = None
-    """Whether a text begins with BOS, where the files say so in so many words."""
+    """Whether a text begins with BOS; None if the files do not state it."""
     longest: int | None = None
-    """How many tokens the tokenizer says the model takes; many of them say nothing."""
+    """Maximum tokens that the tokenizer states for the model; many state none."""
 
 
 def source_of(tokenizer: Any) -> TokenizerSource:
-    """Of a `transformers` tokenizer, a `tokenizers.Tokenizer`, or the path of a folder or tokenizer.json."""
+    """Read a `transformers` tokenizer, a `tokenizers.Tokenizer`, or the path of a folder or
+    tokenizer.json.
+    """
     if isinstance(tokenizer, str | Path):
         return _from_path(Path(tokenizer).expanduser())
     if hasattr(tokenizer, "to_str"):
@@ -53,7 +55,7 @@ def _from_transformers(tokenizer: Any) -> TokenizerSource:
 
 
 def _convert(tokenizer: Any) -> Any:
-    """A tokenizer written in Python has no table of its own; transformers can make one of most."""
+    """Convert a tokenizer written in Python, which has no table; transformers can convert most of them."""
     from transformers.convert_slow_tokenizer import convert_slow_tokenizer
 
     try:
@@ -61,7 +63,7 @@ def _convert(tokenizer: Any) -> Any:
     except Exception as error:
         kind = type(tokenizer).__name__
         raise ModelFileError(
-            f"The tokenizer {kind} has no fast form; save one as tokenizer.json and give its folder."
+            f"The tokenizer {kind} has no fast version; save it as tokenizer.json and pass that folder."
         ) from error
 
 
@@ -80,15 +82,15 @@ def _from_path(path: Path) -> TokenizerSource:
 
 def _require(file: Path) -> dict[str, Any]:
     if not file.is_file():
-        raise ModelFileError(f"There is no {file}; a folder with tokenizer.json is needed.")
+        raise ModelFileError(f"{file} does not exist; a folder with tokenizer.json is needed.")
     definition = _read(file)
     if not isinstance(definition.get("model"), dict):
-        raise ModelFileError(f"{file} is not the description of a tokenizer.")
+        raise ModelFileError(f"{file} is not a valid tokenizer definition.")
     return definition
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty where there is no such file."""
+    """Return the object in a JSON file; empty if the file does not exist."""
     try:
         found = msgspec.json.decode(file.read_bytes())
     except FileNotFoundError:
@@ -103,7 +105,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _find_named(config: Mapping[str, Any]) -> dict[str, str]:
-    """`eos_token` and its like, which are a text, or an object that has one."""
+    """Return `eos_token` and the like, whose values are texts or objects with a text."""
     extra = config.get("extra_special_tokens")
     entries = {**(extra if isinstance(extra, dict) else {}), **config}
     found = {}
@@ -115,7 +117,7 @@ def _find_named(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _templates(value: Any) -> dict[str, str]:
-    """One template, several by name, or a list of them: all three are in use."""
+    """Return templates by name: the value may be one template, a dict of several, or a list."""
     if isinstance(value, str):
         return {"default": value}
     if isinstance(value, dict):
@@ -126,7 +128,7 @@ def _templates(value: Any) -> dict[str, str]:
 
 
 def _template_files(folder: Path) -> dict[str, str]:
-    """Templates in files of their own; they are newer than what the configuration may still hold."""
+    """Read templates from their own files, which override the older ones in the configuration."""
     older = _templates(_read(folder / "chat_template.json").get("chat_template"))
     files = {"default": folder / "chat_template.jinja"}
     files |= {file.stem: file for file in sorted(folder.glob("additional_chat_templates/*.jinja"))}
@@ -142,24 +144,24 @@ def _end_ids(folder: Path) -> frozenset[int]:
 
 
 def vocabulary_in(folder: Path) -> int | None:
-    """How many ids the logits have of a model whose folder this is, where its files say so."""
+    """Return the number of logits of the model in a folder, if its files state it."""
     size = _read(folder / "config.json").get("vocab_size")
     return size if isinstance(size, int) else None
 
 
 def _sensible(length: Any) -> int | None:
-    """transformers writes "no limit" as a number with thirty digits."""
+    """Return a plausible length, else None: transformers writes "no limit" as a number with thirty digits."""
     return length if isinstance(length, int) and 0 < length < 1 << 40 else None
 
 
-# How a model wants to be sampled: what its makers say, where they do.
+# The recommended sampling of a model, where its authors give one.
 #
-# The names are those of `Sampling`. What is no number, or beyond what a request could ask for, is left out:
-# a file with a strange value is still a model.
+# The names are those of `Sampling`. Values that are not numbers, or beyond what a request may ask for, are
+# ignored: a file with a strange value can still be served.
 
 
 LLAMA_CPP: Mapping[str, float] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
-"""What llama.cpp's server takes where nobody says anything."""
+"""Defaults of llama.cpp's server."""
 _GGUF = {
     "general.sampling.temp": "temperature",
     "general.sampling.top_k": "top_k",
@@ -180,14 +182,16 @@ _RANGES: Mapping[str, tuple[float, float]] = {
 
 
 def in_gguf(metadata: Mapping[str, str]) -> dict[str, float]:
-    """>>> in_gguf({"general.sampling.temp": "0.6", "general.name": "a"})
+    """Read the sampling defaults in a GGUF file's metadata.
+
+    >>> in_gguf({"general.sampling.temp": "0.6", "general.name": "a"})
     {'temperature': 0.6}
     """
     return sensible({name: _number(metadata.get(key)) for key, name in _GGUF.items()})
 
 
 def in_folder(folder: Path) -> dict[str, float]:
-    """What generation_config.json says."""
+    """Read the sampling defaults in generation_config.json."""
     try:
         config = msgspec.json.decode((folder / "generation_config.json").read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.MsgspecError):
@@ -196,7 +200,7 @@ def in_folder(folder: Path) -> dict[str, float]:
 
 
 def sensible(config: Mapping[str, Any]) -> dict[str, float]:
-    """Of a configuration, what says how to sample."""
+    """Select the valid sampling defaults from a configuration."""
     found: dict[str, float] = {}
     for name, (least, most) in _RANGES.items():
         value = config.get(name)
@@ -212,15 +216,14 @@ def _number(text: str | None) -> float | None:
         return None
 
 
-# What a file is known by. Gigabytes are not read for that: its size counts, and some of its contents all over
-# it.
+# Identification of a file without reading gigabytes: by its size and by samples spread over it.
 
 
 _SAMPLES, _SAMPLE = 64, 1 << 14
 
 
 def digest_samples(path: Path) -> bytes:
-    """Of a file, or of all files of a folder."""
+    """Digest a file, or all files of a folder."""
     found = blake2b(digest_size=16)
     if path.is_dir():
         for file in sorted(file for file in path.rglob("*") if file.is_file()):

@@ -1,4 +1,4 @@
-"""What an engine is. Token ids in, token ids out; it knows nothing of chat, JSON or HTTP."""
+"""The engine protocol: token ids in, token ids out. An engine knows nothing of chat, JSON or HTTP."""
 
 import re
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
@@ -16,11 +16,11 @@ UNSUPPORTABLE = frozenset(Sampling.__struct_fields__) - {"max_tokens", "samplers
     "cache_salt",
     "reuse_prefix",
 }
-"""What an engine may say that it cannot do: fields of Sampling and of Job."""
+"""Fields of Sampling and Job that an engine may declare as unsupported in `ModelCard.unsupported`."""
 BYTES_A_TOKEN = 4
-"""About, where nobody can count them."""
+"""Bytes per token: an estimate for texts without a tokenizer."""
 LONG_SUMMARY = 1024
-"""Tokens that a summary may have, however little it is of."""
+"""Tokens that a summary may always have, however short the summarized text is."""
 OF_SAMPLED_IDS = frozenset({"return_token_ids", "logprobs", "history"})
 OF_IDS = OF_SAMPLED_IDS | {
     "prompt_logprobs",
@@ -30,15 +30,17 @@ OF_IDS = OF_SAMPLED_IDS | {
     "stop_token_ids",
     "truncate_prompt_tokens",
 }
-"""What a request cannot have where there are no ids."""
+"""Request fields that need token ids; refused where an engine has none. `OF_SAMPLED_IDS`: those that need
+the ids of the answer.
+"""
 
 
 BEHIND = 2**30
-"""Priorities from here on are of work that nobody waits for: it is computed where there is room."""
+"""Priorities from this value on mark background work: it is computed only when capacity is free."""
 
 
 def behind_owner(owner: str) -> str:
-    """What a key has of such work is counted apart from its own requests."""
+    """Return the owner that a key's background work is counted under, apart from its foreground requests."""
     return f"\0{owner}"
 
 
@@ -47,96 +49,111 @@ def is_behind(owner: str) -> bool:
 
 
 class ModelCard(Struct, kw_only=True):
-    """What there is to know about the model an engine runs."""
+    """Description of the model that an engine runs, and of what the engine supports."""
 
     name: str
     max_model_len: int | None = None
-    """Prompt and answer together, in tokens, for one sequence. None: only the engine knows."""
+    """Maximum tokens of prompt and answer together. None: known only to the engine."""
     dimensions: int | None = None
-    """Of its vectors. Where an engine does not say, it is known from the first one that it makes."""
+    """Length of an embedding vector. If unset, it is taken from the first vector that the engine returns."""
     slots: int | None = None
-    """Sequences that it computes at the same time, where it knows; more wait outside of it."""
+    """Sequences that the engine computes at once, if known; further ones wait in the server's queue."""
     makes_way: bool = False
-    """Whether an answer that nobody waits for gives up its place to others by itself, and goes on later."""
+    """Whether the engine preempts background answers by itself and resumes them later."""
     embeds_at_once: int | None = None
-    """Calls of `embed` and `score` that it works on at the same time; None: as many as it is given."""
+    """Concurrent calls of `embed` and `score` that the engine can work on; None: no limit."""
     templates: Mapping[str, str] = field(default_factory=dict)
-    """Chat templates by name; the usual one is called "default"."""
+    """Chat templates by name; the default template is called "default"."""
     special_tokens: Mapping[str, str] = field(default_factory=dict)
-    """Texts that templates know by name, such as `pad_token`, besides `bos_token` and `eos_token`."""
+    """Texts of further tokens by the names that templates use, such as `pad_token`; besides `bos_token`
+    and `eos_token`.
+    """
     adapters: Sequence[str] = ()
-    """By their public names. The server changes this where it loads others."""
+    """Public names of the loaded LoRA adapters. The server updates this when it loads or unloads one."""
     mixes_adapters: bool = False
-    """Whether a job may have several adapters, and scales other than 1."""
+    """Whether a job may combine several adapters, or use a scale other than 1."""
     constrains: bool = False
-    """Whether the engine steps each answer with its job's constraint. If not, such requests are refused."""
+    """Whether the engine applies `Job.constraint` to each sampled token. If not, such requests are
+    refused.
+    """
     sources: Collection[SourceForm] = ()
-    """Or the forms of constraints that it keeps to by itself, as text. What has none of these is refused."""
+    """Constraint formats that the engine enforces itself, given as source text. A constraint in none of
+    them is refused.
+    """
     skips_reasoning: bool = False
-    """Whether it can hold the answer to a source only after the reasoning."""
+    """Whether the engine can apply a constraint source only after the reasoning."""
     unsupported: frozenset[str] = frozenset()
-    """Fields of `UNSUPPORTABLE` that the engine does not honour. A request that uses one is refused."""
+    """Fields of `UNSUPPORTABLE` that the engine does not honor. Requests that use one are refused."""
     has_samplers: bool = False
-    """Whether it honours `Sampling.samplers`. If not, requests that ask for one of them are refused."""
+    """Whether the engine honors `Sampling.samplers`. If not, requests that set it are refused."""
     sampling: Mapping[str, int | float] = field(default_factory=dict)
-    """Fields of Sampling as the model's makers recommend them, for requests that leave them open."""
+    """Sampling defaults that the model's authors recommend, for fields that a request leaves unset."""
     modalities: frozenset[MediaKind] = frozenset()
-    """What it takes beside text. The engine is a MediaEngine then."""
+    """Media kinds that the model takes besides text. If there are any, the engine is a `MediaEngine`."""
     samples_ids: bool = True
-    """False where answers are text: then no ids of them are given out, for nobody has seen any sampled."""
+    """False if the engine returns text instead of ids: then the server returns no ids of answers either."""
     has_ids: bool = True
-    """False where there is no tokenizer either: then requests that are about ids are refused."""
+    """False if there is no tokenizer either: then requests that are about ids are refused."""
     takes_text: bool = False
-    """Whether jobs are to have their prompt as text, too."""
+    """Whether `Job.text` must hold the prompt as text, too."""
     takes_chat: bool = False
-    """Whether jobs with pictures or sounds are to have the conversation that their prompt was made of."""
+    """Whether jobs with media must carry the conversation that their prompt was rendered from."""
     created: int = 0
     numerics: str = ""
-    """Stands for what decides the answers to a request: weights, kernels, precision. It goes into
-    `system_fingerprint`."""
+    """Identifier of everything that decides the answer to a request: weights, kernels, precision. Part of
+    `system_fingerprint`.
+    """
     details: Mapping[str, str] = field(default_factory=dict)
-    """For people: architecture, quantization, parameters, runner."""
+    """Details to display: architecture, quantization, parameters, runner."""
 
     def named(self, name: str | None) -> "ModelCard":
-        """The same by another name, where there is one."""
+        """Return the card under another name; the same card if `name` is None."""
         return self if name is None or name == self.name else replace(self, name=name)
 
     @property
     def refused(self) -> frozenset[str]:
-        """The fields that no request may use."""
+        """Fields that no request may use."""
         if self.samples_ids:
             return self.unsupported
         return self.unsupported | (OF_SAMPLED_IDS if self.has_ids else OF_IDS)
 
     @property
     def longest(self) -> int:
-        """Tokens of a sequence. Without a tokenizer nobody here can count them, and the engine does."""
+        """Maximum tokens of a sequence. Unbounded without a tokenizer: then only the engine can count
+        tokens.
+        """
         return UNBOUNDED if self.max_model_len is None or not self.has_ids else self.max_model_len
 
     def count(self, prompt: Sequence[int]) -> int:
-        """The tokens of a prompt: its ids, or about as many as its bytes stand for."""
+        """Count the tokens of a prompt: exactly with a tokenizer, else estimated from its bytes."""
         return len(prompt) if self.has_ids else -(-len(prompt) // BYTES_A_TOKEN)
 
     def room(self, prompt_tokens: int) -> int:
-        """Of an answer to so many."""
+        """Return how many tokens are left for the answer to a prompt of this length."""
         return self.longest if self.longest == UNBOUNDED else self.longest - prompt_tokens
 
     def summary_room(self, size: int) -> int:
-        """Of a summary of so many bytes: models that write on and on would else do so for minutes."""
+        """Return the maximum tokens of a summary of `size` bytes; some models would otherwise generate for
+        minutes.
+        """
         return max(min(self.longest // 4, max(LONG_SUMMARY, size // BYTES_A_TOKEN)), 1)
 
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """Plain attributes will do; they are properties here only so that any type that fits is taken."""
+    """A model's tokenizer. The members are properties only so that any attribute of a fitting type is
+    accepted.
+    """
 
     @property
     def pieces(self) -> Sequence[bytes]:
-        """The bytes of every id; its length is the vocabulary's size. Special tokens have their text here."""
+        """Bytes of every id; the length is the vocabulary size. Special tokens are represented by their
+        text.
+        """
 
     @property
     def special(self) -> Mapping[str, int]:
-        """Control tokens by their text. Text from a client never becomes one of these."""
+        """Special token ids by text. Text from a client never becomes one of these."""
 
     @property
     def bos_id(self) -> int | None: ...
@@ -154,38 +171,40 @@ class Tokenizer(Protocol):
 
     @property
     def infill(self) -> tuple[int, int, int] | None:
-        """The prefix, suffix and middle ids of models that can fill a gap."""
+        """The prefix, suffix and middle ids of models that support fill-in-the-middle."""
 
     def encode(self, text: str) -> list[int]:
-        """The ids of `text` as plain text: never a control token, never a BOS."""
+        """Encode `text` as plain text: never a special token, never a BOS."""
 
 
-# Engines that speak text. Their answers are text from the first word to the last, and are read as that
-# (`TextStep`): nothing is taken for ids that nobody has sampled. With a tokenizer at hand prompts are ids as
-# always, and answers are counted by it. Without one there are no ids at all: prompts go to the engine as
-# text, and a request that is about ids is refused.
+# Engines that return text. Their whole answer is handled as text (`TextStep`), and no ids are derived from it
+# as if they had been sampled. If a tokenizer is available, prompts are ids as usual and answers are counted
+# with it. Without one there are no ids at all: prompts go to the engine as text, and a request that is about
+# ids is refused.
 
 
 PIECE_BYTES = 256 * 1024
 _CONTROL = re.compile(
     r"<\|[^<>|\s]{1,64}\|>|<\uff5c[^<>\uff5c\s]{1,64}\uff5c>|<(?:start|end)_of_turn>|</?s>|\[/?INST\]"
 )
-"""What is surely no word of a template, but a token of the model."""
+"""Pattern of special tokens in a chat template that cannot be ordinary words."""
 
 
 def encode_bytes(text: str) -> list[int]:
-    """An id for each byte of UTF-8."""
+    """Return one id for each byte of UTF-8."""
     data, ids = text.encode(), list[int]()
     for at in range(0, len(data), PIECE_BYTES):
-        # Not in one call, which would keep the interpreter to itself.
+        # In chunks: one long call would hold the GIL.
         ids += data[at : at + PIECE_BYTES]
     return ids
 
 
 class TextTokenizer:
-    """Where there is no tokenizer: an id is a byte, or a control token that is known by name or by its looks.
+    """Fallback where no tokenizer is available: an id is a byte, or a special token known by name or by its
+    form.
 
-    Its ids measure prompts, and keep what clients write apart from what a template writes. Nobody sees them.
+    Its ids measure prompts, and keep the client's text apart from the template's special tokens. They are
+    never returned to a client.
     """
 
     add_bos = False
@@ -201,7 +220,7 @@ class TextTokenizer:
         self.end_ids = frozenset[int]() if self.eos_id is None else frozenset({self.eos_id})
 
     def read_templates(self, sources: Iterable[str]) -> None:
-        """Learn the control tokens of the templates that prompts are written with."""
+        """Add the special tokens found in the templates that prompts are rendered with."""
         self._learn(token for source in sources for token in _CONTROL.findall(source))
 
     def _learn(self, texts: Iterable[str]) -> None:
@@ -215,25 +234,25 @@ class TextTokenizer:
 
 
 def count_text(tokenizer: Tokenizer, text: str) -> int:
-    """By the tokenizer; without one it is a guess."""
+    """Count the tokens of a text with the tokenizer; estimate them if there is none."""
     if isinstance(tokenizer, TextTokenizer):
         return -(-len(text.encode()) // BYTES_A_TOKEN)
     return len(tokenizer.encode(text))
 
 
 def check_has_ids(card: ModelCard, what: str, param: str | None = None) -> None:
-    """Raises where there is no tokenizer: `check_has_ids(card, "a prompt of ids", "prompt")`."""
+    """Raise BadRequest if the model has no tokenizer: `check_has_ids(card, "a prompt of ids", "prompt")`."""
     if not card.has_ids:
-        message = f"This model is served without a tokenizer, so there are no token ids, which {what} needs."
+        message = f"This model is served without a tokenizer, so it has no token ids; {what} needs them."
         raise BadRequest(message, param=param, code="unsupported_field")
 
 
-# What an engine does.
+# The engine interfaces.
 
 
 class Handle(Protocol):
     def cancel(self, index: int | None = None) -> None:
-        """Stop one continuation, or all. Idempotent; the engine is rid of it within one step."""
+        """Stop one continuation, or all. Idempotent; the engine drops it within one step."""
 
 
 @runtime_checkable
@@ -245,12 +264,12 @@ class Engine(Protocol):
     def tokenizer(self) -> Tokenizer: ...
 
     def generate(self, job: Job) -> AsyncIterator[Step]:
-        """The steps of one continuation: `job.n` is 1 here. Closing the iterator cancels the job."""
+        """Yield the steps of one continuation: `job.n` is 1 here. Closing the iterator cancels the job."""
 
 
 @runtime_checkable
 class DirectEngine(Engine, Protocol):
-    """An engine that can call back, which spares a task switch per token."""
+    """An engine that reports steps through a callback, which saves a task switch per token."""
 
     def submit(self, job: Job, sink: Sink) -> Handle:
         """Start all `n` continuations of a job from the event loop's thread; `sink` is called on that thread.
@@ -261,87 +280,93 @@ class DirectEngine(Engine, Protocol):
 
 @runtime_checkable
 class LivingEngine(Engine, Protocol):
-    """An engine with a life of its own: threads, memory, a device."""
+    """An engine with resources to open and close: threads, memory, a device."""
 
     async def start(self) -> None: ...
 
     async def stop(self) -> None: ...
 
     async def check(self) -> None:
-        """Return when the engine has made a round trip; raise EngineFailed when it is dead."""
+        """Return when the engine has made a round trip; raise EngineFailed if it is dead."""
 
 
 @runtime_checkable
 class PulsingEngine(LivingEngine, Protocol):
-    """A living engine of which can be seen from outside whether it gets on, and which can be given up."""
+    """A `LivingEngine` whose progress can be observed from outside, and which can be abandoned."""
 
     @property
     def pulse(self) -> int:
-        """A number that changes while there is work and the engine gets on with it, also within a step."""
+        """A counter that changes while the engine makes progress, also within a step."""
 
     def abandon(self) -> None:
-        """Let go of an engine that is stuck, at once. Its jobs hear no more of it."""
+        """Release a stuck engine at once. Its jobs get no further steps."""
 
 
 @runtime_checkable
 class MediaEngine(Engine, Protocol):
-    """An engine whose model sees or hears. Its jobs say in `media` where in the prompt that is."""
+    """An engine whose model takes images or audio. `Job.media` says where in the prompt they are."""
 
     def place(self, media: Media) -> Sequence[int]:
-        """The ids that stand in a prompt for a picture or a sound: one for each position that it takes, and
-        those that the model wants before, between and behind them.
+        """Return the token ids that represent an image or audio in a prompt: one per position that it takes,
+        and those that the model expects before, between and after them.
 
-        From any worker thread: it may take milliseconds. Raises BadRequest for what the model cannot take.
+        May be called from any worker thread and take milliseconds. Raises BadRequest for media that the model
+        cannot take.
         """
 
 
 @runtime_checkable
 class EmbeddingEngine(Engine, Protocol):
     async def embed(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-        """One L2-normalized vector per prompt."""
+        """Return one L2-normalized vector per prompt."""
 
 
 @runtime_checkable
 class SharingEngine(EmbeddingEngine, Protocol):
-    """An engine that shares its time out between owners: those of jobs, and those of embeddings as well."""
+    """An engine that shares its compute time fairly between owners, for embeddings as well as for jobs."""
 
     async def embed_for(self, owner: str, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-        """`embed`, in the name of somebody: `owner` means what it means in a job."""
+        """Embed in the name of an owner, which means the same as `Job.owner`."""
 
 
 @runtime_checkable
 class ScoringEngine(Engine, Protocol):
-    """A cross-encoder: it reads two texts at once, and says how well they fit."""
+    """A cross-encoder: reads two texts together and scores how well they match."""
 
     async def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[float]:
-        """One score per pair of a query and a document; what joins the two is the engine's to add."""
+        """Return one score per pair of query and document. The engine adds the tokens that join the two."""
 
 
 @runtime_checkable
 class TrainedEngine(Engine, Protocol):
-    """An engine whose weights are changed while it serves, as in reinforcement learning."""
+    """An engine whose weights can be changed while it serves, as in reinforcement learning."""
 
     @property
     def weight_version(self) -> str | None:
-        """Which weights are in place; None if nobody has said."""
+        """Version of the loaded weights; None if unset."""
 
     async def pause(self) -> None:
-        """Return when nothing computes with the weights. New jobs wait; those at work go on after it."""
+        """Return when nothing computes with the weights. New jobs wait; running ones continue after
+        `resume`.
+        """
 
     async def resume(self, weight_version: str | None = None) -> None:
-        """Go on, with the weights of this version where one is given."""
+        """Continue, and set the version of the weights if one is given."""
 
 
 @runtime_checkable
 class AdaptableEngine(Engine, Protocol):
-    """An engine that takes LoRA adapters while it serves. `Job.adapters` has them by the names given here."""
+    """An engine that loads LoRA adapters while it serves. `Job.adapters` refers to them by the names given
+    here.
+    """
 
     async def load_adapter(self, name: str, path: str) -> None:
-        """Return when jobs may name it. A name comes once in an engine's life. Raises ModelFileError or
-        BadRequest for what it cannot load."""
+        """Return when jobs may use the adapter. A name is used only once in an engine's lifetime. Raises
+        ModelFileError or BadRequest for an adapter that cannot be loaded.
+        """
 
     async def unload_adapter(self, name: str) -> None:
-        """Give back what it takes; there is no job left that names it."""
+        """Free an adapter; no job uses it any more."""
 
 
 PLACEHOLDERS: Mapping[MediaKind, tuple[str, ...]] = {
@@ -351,35 +376,35 @@ PLACEHOLDERS: Mapping[MediaKind, tuple[str, ...]] = {
 
 
 def placeholder_id(tokenizer: Tokenizer, kind: MediaKind) -> int:
-    """One id for a whole picture or sound, where only whoever computes knows how many there are."""
+    """Return one id for a whole image or audio, where only the engine knows how many positions it takes."""
     known = tokenizer.special
     return next((known[text] for text in PLACEHOLDERS[kind] if text in known), tokenizer.eos_id or 0)
 
 
 def weights_of(engine: Engine) -> str | None:
-    """The version of the weights in place, where the engine has one. A number will do."""
+    """Return the version of the engine's weights as text, if it has one. A number is accepted."""
     version = getattr(engine, "weight_version", None)
     return None if version is None else str(version)
 
 
 class EngineFaults(Struct):
-    """Counters of what went wrong since an engine was opened first."""
+    """Counters of failures since the engine was first opened."""
 
     failed_steps: int = 0
-    """Steps that raised, or whose logits were not numbers."""
+    """Steps that raised, or whose logits were not finite."""
     rebuilds: int = 0
-    """How often what computes was set up again, with the engine still there."""
+    """How often the runner was rebuilt inside a running engine."""
     restarts: int = 0
-    """How often the engine was opened anew."""
+    """How often the engine was opened again."""
 
 
 def faults_of(engine: Engine) -> EngineFaults | None:
-    """The counters of an engine that has `faults`."""
+    """Return the counters of an engine that has `faults`."""
     faults: EngineFaults | None = getattr(engine, "faults", None)
     return faults
 
 
 def kv_usage_of(engine: Engine) -> float | None:
-    """The part of its memory for keys and values that is in use, from 0 to 1, where it has a `kv_usage`."""
+    """Return the used fraction of the KV cache, from 0 to 1, if the engine has a `kv_usage`."""
     used: float | None = getattr(engine, "kv_usage", None)
     return used

@@ -1,4 +1,4 @@
-"""Executors that block, as trainers have them, as engines: what waits together goes in one call."""
+"""Engines from blocking executors, as trainers have them: waiting jobs are batched into one call."""
 
 import asyncio
 import inspect
@@ -19,7 +19,7 @@ from dragoman.types import FinishReason, Job, Sampling, Sink, Step, TextStep, To
 __all__ = ["RolloutEngine"]
 
 
-# Sampling as executors take it: a dict with vLLM's names.
+# Sampling parameters as executors take them: a dict with vLLM's names.
 
 
 HONOURED = UNSUPPORTABLE - {
@@ -30,52 +30,53 @@ HONOURED = UNSUPPORTABLE - {
     "cache_salt",
     "reuse_prefix",
 }
-"""What a vLLM-shaped executor usually can do."""
+"""Fields that an executor with vLLM's interface usually supports."""
 _ALWAYS = ("temperature", "top_p")
 _UNASKED = Sampling(max_tokens=0)
 
 
 def params_of(sampling: Sampling, ends: frozenset[int], honoured: Collection[str]) -> dict[str, Any]:
-    """What was asked, and nothing that was not: an executor has defaults of its own for the rest."""
+    """Return the parameters that the request set; for the rest the executor has its own defaults."""
     asked: dict[str, Any] = {"max_tokens": sampling.most}
     for name in sorted(honoured):
         value = getattr(sampling, name)
         if name in _ALWAYS or value != getattr(_UNASKED, name):
             asked[name] = _plain(value)
     if "stop_token_ids" in honoured and not sampling.ignore_eos:
-        # Executors know one end of their own; the model may have several.
+        # Executors know one end id; the model may have several.
         asked["stop_token_ids"] = sorted(sampling.stop_token_ids | ends)
     return asked
 
 
 def _plain(value: Any) -> Any:
-    """Sets and tuples as lists, in an order that is always the same."""
+    """Convert sets and tuples to lists, in a stable order."""
     if isinstance(value, frozenset):
         return sorted(value)
     return list(value) if isinstance(value, tuple) else value
 
 
-# What an executor answers, read with care: nothing is filled in that it did not say.
+# Parsing of an executor's outputs; missing values are never made up.
 
 
 _FINISHES: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 
 
 def step_of(output: Any, job: Job, index: int, vocabulary: int) -> Step:
-    """The one step of an answer. Objects and dicts will do; raises EngineFailed where something is amiss.
+    """Convert an output, an object or a dict, to the one step of an answer. Raises EngineFailed if it is
+    malformed.
 
-    Without a vocabulary the text counts, and ids beside it tell how many tokens it has.
+    Without a vocabulary the text is the answer, and ids beside it only give its token count.
     """
     choices = _get(output, "outputs")
     if choices is not None and len(choices) != 1:
-        raise EngineFailed(f"The executor gave {len(choices)} answers to one prompt.")
+        raise EngineFailed(f"The executor returned {len(choices)} answers to one prompt.")
     answer = output if choices is None else choices[0]
     told, text = _get(answer, "token_ids"), _get(answer, "text")
     if told is None and not isinstance(text, str):
-        raise EngineFailed("The executor gave an answer without token_ids or text.")
+        raise EngineFailed("The executor returned an answer without token_ids or text.")
     reason = str(_get(answer, "finish_reason"))
     if reason not in _FINISHES:
-        raise EngineFailed(f"The executor ended an answer for a reason that is not known: {reason}.")
+        raise EngineFailed(f"The executor ended an answer with an unknown finish reason: {reason}.")
     if told is None or not vocabulary:
         known = _get(answer, "prompt_tokens") or len(_get(answer, "prompt_token_ids") or ()) or None
         count = len(told) if told is not None else _get(answer, "completion_tokens") or 0
@@ -98,10 +99,10 @@ def _get(thing: Any, name: str) -> Any:
 def _ids(told: Any, job: Job, vocabulary: int) -> list[int]:
     ids = [int(id_) for id_ in told]
     if any(not 0 <= id_ < vocabulary for id_ in ids):
-        raise EngineFailed("The executor gave an id that is not in the vocabulary.")
+        raise EngineFailed("The executor returned an id that is not in the vocabulary.")
     if len(ids) > job.sampling.max_tokens:
         raise EngineFailed(
-            f"The executor gave {len(ids)} tokens where {job.sampling.max_tokens} were asked for."
+            f"The executor returned {len(ids)} tokens; max_tokens is {job.sampling.max_tokens}."
         )
     return ids
 
@@ -110,17 +111,17 @@ def _logprobs(told: Any, ids: Sequence[int], top: int | None) -> list[TokenLogpr
     if top is None:
         return None
     if told is None or len(told) != len(ids):
-        raise EngineFailed("The executor was asked for a log probability per token, and did not give that.")
+        raise EngineFailed("The executor did not return the requested log probability of each token.")
     return [_entry(entry, id_, top) for entry, id_ in zip(told, ids, strict=True)]
 
 
 def _entry(entry: Any, id_: int, top: int) -> TokenLogprob:
-    """A number, or the likeliest ids with theirs, among which the chosen one is."""
+    """Convert a number, or a mapping of the likeliest ids, which includes the sampled one."""
     if not isinstance(entry, Mapping):
         return TokenLogprob(id_, _number(entry))
     known = {int(other): _number(value) for other, value in entry.items()}
     if id_ not in known:
-        raise EngineFailed("The executor gave log probabilities in which the chosen token is missing.")
+        raise EngineFailed("The executor's log probabilities do not include the sampled token.")
     best = sorted(known.items(), key=lambda pair: -pair[1])[:top]
     return TokenLogprob(id_, known[id_], tuple(best))
 
@@ -129,10 +130,10 @@ def _number(value: Any) -> float:
     return float(getattr(value, "logprob", value))
 
 
-# An executor with a blocking `generate` as an engine: what waits together goes in one call.
+# An engine around an executor with a blocking `generate`: waiting jobs are batched into one call.
 #
-# Steps come when a call returns, all ids of an answer at once. The thread that calls is not the event
-# loop's, so streams begin at once, clients that leave are noticed, and nothing else stalls.
+# Steps come when a call returns, all ids of an answer at once. A separate thread makes the calls, so the
+# event loop can start streams and notice disconnects meanwhile.
 
 
 _log = logging.getLogger("dragoman.engine")
@@ -140,7 +141,9 @@ _log = logging.getLogger("dragoman.engine")
 
 class Executor(Protocol):
     def generate(self, prompts: list[Any], sampling_params: list[Any]) -> Sequence[Any]:
-        """One output per prompt, in their order: `outputs[0].token_ids`, `.finish_reason`, `.logprobs`."""
+        """Return one output per prompt, in order, with `outputs[0].token_ids`, `.finish_reason` and
+        `.logprobs`.
+        """
 
 
 class _Wish:
@@ -160,11 +163,12 @@ class _Wish:
 
 
 class RolloutEngine:
-    """`honoured` are the fields that the executor keeps to; a request that uses another one is refused.
+    """Engine around a blocking executor. `honoured` are the fields that the executor supports; a request that
+    uses another one is refused.
 
-    Without a tokenizer prompts are text; an executor that answers in text is served either way. One that
-    wants more than lists of ids, or texts, and dicts gets them from `make_prompt` and `make_params`:
-    for vLLM's `LLM`, `lambda ids: {"prompt_token_ids": ids}` and `lambda params: SamplingParams(**params)`.
+    Without a tokenizer prompts are text; an executor may answer in text either way. Prompts are lists of ids
+    or texts, and parameters are dicts, unless `make_prompt` and `make_params` convert them: for vLLM's `LLM`,
+    `lambda ids: {"prompt_token_ids": ids}` and `lambda params: SamplingParams(**params)`.
     """
 
     def __init__(
@@ -180,14 +184,14 @@ class RolloutEngine:
         weight_version: str | None = None,
         takes_text: bool = False,
     ) -> None:
-        """With `takes_text` prompts are text though there is a tokenizer, and so are answers."""
+        """With `takes_text` prompts and answers are text even if there is a tokenizer."""
         if unknown := frozenset(honoured) - UNSUPPORTABLE:
-            raise ValueError(f"not a field that can be honoured: {', '.join(sorted(unknown))}")
+            raise ValueError(f"honoured has unknown fields: {', '.join(sorted(unknown))}")
         has_ids = tokenizer is not None
         self.tokenizer = tokenizer or TextTokenizer(card.special_tokens)
         self.card = replace(
             card,
-            # The queue is ours, so priorities are kept whatever the executor can do.
+            # The queue is here, so priorities work with any executor.
             unsupported=UNSUPPORTABLE - {"priority", *honoured},
             samples_ids=card.samples_ids and has_ids and not takes_text,
             has_ids=has_ids,
@@ -208,13 +212,13 @@ class RolloutEngine:
 
     @property
     def live(self) -> int:
-        """Continuations that wait or are being computed, and were not cancelled."""
+        """Continuations that are waiting or being computed, and not cancelled."""
         return sum(not wish.over for wish in (*self._waiting, *self._calling))
 
     def submit(self, job: Job, sink: Sink) -> "_RolloutHandle":
         """Queue a job; `sink` is called on the running event loop's thread."""
         if job.constraint is not None or job.adapter is not None:
-            raise BadRequest("This engine takes neither constraints nor adapters.")
+            raise BadRequest("This engine supports neither constraints nor adapters.")
         loop = asyncio.get_running_loop()
         wishes = [_Wish(single(job, index), index, sink, loop) for index in range(job.n)]
         with self._change:
@@ -231,7 +235,7 @@ class RolloutEngine:
             self._start()
 
     async def stop(self) -> None:
-        """End what waits with finish "abort", and return when the running call has ended."""
+        """End waiting jobs with finish "abort", and return when the running call has ended."""
         with self._change:
             self._stopped = True
             self._change.notify_all()
@@ -247,14 +251,16 @@ class RolloutEngine:
         await asyncio.to_thread(self._pause)
 
     async def resume(self, weight_version: str | None = None) -> None:
-        """Go on, with the weights of this version where one is given."""
+        """Continue, and set the version of the weights if one is given."""
         with self._change:
             self.weight_version = weight_version or self.weight_version
             self._paused = False
             self._change.notify_all()
 
     def drop(self, wish: _Wish) -> None:
-        """What waits leaves the queue. What is in a call cannot be stopped, and nobody hears of it."""
+        """Drop a continuation. A waiting one leaves the queue; one in a call is computed to its end and
+        discarded.
+        """
         wish.over = True
         with self._change:
             if wish in self._waiting:
@@ -286,12 +292,12 @@ class RolloutEngine:
         deliver([(wish, wish.end("abort")) for wish in left], self.drop)
 
     def _next(self) -> list[_Wish]:
-        """Wait for work, and take what goes in one call; nothing when it is over."""
+        """Wait for work and return the continuations of the next call; an empty list after `stop`."""
         with self._change:
             self._change.wait_for(lambda: self._stopped or (self._waiting and not self._paused))
             if self._stopped:
                 return []
-            # Lower goes first; what came first goes first among equals.
+            # A lower priority value goes first; equal ones go in order of arrival.
             self._waiting.sort(key=lambda wish: wish.job.priority)
             self._calling, self._waiting = self._waiting[: self._batch], self._waiting[self._batch :]
             return self._calling
@@ -307,12 +313,14 @@ class RolloutEngine:
             ]
             outputs = list(self._executor.generate(prompts, params))
             if len(outputs) != len(calling):
-                raise EngineFailed(f"The executor gave {len(outputs)} outputs for {len(calling)} prompts.")
+                raise EngineFailed(
+                    f"The executor returned {len(outputs)} outputs for {len(calling)} prompts."
+                )
         except DragomanError as error:
             return [(wish, wish.end("error", error)) for wish in calling]
         except Exception:
-            _log.exception("the executor failed on a batch of %d", len(calling))
-            failure = EngineFailed("The executor failed on the batch that this answer was in.")
+            _log.exception("The executor failed on a batch of %d", len(calling))
+            failure = EngineFailed("The executor failed on the batch of this answer.")
             return [(wish, wish.end("error", failure)) for wish in calling]
         return [(wish, self._read(wish, output)) for wish, output in zip(calling, outputs, strict=True)]
 
@@ -321,15 +329,15 @@ class RolloutEngine:
             vocabulary = 0 if self.card.takes_text else len(self.tokenizer.pieces)
             step = step_of(output, wish.job, wish.index, vocabulary)
             if isinstance(step, TextStep):
-                # Here, because a whole answer takes a while to count.
+                # Counted in this thread, because counting a whole answer takes a while.
                 step.tokens = step.tokens or count_text(self.tokenizer, step.text)
                 self.card.samples_ids = False
             return step
         except DragomanError as error:
             return wish.end("error", error)
         except Exception:
-            _log.exception("an output of the executor cannot be read")
-            return wish.end("error", EngineFailed("The executor gave an answer that cannot be read."))
+            _log.exception("Cannot parse an output of the executor")
+            return wish.end("error", EngineFailed("The executor returned an output that cannot be parsed."))
 
 
 class _RolloutHandle:
@@ -344,8 +352,8 @@ class _RolloutHandle:
             self._engine.drop(wish)
 
 
-# Executors as RL-Kernel has them, and others like them, by the parameters of their method. Each is asked for
-# all prompts at once with the same sampling, so what is asked otherwise is another call.
+# Executors as RL-Kernel has them, and similar ones, recognized by the parameters of their method. Each takes
+# all prompts with the same sampling, so other sampling parameters need another call.
 #
 #     generate_candidates(prompts, *, num_generations, sampling_params)    candidates with ids and text
 #     generate(prompts, *, n, max_tokens, temperature, ...)                texts: its CompletionBackend
@@ -353,11 +361,11 @@ class _RolloutHandle:
 
 
 _BY_NAME = frozenset({"top_k", "repetition_penalty"})
-"""What a backend takes in `extra`."""
+"""Parameters that a backend takes in `extra`."""
 
 
 class ExecutorShape(Struct, frozen=True):
-    """How an executor is asked: what `RolloutEngine` is to be made with."""
+    """How an executor is called: the arguments for its `RolloutEngine`."""
 
     executor: Executor
     honoured: Collection[str] = HONOURED
@@ -367,7 +375,7 @@ class ExecutorShape(Struct, frozen=True):
 
 
 def shape_of(thing: Any) -> ExecutorShape | None:
-    """None, if it is no executor, or an engine with a card of its own."""
+    """Recognize an executor's interface; None if it is not an executor, or is an engine with its own card."""
     if isinstance(thing, type) or hasattr(thing, "card") or hasattr(thing, "generate_request"):
         return None
     names = _list_parameters(getattr(thing, "generate", None))
@@ -399,7 +407,7 @@ def wrap_executor(
     special_tokens: Mapping[str, str] | None = None,
     batch: int = 64,
 ) -> RolloutEngine:
-    """What is not given is taken from the executor, as far as it shows that."""
+    """Create an engine from an executor. Arguments left out are read from the executor where possible."""
     from dragoman.engines.asyncllm import tokenizer_of
 
     found = tokenizer_of(thing, tokenizer or getattr(getattr(thing, "sampler", None), "tokenizer", None))
@@ -423,7 +431,7 @@ def wrap_executor(
 
 
 class _OneForAll:
-    """Asks once for each set of parameters that there is among the prompts."""
+    """Executor that makes one call for each distinct set of parameters among the prompts."""
 
     def __init__(self, ask: Callable[[list[Any], dict[str, Any]], Sequence[Any]]) -> None:
         self._ask = ask
@@ -436,7 +444,7 @@ class _OneForAll:
         for places in groups.values():
             said = self._ask([prompts[place] for place in places], sampling_params[places[0]])
             if len(said) != len(places):
-                raise EngineFailed(f"The executor gave {len(said)} outputs for {len(places)} prompts.")
+                raise EngineFailed(f"The executor returned {len(said)} outputs for {len(places)} prompts.")
             outputs.update(zip(places, map(_take_only, said), strict=True))
         return [outputs[place] for place in range(len(prompts))]
 
@@ -456,10 +464,10 @@ def _ask_backend(
 
 
 def _take_only(group: Any) -> Any:
-    """The one answer to a prompt. One that does not say how it ended has come to its end."""
+    """Return the one answer to a prompt. Without a finish reason it counts as finished."""
     answers = group if isinstance(group, list | tuple) else [group]
     if len(answers) != 1:
-        raise EngineFailed(f"The executor gave {len(answers)} answers to one prompt.")
+        raise EngineFailed(f"The executor returned {len(answers)} answers to one prompt.")
     answer = {"text": answers[0]} if isinstance(answers[0], str) else answers[0]
     if _get(answer, "outputs") is not None or _get(answer, "finish_reason") is not None:
         return answer

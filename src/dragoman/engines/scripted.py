@@ -1,4 +1,4 @@
-"""An engine that says what it is told to, at a given pace and with faults on order. For exact tests."""
+"""An engine for exact tests: it answers with a given script, at a given pace, and with faults on demand."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ SIGHTED = CHATML.replace(
     "{% elif part.type == 'audio' %}<|audio_start|><|audio_pad|><|audio_end|>"
     "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}",
 )
-"""For models that see and hear."""
+"""Chat template for models that take images and audio."""
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 PLACE_ID = 256 + SPECIAL.index("<|endoftext|>")
 PIXELS, MOST_PLACED = 32, 256
@@ -37,7 +37,9 @@ END_ID = 256 + SPECIAL.index("<|im_end|>")
 
 
 class ByteTokenizer:
-    """One id per byte, then the special tokens, then whatever words a script wants as one id."""
+    """Tokenizer with one id per byte, then the special tokens, then any words that a script wants as one
+    id.
+    """
 
     def __init__(self, words: Sequence[str | bytes] = ()) -> None:
         extra = [word.encode() if isinstance(word, str) else word for word in words]
@@ -54,7 +56,7 @@ class ByteTokenizer:
 
 
 class Script(Struct, frozen=True):
-    """What to say to one job."""
+    """The answer to one job."""
 
     ids: Sequence[int]
     burst: int = 1
@@ -62,11 +64,11 @@ class Script(Struct, frozen=True):
     finish: FinishReason = "stop"
     fault: Fault | None = None
     fault_at: int = 0
-    """After how many ids the fault comes."""
+    """Number of ids after which the fault occurs."""
 
 
 def say(text: str, *, burst: int = 1, fault: Fault | None = None, fault_at: int = 0) -> Script:
-    """`say("hi")`: two bytes and the end of the turn."""
+    """Return the script for a text: `say("hi")` is two bytes and the end of the turn."""
     return Script([*text.encode(), END_ID], burst, fault=fault, fault_at=fault_at)
 
 
@@ -82,7 +84,9 @@ class _Run(Struct):
 
 
 class ScriptedEngine:
-    """`interval` is the pace: seconds between steps, or 0 for as fast as the event loop goes."""
+    """Engine that follows scripts. `interval` is the number of seconds between steps; 0 is as fast as the
+    event loop.
+    """
 
     def __init__(
         self,
@@ -93,7 +97,7 @@ class ScriptedEngine:
         card: ModelCard | None = None,
         modalities: Iterable[MediaKind] = (),
     ) -> None:
-        """`modalities` are for the card that it makes where none is given."""
+        """`modalities` are for the default card."""
         self.tokenizer = tokenizer or ByteTokenizer()
         takes = frozenset(modalities)
         template = SIGHTED if takes else CHATML
@@ -101,9 +105,9 @@ class ScriptedEngine:
             name="scripted", max_model_len=4096, templates={"default": template}, modalities=takes
         )
         self.placed: list[str] = []
-        """What it was asked to place, by its digests."""
+        """Digests of the media given to `place`."""
         self.jobs: list[Job] = []
-        """Every job that came, for tests to look at."""
+        """All submitted jobs, for assertions."""
         self._script = script
         self._interval = interval
         self._running: list[_Run] = []
@@ -114,7 +118,7 @@ class ScriptedEngine:
 
     @property
     def live(self) -> int:
-        """Continuations that would still be computed."""
+        """Number of continuations that are not over."""
         return sum(len(run.open) for run in self._running)
 
     def submit(self, job: Job, sink: Sink) -> Handle:
@@ -131,7 +135,9 @@ class ScriptedEngine:
         return iterate(self, job)
 
     def place(self, media: Media) -> list[int]:
-        """An id for each 32 by 32 pixels, or for each second: that of the end of a text, which is no word."""
+        """Return an id for each 32 by 32 pixels, or each second: that of the end of text, which no text
+        contains.
+        """
         self.placed.append(media.digest)
         rows, columns = -(-media.height // PIXELS), -(-media.width // PIXELS)
         count = rows * columns if media.kind == "image" else ceil(media.seconds)
@@ -201,7 +207,7 @@ class ScriptedEngine:
 
     def _break(self, run: _Run, fault: Fault) -> None:
         if fault == "exception":
-            self._end(run, "error", EngineFailed("The script says that this job fails."))
+            self._end(run, "error", EngineFailed("The script makes this job fail."))
         elif fault == "crash":
             self._dead = True
             for other in self._running:
@@ -228,6 +234,6 @@ def _step(run: _Run, index: int, ids: list[int], finish: FinishReason | None, fi
 
 @lru_cache(maxsize=1024)
 def _logprob(id_: int, top: int) -> TokenLogprob:
-    # Neighbours, on the side where there are enough of them.
+    # Adjacent ids, in the direction where there are enough.
     way = -1 if id_ >= top else 1
     return TokenLogprob(id_, -0.5, tuple((id_ + way * rank, -0.5 - rank) for rank in range(top)))

@@ -1,6 +1,7 @@
-"""What an engine has to be made of, and what it may give: each function says what is wrong, in a sentence.
+"""Checks of an engine and of the values that it returns: each function describes what is wrong, in a
+sentence.
 
-For the server, which takes nothing on trust, and for `doctor`, which tells an engine's author.
+Used by the server, which trusts no engine, and by `doctor`, for the engine's author.
 """
 
 import logging
@@ -19,14 +20,16 @@ from dragoman.types import TokenLogprob
 
 logger = logging.getLogger("dragoman.engine")
 
-MISBEHAVED = "The engine did what no engine may; the server's log says what."
+MISBEHAVED = "The engine violated its protocol; see the server log."
 PARTS = ("card", "tokenizer", "generate")
 GREETING = "Hello, world!"
 TOKENIZER = ("pieces", "special", "bos_id", "eos_id", "end_ids", "add_bos", "infill", "encode")
 FEW, PIECE = 16, 64 * 1024
-"""Ids: those of a step are few, those of a prompt may be millions."""
+"""`FEW`: up to this many ids, as in a step, a plain loop is fastest. `PIECE`: longer lists, such as
+prompts of millions of ids, are checked in chunks of this size.
+"""
 ABOVE_ZERO = 1e-3
-"""By which rounding may take a log probability above 0."""
+"""Rounding error by which a log probability may exceed 0."""
 
 
 def as_engine(
@@ -38,9 +41,9 @@ def as_engine(
     max_model_len: int | None = None,
     special_tokens: Mapping[str, str] | None = None,
 ) -> Engine:
-    """What can be served of an object: itself where it has the protocol, else what makes it have that.
+    """Return `thing` as an Engine: itself if it implements the protocol, else wrapped in an adapter.
 
-    Raises SettingsError, with what is missing, for an object that is no engine.
+    Raises SettingsError, which names what is missing, for an object that is not an engine.
     """
     said = tokenizer, chat_template, model_name, max_model_len
     if takes_requests(thing):
@@ -54,27 +57,27 @@ def as_engine(
     check_engine(thing)
     engine: Engine = thing
     if tokenizer is not None:
-        raise SettingsError("This engine has a tokenizer of its own; leave out `tokenizer`.")
+        raise SettingsError("This engine has its own tokenizer; remove the argument `tokenizer`.")
     given = {"name": model_name, "max_model_len": max_model_len, "special_tokens": special_tokens}
     if changes := {name: value for name, value in given.items() if value is not None}:
         try:
             thing.card = replace(engine.card, **changes)
         except AttributeError:
             names = ", ".join(changes)
-            message = f"The card of {type(thing).__name__} cannot be changed: it must say {names} itself."
+            message = f"The card of {type(thing).__name__} is read-only; set {names} in the engine itself."
             raise SettingsError(message) from None
     return engine
 
 
 def takes_requests(thing: Any) -> bool:
-    """Whether it is an engine with `generate_request`, or has one inside, and not the protocol."""
+    """Whether it has `generate_request`, or contains an object that does, and no card of its own."""
     parts = (thing, getattr(thing, "tokenizer_manager", None))
     own = not isinstance(thing, type) and not hasattr(thing, "card")
     return own and any(hasattr(part, "generate_request") for part in parts)
 
 
 def check_engine(engine: Any) -> None:
-    """Raises for an engine that cannot be served, with all that is wrong with its parts."""
+    """Raise SettingsError for an engine that cannot be served; the message lists everything that is wrong."""
     wrong = [f"it has no {name}" for name in PARTS if not hasattr(engine, name)]
     if not wrong:
         wrong = [f"card: {each}" for each in (*wrong_card(engine.card), *wrong_modalities(engine))]
@@ -82,7 +85,7 @@ def check_engine(engine: Any) -> None:
     if wrong:
         message = f"The engine {type(engine).__name__} cannot be served; {'; '.join(wrong)}."
         if not any(hasattr(engine, name) for name in PARTS):
-            message += " (Nor has it generate_request, as AsyncLLM and SGLang's engines do.)"
+            message += " (It does not have generate_request either, as AsyncLLM and SGLang's engines do.)"
         raise SettingsError(message)
 
 
@@ -91,26 +94,26 @@ def wrong_card(card: Any) -> Iterator[str]:
         yield f"it is a {type(card).__name__}, not a dragoman.ModelCard"
         return
     if not isinstance(card.name, str) or not card.name.strip() or not card.name.isprintable():
-        yield "name is empty, or no text that can be printed"
+        yield "name is empty or not printable text"
     if card.max_model_len is not None and (type(card.max_model_len) is not int or card.max_model_len < 2):
-        yield f"max_model_len is {show_value(card.max_model_len)}; a prompt and an answer need 2 at least"
+        yield f"max_model_len is {show_value(card.max_model_len)}; it must be at least 2"
     for name in ("slots", "dimensions"):
         value = getattr(card, name)
         if value is not None and (type(value) is not int or value < 1):
-            yield f"{name} is {show_value(value)}; it is a number from 1, or None where it is not known"
+            yield f"{name} is {show_value(value)}; it must be an int from 1, or None if unknown"
     if card.samples_ids and not card.has_ids:
         yield "samples_ids is true, and has_ids is not"
     if unknown := frozenset(card.unsupported) - UNSUPPORTABLE:
-        yield f"unsupported names what is no field: {', '.join(sorted(map(str, unknown)))}"
+        yield f"unsupported has unknown fields: {', '.join(sorted(map(str, unknown)))}"
 
 
 def wrong_modalities(engine: Any) -> Iterator[str]:
-    """Of an engine whose card is one."""
+    """Check the modalities of an engine that has a valid card."""
     taken = getattr(engine.card, "modalities", ())
     if unknown := set(taken) - set(get_args(MediaKind)):
-        yield f"modalities names what there is not: {', '.join(sorted(map(str, unknown)))}"
+        yield f"modalities has unknown kinds: {', '.join(sorted(map(str, unknown)))}"
     elif taken and not isinstance(engine, MediaEngine):
-        yield "modalities says that it takes more than text, but the engine has no place"
+        yield "modalities is not empty, but the engine has no method `place`"
 
 
 def wrong_tokenizer(tokenizer: Any) -> Iterator[str]:
@@ -119,7 +122,7 @@ def wrong_tokenizer(tokenizer: Any) -> Iterator[str]:
         return
     size = len(tokenizer.pieces)
     if set(map(type, tokenizer.pieces)) != {bytes}:
-        yield "pieces has an entry that is not bytes, or none at all"
+        yield "pieces is empty, or has an entry that is not bytes"
         return
     if not isinstance(tokenizer.special, Mapping):
         yield "special is not a mapping of texts to ids"
@@ -133,19 +136,21 @@ def wrong_tokenizer(tokenizer: Any) -> Iterator[str]:
         encoded = tokenizer.encode(GREETING)
         wrong = wrong_ids(encoded, size) or (None if len(encoded) else "are none")
     except Exception as error:
-        wrong = f"are not to be had: it raises {describe(error)}"
+        wrong = f"are missing: it raises {describe(error)}"
     if wrong:
         yield f"the ids that encode gives {wrong}"
 
 
 def wrong_ids(ids: Any, size: int) -> str | None:
-    """`wrong_ids([1, -1], 9)` is `hold -1, which is not in a vocabulary of 9`."""
+    """Describe what is wrong with a list of ids: `wrong_ids([1, -1], 9)` is `hold -1, which is not in a
+    vocabulary of 9`.
+    """
     if type(ids) is not list and type(ids) is not tuple:
         return f"are a {type(ids).__name__}, not a list of ints"
     if len(ids) <= FEW:
         return _first_wrong(ids, size)
     for at in range(0, len(ids), PIECE):
-        # Thousands at once, but not so many that others would have to wait for it.
+        # Check thousands at once, but not so many that other threads wait for the GIL.
         some = ids[at : at + PIECE]
         if set(map(type, some)) != {int} or min(some) < 0 or max(some) >= size:
             return _first_wrong(some, size)
@@ -155,39 +160,39 @@ def wrong_ids(ids: Any, size: int) -> str | None:
 def _first_wrong(ids: Sequence[Any], size: int) -> str | None:
     for id_ in ids:
         if type(id_) is not int:
-            return f"hold a {type(id_).__name__}; ids are of Python's own type int"
+            return f"hold a {type(id_).__name__}; ids must be of Python's own type int"
         if not 0 <= id_ < size:
             return f"hold {show_value(id_)}, which is not in a vocabulary of {size}"
     return None
 
 
 def wrong_placed(ids: Any, size: int) -> str | None:
-    """Of what `place` gives."""
+    """Check the result of `place`."""
     if wrong := wrong_ids(ids, size):
-        return f"the ids that place gives {wrong}"
-    return None if len(ids) else "place gives no ids"
+        return f"the ids that place returns {wrong}"
+    return None if len(ids) else "place returns no ids"
 
 
 def wrong_logprobs(told: Any, ids: Sequence[int], size: int, most: int) -> str | None:
     if not isinstance(told, list | tuple) or len(told) != len(ids):
-        return "logprobs were asked for, but a step has not one for each of its ids"
+        return "logprobs were requested, but a step does not have one for each of its ids"
     for entry, id_ in zip(told, ids, strict=True):
         if wrong := wrong_logprob(entry, size, most):
             return wrong
         if entry.id != id_:
-            return "logprobs were asked for, but a step has those of other ids than its own"
+            return "logprobs were requested, but a step has logprobs of other ids than its own"
     return None
 
 
 def wrong_prompt_logprobs(told: Any, prompt: Sequence[int]) -> str | None:
-    """Of all of them together; of each, `wrong_prompt_entries`."""
+    """Check the list's length; `wrong_prompt_entries` checks each entry."""
     if not isinstance(told, list | tuple) or len(told) != len(prompt):
-        return "prompt_logprobs has not one entry for each id of the prompt"
+        return "prompt_logprobs does not have one entry for each id of the prompt"
     return None
 
 
 def wrong_prompt_entries(told: Sequence[Any], size: int, most: int) -> str | None:
-    """Half a million values: this is for a thread."""
+    """Check each entry. For a worker thread: there can be half a million values."""
     return next(
         (wrong for each in told if each is not None and (wrong := wrong_logprob(each, size, most))), None
     )
@@ -197,63 +202,63 @@ def wrong_logprob(entry: Any, size: int, most: int) -> str | None:
     if not isinstance(entry, TokenLogprob):
         return f"a log probability is a {type(entry).__name__}, not a dragoman.types.TokenLogprob"
     if len(entry.top) > most:
-        return f"{most} alternatives were asked for beside each id, but there are {len(entry.top)}"
+        return f"{most} alternatives per id were requested, but there are {len(entry.top)}"
     for id_, logprob in ((entry.id, entry.logprob), *entry.top):
         if type(id_) is not int or not 0 <= id_ < size:
             return f"a log probability is of {show_value(id_)}, which is not in a vocabulary of {size}"
         if type(logprob) not in (float, int) or not logprob <= ABOVE_ZERO:
-            return f"a log probability is {show_value(logprob)}; it is a float, and 0 at most"
+            return f"a log probability is {show_value(logprob)}; it must be a float of at most 0"
     return None
 
 
 def wrong_vectors(vectors: Any, count: int) -> str | None:
-    """Of what `embed` gives for `count` prompts."""
+    """Check the result of `embed` for `count` prompts."""
     if not isinstance(vectors, list | tuple) or len(vectors) != count:
-        return f"embed gave no list of {count} vectors for {count} prompts"
+        return f"embed did not return a list of {count} vectors for {count} prompts"
     if any(type(vector) not in (list, tuple) or not vector for vector in vectors):
-        return "embed gave a vector that is empty, or no list of floats"
+        return "embed returned a vector that is empty or not a list of floats"
     if len({len(vector) for vector in vectors}) > 1:
-        return "embed gave vectors of different lengths"
+        return "embed returned vectors of different lengths"
     return next((wrong for vector in vectors if (wrong := wrong_numbers(vector, "embed"))), None)
 
 
 def wrong_scores(scores: Any, count: int) -> str | None:
-    """Of what `score` gives for `count` pairs."""
+    """Check the result of `score` for `count` pairs."""
     if not isinstance(scores, list | tuple) or len(scores) != count:
-        return f"score gave no list of {count} numbers for {count} pairs"
+        return f"score did not return a list of {count} numbers for {count} pairs"
     return wrong_numbers(scores, "score")
 
 
 def wrong_numbers(numbers: Sequence[Any], method: str) -> str | None:
-    # One that is of another type, or no number, makes the sum such, too: it is looked at alone.
+    # One element of another type, a NaN or an infinity shows in the sum: only the sum is checked.
     try:
         total = sum(numbers)
     except TypeError:
         total = None
     if type(total) not in (float, int):
-        return f"{method} gave what is no float of Python's own; use .tolist()"
-    return None if math.isfinite(total) else f"{method} gave a number that is none, or infinite"
+        return f"{method} returned a value that is not a Python float; use .tolist()"
+    return None if math.isfinite(total) else f"{method} returned a number that is not finite"
 
 
 def check_sound(engine: Any, wrong: str | None) -> None:
-    """Raises where something is wrong with what an engine gave; the log says what."""
+    """Raise EngineFailed if `wrong` is not None, and log it."""
     if wrong:
-        logger.error("The engine %s broke its protocol: %s", type(engine).__name__, wrong)
+        logger.error("The engine %s violated its protocol: %s", type(engine).__name__, wrong)
         raise EngineFailed(MISBEHAVED)
 
 
 def wrong_iterator(made: Any) -> str | None:
-    """Of what `generate` returns."""
+    """Check the return value of `generate`."""
     if iscoroutine(made):
         made.close()
-        return "generate is a coroutine; it must be an async generator, or return one"
+        return "generate is a coroutine function; it must be an async generator, or return one"
     if not hasattr(made, "__anext__") or not hasattr(made, "aclose"):
-        return f"generate gives a {type(made).__name__}; it must give an async generator"
+        return f"generate returns a {type(made).__name__}; it must return an async generator"
     return None
 
 
 def show_value(value: Any) -> str:
-    """A value for a line of the log. Text may be anything, so only what looks like a word is quoted."""
+    """Format a value for a log line. Text may hold anything, so it is quoted only if it looks like a word."""
     if value is None or isinstance(value, bool) or type(value) in (int, float):
         return repr(value) if not isinstance(value, int) or abs(value) < 1 << 64 else "a very large number"
     if isinstance(value, str) and value.isidentifier() and len(value) <= 20:

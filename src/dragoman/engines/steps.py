@@ -1,6 +1,7 @@
-"""What engines that run jobs in a way of their own have in common: seeds, steps, and whom they reach.
+"""Shared parts of engine adapters: seeds, steps, delivery to event loops, and the outputs of
+`generate_request`.
 
-And what engines with `generate_request` yield, as steps: ids where they give any, else text.
+Outputs of `generate_request` become steps: of ids where the engine gives any, else of text.
 """
 
 import asyncio
@@ -28,22 +29,24 @@ from dragoman.engines.protocol import DirectEngine
 from dragoman.errors import BadRequest, DragomanError, EngineFailed, Overloaded, Unavailable
 from dragoman.types import FinishReason, Job, Sink, Step, TextStep, TokenLogprob
 
-# The seed of each of several answers, whether the engine makes them of one job or of one each.
+# The seed of each of several continuations, whether the engine computes them as one job or as one job each.
 
 
 def seed_of(seed: int, index: int) -> int:
-    """The first has the seed as it was given. The others are no seed that somebody else would choose next."""
+    """Return the seed of a continuation: the first has the given seed, the others a hash of it, so that
+    they do not collide with the next seed a client would choose.
+    """
     if index == 0:
         return seed
     digest = blake2b(f"{seed} {index}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
-# Between the two ways to run a job: by an iterator for one continuation, and by calls back for all.
+# Conversion between the two ways to run a job: an iterator for one continuation, and callbacks for all.
 
 
 async def iterate(engine: DirectEngine, job: Job) -> AsyncGenerator[Step, None]:
-    """`generate` in terms of `submit`. Leaving the iteration early cancels the job; an error is raised."""
+    """Implement `generate` with `submit`. Leaving the iteration early cancels the job; an error is raised."""
     steps: asyncio.Queue[Step] = asyncio.Queue()
     handle = engine.submit(job, steps.put_nowait)
     left = job.n
@@ -59,34 +62,34 @@ async def iterate(engine: DirectEngine, job: Job) -> AsyncGenerator[Step, None]:
 
 
 def single(job: Job, index: int) -> Job:
-    """One continuation as a job of its own, with a seed of its own."""
+    """Return one continuation as a job of its own, with its own seed."""
     if job.n == 1:
         return job
     sampling = job.sampling
     if sampling.seed is not None:
         sampling = replace(sampling, seed=seed_of(sampling.seed, index))
     if index and sampling.prompt_logprobs is not None:
-        # The prompt is told of once, by the first continuation.
+        # Facts about the prompt come once, with the first continuation.
         sampling = replace(sampling, prompt_logprobs=None)
     return replace(job, id=f"{job.id}-{index}", n=1, sampling=sampling)
 
 
 MOST_APART = 8
-"""Steps of an engine that may wait for the event loop before those of one continuation are joined.
+"""Steps of one continuation that may queue for the event loop before they are joined.
 
-Up to then each becomes an event of its own. A server that falls further behind than that has to save work.
+Up to this number each becomes an event of its own; a server that lags further behind has to save work.
 """
 
 
 def join_steps(first: Step, second: Step) -> Step:
-    """Two steps of one continuation as one; the second becomes it."""
+    """Join two steps of one continuation: the second takes in the first and is returned."""
     second.ids = first.ids + second.ids
     if first.logprobs is not None:
         second.logprobs = first.logprobs + (second.logprobs or [])
     return second
 
 
-# Steps from an engine's thread to the event loops of those who wait for them.
+# Delivery of steps from an engine's thread to the event loops of the receivers.
 
 
 _log = logging.getLogger("dragoman.engine")
@@ -104,15 +107,17 @@ R = TypeVar("R", bound=Receiver)
 
 
 class SinkHub(Protocol):
-    """Takes what many sinks are told, from any thread. A sink of such a one has it as `hub`."""
+    """Takes the steps of many sinks, from any thread. A sink that belongs to a hub has it as its attribute
+    `hub`.
+    """
 
     def gather(self, said: Sequence[tuple[Any, Step]]) -> None: ...
 
 
 def deliver(said: Iterable[tuple[R, Step]], drop: Callable[[R], None]) -> None:
-    """Hand all steps over in one go for each loop; nearly always there is only one.
+    """Hand over all steps with one call per event loop; nearly always there is only one loop.
 
-    `drop` is told of a receiver that nobody listens to any more, on either thread.
+    `drop` is called with each receiver whose loop is closed or whose sink raised, on either thread.
     """
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[R, Step]]] = {}
     by_hub: dict[SinkHub, list[tuple[Sink, Step]]] = {}
@@ -122,48 +127,52 @@ def deliver(said: Iterable[tuple[R, Step]], drop: Callable[[R], None]) -> None:
         else:
             by_loop.setdefault(receiver.loop, []).append((receiver, step))
     for hub, gathered in by_hub.items():
-        # Its loop may be closed: then nobody will ever read these.
+        # If the hub's loop is closed, the steps are not needed.
         with suppress(RuntimeError):
             hub.gather(gathered)
     for loop, entries in by_loop.items():
         try:
             loop.call_soon_threadsafe(_call_sinks, entries, drop)
         except RuntimeError:
-            # The loop is closed, so nobody will ever read these.
+            # The loop is closed, so the steps are not needed.
             for receiver, _ in entries:
                 drop(receiver)
 
 
 def _call_sinks(entries: list[tuple[R, Step]], drop: Callable[[R], None]) -> None:
-    """On the event loop's thread: one sink's trouble is not another's."""
+    """Call the sinks, on the event loop's thread. A sink that raises does not affect the others."""
     for receiver, step in entries:
         try:
             receiver.sink(step)
         except Exception:
-            _log.exception("a sink raised; its job is dropped")
+            _log.exception("A sink raised; its job is dropped")
             drop(receiver)
 
 
-# Texts, of engines that give no ids.
+# Texts of engines that return no ids.
 
 
 CERTAIN = 4
-"""Characters that no piece of an answer repeats by chance, and goes on from."""
+"""Length from which a repeated beginning is not a coincidence: shorter chunks of an answer can begin with
+the chunk before.
+"""
 
 
 class Growth:
-    """Whether an engine gives all of its answer each time, or pieces of it: what one answer has shown."""
+    """Whether an engine sends the whole answer so far each time, or only the new chunk; learned from its
+    answers.
+    """
 
     def __init__(self, *, pieces: bool | None = None) -> None:
         self.pieces = pieces
 
 
 class GrowingText:
-    """One answer: `add` gives what is new in each text.
+    """The new part of each text of one answer.
 
-    All of the answer is what the contract of `generate_request` says. A text that does not go on from the one
-    before shows that they are pieces; one that goes on from several characters shows that they are not. Until
-    then nothing is given, so that nothing is lost and nothing comes twice.
+    The contract of `generate_request` is the whole answer each time. A text that does not begin with the text
+    before shows that the engine sends chunks; one that extends a text of several characters shows that it
+    does not. Until this is known, texts are held back, so that none is lost or repeated.
     """
 
     def __init__(self, growth: Growth) -> None:
@@ -183,13 +192,13 @@ class GrowingText:
 
     def _grown(self, text: str, *, last: bool) -> str:
         if not last:
-            # A part of a character, which becomes another text when the rest has come.
+            # The start of a character, which is replaced when the rest has come.
             text = text.rstrip("\ufffd")
         if not text.startswith(self._seen):
             if self._seen.startswith(text):
-                # At the end some take back what was a stop string; it has gone out by then.
+                # Some engines finally remove the stop string; it was sent by then.
                 return ""
-            raise EngineFailed("The engine's texts do not go on from each other.")
+            raise EngineFailed("The engine's texts do not extend each other.")
         new, self._seen = text[len(self._seen) :], text
         return new
 
@@ -201,19 +210,19 @@ def _are_pieces(before: str, text: str, *, last: bool) -> bool | None:
     return False if len(text) > len(before) >= CERTAIN else None
 
 
-# How requests end: the finish reasons of the contract, and the errors that take their place.
+# Ends of requests: finish reasons of the contract, and the errors that replace them.
 
 
 logger = logging.getLogger("dragoman.engines")
 
 MOST_MESSAGE = 500
-_REFUSED = "The engine refused this request; the server's log says why."
-_ABORTED = "The engine gave this answer up; try again."
-_FAILED = "The engine failed while it was writing the answer."
+_REFUSED = "The engine refused this request; see the server log."
+_ABORTED = "The engine aborted this answer; retry."
+_FAILED = "The engine failed during the answer."
 
 
 def ending(reason: Any) -> tuple[FinishReason | None, DragomanError | None]:
-    """Of a `finish_reason`: an object with a type, or its type alone. What is not known is an error."""
+    """Parse a `finish_reason`, an object with a type or the type alone. An unknown type is an error."""
     if reason is None:
         return None, None
     told = reason.to_json() if hasattr(reason, "to_json") else reason
@@ -227,14 +236,14 @@ def ending(reason: Any) -> tuple[FinishReason | None, DragomanError | None]:
         case "abort" if told.get("status_code") is None:
             if not told.get("message"):
                 return "abort", None
-            # Nobody's fault, and said to whoever waits for the answer.
+            # The engine is overloaded or shutting down: the client may retry.
             logger.warning("The engine aborted a request: %s", told["message"])
             return "error", Unavailable(_clean(told["message"]) or _ABORTED)
         case "abort" | "error":
             return "error", _error(told.get("status_code") or 500, told.get("message"))
         case other:
             return "error", EngineFailed(
-                f"The engine ended the answer for a reason that is not known: {other}."
+                f"The engine ended the answer with an unknown finish reason: {other}."
             )
 
 
@@ -244,8 +253,11 @@ def is_refused(error: Exception, *, begun: bool) -> bool:
 
 
 def error_of(error: Exception, packages: Collection[str]) -> DragomanError:
-    """`packages` are the engine's: what its own code says of a request is meant for who made it. What comes
-    from elsewhere may hold anything, and stays in the log."""
+    """Convert an engine's exception to an error for the client.
+
+    Messages raised by the engine's own `packages` are meant for the client. Others may hold anything, and
+    stay in the log.
+    """
     said = getattr(error, "detail", None) or getattr(error, "message", None) or next(iter(error.args), None)
     return _error(_status(error) or 400, said if _is_raised_in(error, packages) else None)
 
@@ -259,7 +271,7 @@ def _is_raised_in(error: Exception, packages: Collection[str]) -> bool:
 
 
 def _clean(said: Any) -> str:
-    """What may be shown of an engine's words: one line, and not a long one."""
+    """Return an engine's message as one line of limited length."""
     return " ".join(said.split())[:MOST_MESSAGE] if isinstance(said, str) else ""
 
 
@@ -269,11 +281,13 @@ def _status(error: Exception) -> int | None:
 
 
 def _error(status: int, message: Any) -> DragomanError:
-    """The engine's words reach the client where the client is at fault, and the log where the engine is."""
+    """Create the error for a status. The client gets the engine's message only if the request is at fault;
+    otherwise it is logged.
+    """
     if status >= 500:
-        logger.error("The engine gave up a request with status %s: %s", int(status), message)
+        logger.error("The engine failed a request with status %s: %s", int(status), message)
         return (
-            Unavailable("The engine cannot take this request now; try again.")
+            Unavailable("The engine cannot take this request now; retry.")
             if status == 503
             else EngineFailed(_FAILED)
         )
@@ -281,16 +295,16 @@ def _error(status: int, message: Any) -> DragomanError:
     return Overloaded(said) if status == 429 else BadRequest(said)
 
 
-# Outputs. Ids are what counts: text beside them is not read, and text without them is the answer.
+# Outputs. If there are ids, text beside them is ignored; text without ids is the answer.
 
 
 class OutputReader:
-    """Reads the outputs of one request, in order."""
+    """Parser of the outputs of one request, in order."""
 
     def __init__(
         self, job: Job, growth: Growth | None = None, on_text: Callable[[], None] | None = None
     ) -> None:
-        """`on_text` is called where the first of the answer that comes is text without ids."""
+        """`on_text` is called if the answer begins with text without ids."""
         self.begun = False
         self.over = False
         self._job = job
@@ -325,7 +339,9 @@ class OutputReader:
                 if self._on_text is not None:
                     self._on_text()
             elif self.over and not isinstance(text, str) and (ids is None or count):
-                logger.error("The last output of an answer has neither ids nor text, but %s", sorted(output))
+                logger.error(
+                    "The last output of an answer has neither ids nor text; it has %s", sorted(output)
+                )
                 raise EngineFailed("The engine gave neither `output_ids` nor `text`.")
         if self._text is not None:
             return self._text_step(self._text, text, meta)
@@ -342,9 +358,12 @@ class OutputReader:
         return TextStep([], text=new, tokens=tokens, prompt_tokens=prompt and int(prompt))
 
     def _new(self, ids: Sequence[int], count: int | None) -> list[int]:
-        """What was not there before. Some engines give all ids each time, although they were asked to stream:
-        then there are more than the count has grown by, and they begin with those that are known. It may be
-        the list that the engine still adds to, so what is beyond the count belongs to the next output."""
+        """Return the ids that are new in this output.
+
+        Some engines send all ids each time although they were asked to stream: then there are more ids than
+        the count has grown by, and they begin with those already received. The list may be the one that the
+        engine still appends to, so ids beyond the count belong to the next output.
+        """
         seen = len(self._told)
         if count is not None and len(ids) > count - seen and list(ids[:seen]) == self._told:
             ids = ids[seen:] if self.over else ids[seen:count]
@@ -354,19 +373,19 @@ class OutputReader:
 
 
 def _logprobs(ids: list[int], seen: int, meta: Mapping[str, Any], most: int) -> list[TokenLogprob]:
-    """Of the new ids, after those that were seen."""
+    """Return the log probabilities of the new ids; `seen` ids came before."""
     size = len(ids)
     own = _part(meta.get("output_token_logprobs"), seen, size)
     tops = _part(meta.get("output_top_logprobs"), seen, size) if most else [()] * size
     made = [_entry(told, top, most) for told, top in zip(own, tops, strict=True)]
     if [entry.id for entry in made] != ids:
-        raise EngineFailed("The engine's log probabilities are of other tokens than it gave.")
+        raise EngineFailed("The engine's log probabilities do not match its tokens.")
     return made
 
 
 def _of_prompt(job: Job, meta: Mapping[str, Any]) -> list[TokenLogprob | None]:
     most = job.sampling.prompt_logprobs or 0
-    # Nothing precedes the first id; engines say None there, or nothing.
+    # Nothing precedes the first id; engines send None for it, or no entry.
     size = len(job.prompt) - 1
     own = _part(meta.get("input_token_logprobs"), 1, size)
     tops = _part(meta.get("input_top_logprobs"), 1, size) if most else [()] * size
@@ -374,7 +393,7 @@ def _of_prompt(job: Job, meta: Mapping[str, Any]) -> list[TokenLogprob | None]:
 
 
 def _part(entries: Sequence[Any] | None, before: int, size: int) -> Sequence[Any]:
-    """The entries after the first ones; if those are not in the list, all of it."""
+    """Return `size` entries after the first `before`, or all if the list does not have the first ones."""
     told = entries or ()
     start = before if len(told) >= before + size else 0
     if len(told) < size:
@@ -393,11 +412,13 @@ def _number(logprob: Any) -> float:
     return float(logprob)
 
 
-# Coroutines that hardly ever wait, run without a task as long as they do not.
+# Coroutines that rarely wait: run without a task until they do.
 
 
 def begin(work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
-    """Run it until it waits for something; the rest is a task. None: it is over. What it raises is raised."""
+    """Run a coroutine until it waits; a task runs the rest. Returns None if it has finished; raises what
+    it raises.
+    """
     try:
         waits_for = work.send(None)
     except StopIteration:
@@ -411,12 +432,12 @@ async def _awaited(begun: Coroutine[Any, Any, None], waits_for: Any) -> None:
 
 @types.coroutine
 def _rest(begun: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:
-    """A coroutine that was begun by hand, and now waits for something, as one that a task can finish."""
+    """Continue a coroutine that was started by hand and now waits, in a form that a task can run."""
     while True:
         try:
             answer = yield waits_for
         except BaseException as error:
-            # It is cancelled, and so is what it waits for.
+            # The task is cancelled, and so is the awaited future.
             go_on = partial(begun.throw, error)
         else:
             go_on = partial(begun.send, answer)

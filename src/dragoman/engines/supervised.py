@@ -1,7 +1,7 @@
-"""An engine that is opened again when it has died or is stuck.
+"""Supervision: an engine that is reopened when it has died or is stuck.
 
-Parts: when to open it again, a tokenizer and jobs that outlive it, the signs of life that it gives, the
-engine.
+Parts: the backoff between reopenings, a tokenizer and jobs that outlive the engine, the watchdog, and the
+engine itself.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from dragoman.types import Job, Sink, Step
 __all__ = ["Supervised"]
 
 
-# How long to wait before an engine that failed is opened again.
+# Backoff before a failed engine is reopened.
 
 
 WINDOW_S = 60.0
@@ -42,9 +42,10 @@ MOST_S = 60.0
 
 
 class Backoff:
-    """Five failures in a row are answered at once; then each waits twice as long, up to a minute.
+    """Delay before each reopening: none for five failures in a row, then twice as long each time, up to a
+    minute.
 
-    An engine that has lived for a minute has a clean slate.
+    The count starts again once an engine has run for a minute.
     """
 
     def __init__(self) -> None:
@@ -55,11 +56,11 @@ class Backoff:
         self._opened = now
 
     def failed(self, now: float) -> float:
-        """Seconds to wait."""
+        """Record a failure; return the seconds to wait."""
         if now - self._opened >= WINDOW_S:
             self._failures = 0
         self._failures += 1
-        # Not below: a failed opening is a failure too, however long ago the last good one was.
+        # Also if a reopening failed: the time since the last successful one does not count as running.
         self._opened = now
         beyond = self._failures - FREE
         return min(MOST_S, 2.0 ** (beyond - 1)) if beyond > 0 else 0.0
@@ -69,7 +70,11 @@ class Backoff:
 
 
 class SteadyTokenizer:
-    """Everything that never changes is of the first; `encode` is of the latest, so that the first can go."""
+    """The tokenizer of a supervised engine.
+
+    Fixed attributes come from the first engine's tokenizer; `encode` delegates to the latest, so that the
+    first can be freed.
+    """
 
     def __init__(self, first: Tokenizer) -> None:
         self.pieces = first.pieces
@@ -85,21 +90,21 @@ class SteadyTokenizer:
         return self.latest.encode(text)
 
     def encode_on(self, text: str) -> list[int]:
-        """For text that does not begin a prompt, which some tokenizers write differently."""
+        """Encode text that does not begin a prompt, for which some tokenizers give other ids."""
         encode: Callable[[str], list[int]] = getattr(self.latest, "encode_on", self.latest.encode)
         return encode(text)
 
 
-# The jobs at work in an engine that may die: each of them is told of its end, once.
+# The jobs of an engine that may die; each gets exactly one end.
 
 
 _log = logging.getLogger("dragoman.engine")
-BEGUN = "The engine failed while it was writing this answer; it is being restarted."
-WAITING = "The engine failed before this answer began; it is being restarted, so try again soon."
+BEGUN = "The engine failed during this answer; it is being restarted."
+WAITING = "The engine failed before this answer began; it is being restarted, retry soon."
 
 
 class Live:
-    """One job, between the engine and whoever asked. A handle, and `take` is the engine's sink."""
+    """One job of a supervised engine: the handle for the caller, and with `take` the sink for the engine."""
 
     __slots__ = ("_begun", "_jobs", "_open", "_sink", "handle")
 
@@ -116,13 +121,13 @@ class Live:
                 self._begun = True
                 self._sink(step)
         elif type(step.error) is EngineFailed:
-            # Whether this job failed or the whole engine is for the watch to say.
+            # The watchdog finds out whether only this job failed, or the whole engine.
             self._jobs.hold(self, step)
         else:
             self.end(step)
 
     def end(self, step: Step) -> None:
-        """The last step of a continuation, if it has had none."""
+        """Send the last step of a continuation, unless it has ended."""
         if step.index in self._open:
             self._leave(step.index)
             self._sink(step)
@@ -133,7 +138,7 @@ class Live:
             try:
                 self.end(Step([], index, finish="error", error=error))
             except Exception:
-                _log.exception("a sink raised at the end of its job")
+                _log.exception("A sink raised at the end of its job")
 
     def cancel(self, index: int | None = None) -> None:
         handle = self.handle
@@ -145,13 +150,13 @@ class Live:
         self._open = set() if index is None else self._open - {index}
         if not self._open:
             self._jobs.live.discard(self)
-            # The engine's side of the job knows this one: a circle that would keep both.
+            # Break the reference cycle with the engine's side of the job.
             self.handle = None
 
 
 class Jobs:
     def __init__(self, on_failure: Callable[[], None]) -> None:
-        """`on_failure` is called when a job says that the engine failed."""
+        """`on_failure` is called when a job ends with EngineFailed."""
         self.live: set[Live] = set()
         self._held: list[tuple[Live, Step]] = []
         self._on_failure = on_failure
@@ -167,36 +172,38 @@ class Jobs:
 
     @property
     def held(self) -> int:
-        """Steps that wait for what the watch has to say."""
+        """Steps with EngineFailed that wait until the watchdog knows whether the engine is alive."""
         return len(self._held)
 
     def release(self, count: int) -> None:
-        """The engine has lived after the first `count` of them: what failed were single jobs."""
+        """Deliver the first `count` held steps: the engine was alive after them, so only single jobs
+        failed.
+        """
         held, self._held = self._held[:count], self._held[count:]
         for live, step in held:
             live.end(step)
 
     def fail(self) -> None:
-        """The engine is gone, and with it all jobs."""
+        """End all jobs: the engine is gone."""
         self._held = []
         for live in list(self.live):
             live.fail()
 
 
-# The life of one engine, from its start to its end, and the signs that it gives.
+# The watchdog of one engine, from its start to its end.
 
 
 INTERVAL_S = 0.25
 PULSING_QUIET_S = 1.25
-"""An engine that tells of its progress within a step is never silent for so long while it gets on."""
+"""Silence that is unusual for an engine with a pulse, which reports progress within a step."""
 QUIET_S = 5.0
 
 
 class Watch:
-    """An engine gives a sign when it answers a check, or when its pulse has changed meanwhile.
+    """Watchdog of an engine. A sign of life is an answered check or a changed pulse.
 
-    `silence` is for how long there was none. Only time in which this process ran is counted: a machine that
-    slept, or an event loop that was held up, says nothing about the engine.
+    `silence` counts the seconds without one. Only time in which this process ran counts: a machine that
+    slept, or an event loop that was blocked, tells nothing about the engine.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -210,19 +217,21 @@ class Watch:
         self._asked: asyncio.Future[None] | None = None
         self.silence = 0.0
         self.answered = asyncio.Event()
-        """It has answered at least once."""
+        """Set once the engine has answered a check."""
         self.trouble: Unavailable | None = None
-        """What the engine says of itself, where it lives but cannot serve."""
+        """Error of the last check, if the engine is alive but cannot serve."""
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the engine is gone."""
 
     @property
     def asking(self) -> bool:
-        """A check is under way."""
+        """Whether a check is under way."""
         return self._asked is not None
 
     async def look(self) -> bool:
-        """Whether the engine has answered within one interval. Raises what its check raised."""
+        """Poll the engine for one interval; return whether it has answered its check. Raises what the
+        check raised.
+        """
         loop = asyncio.get_running_loop()
         if self._asked is None:
             self._asked = asyncio.ensure_future(_check(self.engine))
@@ -238,7 +247,7 @@ class Watch:
         except Unavailable as error:
             self.trouble = error
         finally:
-            # An error holds its frames: with this name in one of them, it would hold itself.
+            # An error refers to its frames; a local variable in one of them would make a cycle.
             del check
         self.answered.set()
         return True
@@ -247,7 +256,7 @@ class Watch:
         self.over.set_result(None)
         self.answered.set()
         if self._asked is not None and not self._asked.cancel():
-            # Nobody will read what it says.
+            # Retrieve the exception, or asyncio logs it.
             self._asked.exception()
 
     def _count(self, passed: float) -> None:
@@ -261,37 +270,37 @@ async def _check(engine: Engine) -> None:
         await ask_engine(engine, "check")
 
 
-# Around an engine: watches it, ends its jobs when it fails, and opens it again.
+# The engine around an engine: watches it, ends its jobs when it fails, and reopens it.
 
 _OPTIONAL = (
     *("embed", "embed_for", "score", "pause", "resume", "update_weights"),
     *("load_adapter", "unload_adapter"),
 )
 STUCK_S = 30.0
-"""Seconds without a sign after which an engine with a pulse is stuck."""
-_RESTARTING = "The engine has failed and is being restarted; try again soon."
+"""Seconds without a sign of life after which an engine with a pulse counts as stuck."""
+_RESTARTING = "The engine has failed and is being restarted; retry soon."
 
 
 class _Stuck(Exception):
-    """There was no sign of life for too long."""
+    """The engine gave no sign of life for too long."""
 
 
 class Supervised:
-    """`Supervised(lambda: MyEngine())`: an engine like the one that `open` makes, but it comes back.
+    """`Supervised(lambda: MyEngine())`: an engine that is reopened when it dies or is stuck.
 
-    `open` is called at once, and again in a thread when the engine has died, which its check tells, or is
-    stuck: no sign of life for `timeout` seconds. By default an engine without a pulse is never taken for
-    stuck, since nobody can tell a long step from the last one.
+    `open` is called at once, and again in a thread when the engine's check raises, or when the engine gives
+    no sign of life for `timeout` seconds. By default an engine without a pulse never counts as stuck, because
+    a long step cannot be told from a stuck one.
     """
 
     checked = True
-    """Steps have passed the border when they come from the engine within; once is enough."""
+    """Tells `start` that steps are validated already, as they come from the inner engine."""
 
     def __init__(self, open: Callable[[], Engine], *, timeout: float | None = None) -> None:
         self._open = open
         self._timeout = timeout
         self._engine: Engine | None = open()
-        """The present one; None while there is none."""
+        """The current engine; None while it is being reopened."""
         self.card = self._engine.card
         self.tokenizer = SteadyTokenizer(self._engine.tokenizer)
         self._watch: Watch | None = None
@@ -306,8 +315,8 @@ class Supervised:
         self._paused = False
         self._stopped = False
         self._loaded: dict[str, str] = {}
-        """Adapters that it does not open with, and where they are: it gets them again."""
-        # What an engine can do is seen by the methods it has; so there are those of the inner one.
+        """Paths of adapters loaded while serving; a reopened engine loads them again."""
+        # Optional methods show what an engine supports; so only those of the inner one are added.
         for name in _OPTIONAL:
             if hasattr(self._engine, name):
                 setattr(self, name, self._asking(name))
@@ -316,12 +325,12 @@ class Supervised:
 
     @property
     def weight_version(self) -> str | None:
-        """An engine that was opened again has the weights that it was opened with."""
+        """Version of the weights; a reopened engine has those it opens with."""
         return weights_of(self._engine) if self._engine is not None else None
 
     @property
     def faults(self) -> EngineFaults:
-        """Of all engines that were opened so far."""
+        """Counters summed over all engines opened so far."""
         faults = self._faults
         if self._engine is not None and (own := faults_of(self._engine)) is not None:
             failed, rebuilds = faults.failed_steps + own.failed_steps, faults.rebuilds + own.rebuilds
@@ -333,7 +342,7 @@ class Supervised:
         return kv_usage_of(self._engine) if self._engine is not None else None
 
     def submit(self, job: Job, sink: Sink) -> Live:
-        """Start a job. What it says ends with an error if the engine fails on the way."""
+        """Start a job. Its steps end with an error if the engine fails."""
         engine = self._present().engine
         live = self._jobs.add(job, sink)
         try:
@@ -353,7 +362,7 @@ class Supervised:
         return engine.place(media)
 
     def generate(self, job: Job) -> AsyncGenerator[Step, None]:
-        """Steps until every continuation has finished. Closing the iterator cancels the job."""
+        """Yield steps until every continuation has finished. Closing the iterator cancels the job."""
         return iterate(self, job)
 
     async def start(self) -> None:
@@ -373,23 +382,23 @@ class Supervised:
             await self._engine.stop()
 
     async def check(self) -> None:
-        """Whether requests can be served; EngineFailed says that a restart would not help any more."""
+        """Return when requests can be served. EngineFailed means that a restart no longer helps."""
         if self._failed_openings >= FREE:
-            raise EngineFailed("The engine cannot be opened again; the log says why.")
+            raise EngineFailed("The engine cannot be reopened; see the server log.")
         if self._engine is None and not self._stopped:
-            # For probes, that is a failure until the next engine is there.
+            # Health probes see a failure until the next engine is open.
             raise Unavailable(f"{self._reason} {_RESTARTING}", code=EngineFailed.code)
         watch = self._present()
         await watch.answered.wait()
         if watch.over.done():
             raise Unavailable(f"{self._reason} {_RESTARTING}", code=EngineFailed.code)
         if watch.silence >= watch.quiet_s:
-            raise Unavailable(f"The engine has not moved for {watch.silence:.0f} seconds.")
+            raise Unavailable(f"The engine has made no progress for {watch.silence:.0f} seconds.")
         if watch.trouble is not None:
             raise watch.trouble.with_traceback(None)
 
     def _present(self) -> Watch:
-        """The life of the engine that is there. It is watched from the first call on."""
+        """Return the watchdog of the current engine; the first call starts it."""
         if self._stopped:
             raise Unavailable("The engine has been stopped.")
         if self._task is None and self._engine is not None:
@@ -405,7 +414,7 @@ class Supervised:
         self._now.set()
 
     async def _tend(self, watch: Watch) -> None:
-        """Watch, bury, open again."""
+        """Watch the engine, close it when it fails, reopen it."""
         while True:
             stuck = False
             try:
@@ -413,10 +422,10 @@ class Supervised:
             except _Stuck:
                 stuck = True
                 self._reason = f"The engine gave no sign of life for {watch.silence:.0f} seconds."
-                _log.error("The engine is stuck: no sign of life for %.0f seconds.", watch.silence)
+                _log.error("Engine stuck: no sign of life for %.0f seconds", watch.silence)
             except Exception as error:
                 self._reason = error.message if isinstance(error, DragomanError) else "The engine failed."
-                _log.error("The engine has failed: %s", describe(error))
+                _log.error("Engine failed: %s", describe(error))
             self._faults = self.faults
             self._faults.restarts += 1
             self._engine = self._watch = None
@@ -428,13 +437,13 @@ class Supervised:
             self._engine = watch.engine
 
     async def _watch_over(self, watch: Watch) -> None:
-        """Never returns; raises when the engine is dead or stuck."""
+        """Poll the engine for ever; raise when it is dead or stuck."""
         most = self._timeout or (STUCK_S if isinstance(watch.engine, PulsingEngine) else None)
         held = 0
         while True:
             self._now.clear()
             if not watch.asking:
-                # A check says nothing about what happens after it was sent.
+                # A check tells nothing about failures after it was sent.
                 held = self._jobs.held
             if await watch.look():
                 self._jobs.release(held)
@@ -450,19 +459,19 @@ class Supervised:
         loop = asyncio.get_running_loop()
         while True:
             wait = self._backoff.failed(loop.time())
-            _log.info("The engine is opened again %s.", f"in {wait:.0f} seconds" if wait else "now")
+            _log.info("Reopening the engine %s", f"in {wait:.0f} seconds" if wait else "now")
             await asyncio.sleep(wait)
             try:
                 engine = await self._opened()
             except Exception as error:
                 self._failed_openings += 1
-                _log.error("The engine cannot be opened: %s", describe(error))
+                _log.error("Cannot open the engine: %s", describe(error))
                 continue
             self._failed_openings = 0
             self._paused = False
             self._backoff.opened(loop.time())
             self.tokenizer.latest = engine.tokenizer
-            _log.info("The engine is back.")
+            _log.info("The engine is open again")
             return engine
 
     async def _opened(self) -> Engine:
@@ -481,11 +490,11 @@ class Supervised:
         try:
             await ask_engine(engine, "load_adapter", name, path)
         except DragomanError as error:
-            # Those who name it are told so; the others have their engine back.
-            _log.error("The adapter %s cannot be loaded again: %s", name, describe(error))
+            # Requests that name the adapter get an error; the others can be served.
+            _log.error("Cannot load adapter %s again: %s", name, describe(error))
 
     def _asking(self, name: str) -> Callable[..., Any]:
-        """A method of the engine, which ends when the engine does."""
+        """Return a method that calls the engine's method of this name, and ends when the engine does."""
 
         async def ask(*args: Any) -> Any:
             watch = self._present()
@@ -495,7 +504,7 @@ class Supervised:
             try:
                 await asyncio.wait({asking, watch.over}, return_when=asyncio.FIRST_COMPLETED)
                 if not asking.done():
-                    raise EngineFailed("The engine failed at what it was asked; it is being restarted.")
+                    raise EngineFailed("The engine failed during this call; it is being restarted.")
                 found = asking.result()
             finally:
                 asking.cancel()

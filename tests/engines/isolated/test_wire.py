@@ -149,7 +149,7 @@ def test_jobs_arrive_as_they_were(job: Job) -> None:
     [
         (BadRequest("No.", param="n", code="c"), BadRequest, "No."),
         (MissingRecord("r1"), MissingRecord, MissingRecord("r1").message),
-        (ZeroDivisionError("a secret"), EngineFailed, "The engine failed at what it was asked."),
+        (ZeroDivisionError("a secret"), EngineFailed, "The engine failed in this call."),
     ],
 )
 def test_errors_arrive_without_foreign_words(

@@ -46,7 +46,7 @@ def test_not_a_gguf_file(tmp_path: Path) -> None:
 def test_a_file_cut_short(weights: Path, tmp_path: Path) -> None:
     with weights.open("rb") as whole:
         (tmp_path / "half.gguf").write_bytes(whole.read(20_000_000))
-    with pytest.raises(ModelFileError, match="damaged or was not downloaded to its end"):
+    with pytest.raises(ModelFileError, match="damaged or incompletely downloaded"):
         Model(tmp_path / "half.gguf")
 
 

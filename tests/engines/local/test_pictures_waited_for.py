@@ -121,7 +121,7 @@ def test_a_picture_that_cannot_be_encoded_fails_who_wants_it_alone(
 
     monkeypatch.setattr(viewer.pictures.projector, "encode", fail)
     job = viewer.job(viewer.make(1), "a")
-    with pytest.raises(EngineFailed, match="could not look") as told:
+    with pytest.raises(EngineFailed, match="failed to encode") as told:
         viewer.ask(job)
     assert "library" not in told.value.message
     # It is tried anew.
@@ -212,7 +212,7 @@ def test_ids_that_do_not_stand_for_the_picture(viewer: Viewer) -> None:
     media = as_media(viewer.make(1))
     sampling = Sampling(max_tokens=1)
     job = Job(id="a", prompt=(3, 4, 5), sampling=sampling, media=(MediaSpan(media, 0, 3),))
-    with pytest.raises(BadRequest, match="stand for its pictures"):
+    with pytest.raises(BadRequest, match="represent its images"):
         viewer.ask(job)
 
 
@@ -253,7 +253,7 @@ def test_a_projector_of_another_model(tmp_path: Path) -> None:
     model = write_tiny(tmp_path / "model.gguf")
     error = open_error(model, mmproj=str(write_projector(tmp_path / "other.gguf", "plain", width=64)))
     assert isinstance(error, ModelFileError)
-    assert "Is it the projector of model.gguf?" in error.message
+    assert "Check that it belongs to model.gguf" in error.message
 
 
 def test_a_model_is_no_projector(tmp_path: Path) -> None:

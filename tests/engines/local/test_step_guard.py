@@ -169,7 +169,7 @@ def test_the_log_has_the_librarys_words_once_a_minute_and_no_prompt(caplog: pyte
         desk.ask([number, POISON, 55, 56], 3)
     desk.run()
     messages = [record.getMessage() for record in caplog.records if "dim index 0" in record.getMessage()]
-    assert len([line for line in messages if "rebuilt" not in line]) == 1
+    assert len([line for line in messages if "Rebuilding" not in line]) == 1
     assert not any("56" in line for line in messages)
 
 

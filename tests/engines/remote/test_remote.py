@@ -252,7 +252,7 @@ def test_there_is_no_other_try_after_a_token() -> None:
 
 def test_another_tokenizer_is_noticed() -> None:
     other = ScriptedEngine(say("x"), tokenizer=Shifted())
-    with serving(other) as urls, pytest.raises(BadUpstream, match="has another tokenizer"):
+    with serving(other) as urls, pytest.raises(BadUpstream, match="has a different tokenizer"):
         RemoteEngine.open(urls, ByteTokenizer())
 
 

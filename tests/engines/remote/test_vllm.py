@@ -103,9 +103,9 @@ def test_logprobs_by_id() -> None:
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ([chunk([104], "h"), chunk([], "i")], "without its ids"),
-        ([chunk([9999], "h")], "does not have"),
-        ([chunk([104], "h", "content_filter"), END], "a reason of its own"),
+        ([chunk([104], "h"), chunk([], "i")], "without its token ids"),
+        ([chunk([9999], "h")], "not in the vocabulary"),
+        ([chunk([104], "h", "content_filter"), END], "unknown finish reason"),
     ],
 )
 def test_what_cannot_be_is_an_error(said: list[bytes], message: str) -> None:
@@ -121,6 +121,6 @@ def test_a_refusal_inside_of_a_stream() -> None:
 
 
 def test_another_tokenizer_there_is_noticed() -> None:
-    with raw_server(*LOOK) as server, pytest.raises(BadUpstream, match="another tokenizer"):
+    with raw_server(*LOOK) as server, pytest.raises(BadUpstream, match="different tokenizer"):
         RemoteEngine.open([server.url], ByteTokenizer(), CALM)
     assert len(server.heard) == 2

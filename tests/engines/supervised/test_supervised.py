@@ -268,7 +268,7 @@ def test_a_silent_engine_is_not_ready_long_before_it_is_given_up() -> None:
         steps = Steps()
         engine.submit(greedy([1], 1), steps)
         try:
-            with pytest.raises(Unavailable, match="has not moved for"):
+            with pytest.raises(Unavailable, match="has made no progress for"):
                 while True:
                     await engine.check()
                     await asyncio.sleep(0.01)

@@ -316,7 +316,7 @@ def test_models_that_cannot_be_batched_are_refused_when_they_are_opened(
     tmp_path: Path, config: Any, reason: str
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelFileError, match=f"has no place for .*{reason}.* try the engine vllm"):
+    with pytest.raises(ModelFileError, match=f"does not support .*{reason}.* try the engine vllm"):
         TransformersEngine.open(str(tmp_path), OPTIONS)
 
 

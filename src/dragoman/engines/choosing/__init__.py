@@ -1,4 +1,4 @@
-"""From a row of logits to an id, for every engine that has the logits in its hands."""
+"""Sampling: from a row of logits to an id, for every engine that has access to the logits."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -15,37 +15,38 @@ Places: TypeAlias = NDArray[np.intp]
 
 
 class Change(Struct, eq=False):
-    """What a rule does to a row before an id is chosen from it, as data: rows may be on another device."""
+    """A change to a row before sampling, as data, because rows may be on another device."""
 
     places: Places
-    """Ids, each of them once."""
+    """Ids, each at most once."""
     amounts: Logits | None = None
-    """What is added to each."""
+    """The amount added to each."""
     factor: float = 1.0
-    """What is above zero is divided by it, and the rest multiplied."""
+    """Divisor for values above zero, and factor for the rest."""
     alone: bool = False
-    """Whether all others are forbidden."""
+    """Whether all other ids are forbidden."""
 
 
 Edit: TypeAlias = Callable[[Sequence[int]], Sequence[Change]]
-"""A rule: what it changes next, given the ids generated so far. It is asked once for each id."""
+"""A logits processor: returns its next changes, given the ids generated so far. Called once for each id."""
 
 
 @runtime_checkable
 class BitMasking(Protocol):
-    """A matcher that can tell its mask as bits, for rows that are on another device."""
+    """A matcher that can return its mask as bits, for rows on another device."""
 
     def words(self) -> Any:
-        """One bit an id, those that may come next set, in a numpy array of 32 bits each; an empty one where
-        nothing is forbidden, and None where that takes the row itself."""
+        """Return one bit per id, set for those that may come next, in a numpy array of 32-bit words; an
+        empty array if nothing is forbidden, and None if the mask can only be applied to the row itself.
+        """
 
 
 class RowRules(Struct, eq=False):
-    """All that changes one row: the changes in their order, and then the ids that a constraint lets pass."""
+    """All changes to one row: those of the processors in order, and then the constraint's mask."""
 
     changes: list[Change]
     words: NDArray[np.uint32] | None = None
-    """One bit an id."""
+    """One bit per id."""
 
 
 class _Kept(threading.local):
@@ -57,7 +58,7 @@ _kept = _Kept()
 
 
 def scratch(size: int, use: str = "weights") -> Weights:
-    """Room for what is of no use after the call: the same memory for each use, each thread its own.
+    """Return scratch memory that is reused by the next call with the same `use` on this thread.
 
     New memory for a whole row is mapped page by page while it is filled, which costs more than the filling.
     """

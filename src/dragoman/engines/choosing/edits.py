@@ -1,6 +1,6 @@
-"""Rules that change a row of logits before an id is chosen from it: masks, biases, penalties, DRY.
+"""Logits processors, which change a row before sampling: masks, biases, penalties, DRY.
 
-Each maker returns a function that tells the changes, given the ids generated so far.
+Each factory returns a function that returns the changes, given the ids generated so far.
 """
 
 import math
@@ -12,19 +12,20 @@ import numpy as np
 from dragoman.engines.choosing import Change, Edit, Ids, Logits, Places
 from dragoman.types import Samplers, Sampling
 
-# DRY ("don't repeat yourself"): what would go on with a repetition becomes less likely, the longer it is.
+# DRY ("don't repeat yourself"): ids that would continue a repetition become less likely, the longer it is.
 #
-# For every place before the end, `_lengths` is how many ids up to that place are the same as the ids up to
-# the end. One new id is enough to know all of them again: where that id stands, the length is one more than
-# it was at the place before, and elsewhere it is 0. So a step costs one pass over the ids, outside of
-# Python.
+# For every offset before the end, `_lengths` is how many ids up to that offset equal the ids up to the end.
+# One new id is enough to update all of them: where that id occurs, the length is one more than at the offset
+# before, and elsewhere it is 0. So a step costs one numpy pass over the ids.
 
 
 _LARGEST = math.log(np.finfo(np.float32).max)
 
 
 def penalize_loops(asked: Samplers, prompt: Ids) -> Edit:
-    """After `a b c a b` the id `c` loses `multiplier * base ** (2 - allowed_length)`."""
+    """Create the DRY processor: after `a b c a b` the id `c` loses `multiplier * base ** (2 -
+    allowed_length)`.
+    """
     repeats = _Repeats(asked, prompt)
 
     def edit(output: Sequence[int]) -> Sequence[Change]:
@@ -45,7 +46,7 @@ class _Repeats:
         self._ids[: prompt.size] = prompt
         self._lengths = np.zeros(self._ids.size, np.int32)
         self._lengths[: prompt.size] = _measure_repeats(prompt.tolist(), asked.dry_breakers)
-        # Above that the penalty is no number any more.
+        # Longer repetitions would overflow the penalty.
         self._longest = _LARGEST / math.log(asked.dry_base) if asked.dry_base > 1 else math.inf
 
     def add(self, id_: int) -> None:
@@ -73,7 +74,7 @@ class _Repeats:
         long = np.flatnonzero(lengths >= max(asked.dry_allowed_length, 1))
         if not long.size:
             return []
-        # What began before the range is as long as the part inside of it.
+        # A repetition that began before the range counts only its part inside.
         known = np.minimum(lengths[long], long + 1)
         longest: dict[int, int] = {}
         for id_, length in zip(self._ids[start + 1 + long].tolist(), known.tolist(), strict=True):
@@ -84,7 +85,7 @@ class _Repeats:
 
 
 def _measure_repeats(ids: list[int], breakers: frozenset[int]) -> list[int]:
-    """For each place, how many ids up to it are those up to the end; 0 for the end itself.
+    """For each offset, count how many ids up to it equal those up to the end; 0 for the end itself.
 
     Read backwards these are the lengths of the Z algorithm, which takes linear time.
 
@@ -92,7 +93,7 @@ def _measure_repeats(ids: list[int], breakers: frozenset[int]) -> list[int]:
     [0, 2, 0, 0, 0]
     """
     back = ids[::-1]
-    # A repetition does not go beyond a breaker.
+    # A repetition does not extend beyond a breaker.
     most = next((at for at, id_ in enumerate(back) if id_ in breakers), len(back))
     lengths = [0] * len(back)
     left = right = 0
@@ -106,14 +107,14 @@ def _measure_repeats(ids: list[int], breakers: frozenset[int]) -> list[int]:
     return [min(length, most) for length in reversed(lengths)]
 
 
-# All rules.
+# All processors.
 
 
 _NEVER = -math.inf
 
 
 def edits(sampling: Sampling, prompt: Ids, ends: frozenset[int]) -> list[Edit]:
-    """The rules this sampling asks for, in vLLM's order."""
+    """Return the processors that this sampling requests, in vLLM's order."""
     found: list[Edit] = []
     if sampling.allowed_token_ids is not None:
         found.append(allow(sampling.allowed_token_ids))
@@ -144,7 +145,7 @@ def apply(row: Logits, changes: Sequence[Change]) -> None:
     for change in changes:
         values = row[change.places]
         if change.alone:
-            # Few are allowed, mostly: to put them back is quicker than to go through a mask of the others.
+            # Few ids are allowed, usually: restoring them is faster than masking all others.
             row.fill(_NEVER)
         else:
             values = change_values(values, [change])
@@ -152,7 +153,7 @@ def apply(row: Logits, changes: Sequence[Change]) -> None:
 
 
 def change_values(values: Logits, changes: Sequence[Change]) -> Logits:
-    """What becomes of the values at the places of these changes, which may be of several rows."""
+    """Return the changed values of the ids of these changes, which may belong to several rows."""
     scaled = values
     if any(change.factor != 1 for change in changes):
         counts = [change.places.size for change in changes]
@@ -182,7 +183,7 @@ def allow(ids: Collection[int]) -> Edit:
 
 
 def forbid_words(words: Sequence[Sequence[int]]) -> Edit:
-    """A word's last id is forbidden where the ids before it have just been generated."""
+    """Forbid the last id of each word if the ids before it have just been generated."""
     parts = [(list(word[:-1]), word[-1]) for word in words if word]
 
     def edit(output: Sequence[int]) -> Sequence[Change]:
@@ -194,7 +195,7 @@ def forbid_words(words: Sequence[Sequence[int]]) -> Edit:
 
 
 def forbid_until(ids: Collection[int], length: int) -> Edit:
-    """These ids are forbidden until `length` ids have been generated."""
+    """Forbid these ids until `length` ids have been generated."""
     changes = _forbid({*ids})
     return lambda output: changes if len(output) < length else []
 
@@ -205,7 +206,7 @@ def bias(by_id: Mapping[int, float]) -> Edit:
 
 
 class _Grown:
-    """Ids in the order in which they came, each once, with what is added for it."""
+    """Distinct ids in the order of their first occurrence, with the amount added for each."""
 
     def __init__(self, ids: Ids) -> None:
         self._count = ids.size
@@ -236,7 +237,7 @@ class _Grown:
 
 
 def penalize_repetition(penalty: float, prompt: Ids) -> Edit:
-    """Ids of the prompt and the output become less likely by a factor."""
+    """Make ids of the prompt and the output less likely by a factor."""
     seen = _Grown(np.unique(prompt))
 
     def edit(output: Sequence[int]) -> Sequence[Change]:
@@ -248,7 +249,7 @@ def penalize_repetition(penalty: float, prompt: Ids) -> Edit:
 
 
 def penalize_use(frequency: float, presence: float) -> Edit:
-    """Ids of the output lose `frequency` for each time they occurred and `presence` once."""
+    """Lower ids of the output by `frequency` for each occurrence and by `presence` once."""
     used = _Grown(np.zeros(0, np.int32))
 
     def edit(output: Sequence[int]) -> Sequence[Change]:
@@ -260,7 +261,9 @@ def penalize_use(frequency: float, presence: float) -> Edit:
 
 
 def penalize_recent(sampling: Sampling, prompt: Ids, newest: int) -> Edit:
-    """All penalties, of the newest ids only: of prompt and output, or of the output for those of use."""
+    """Apply all penalties to the newest ids only: of prompt and output, or of the output for frequency and
+    presence.
+    """
     seen = deque(prompt[-newest:].tolist(), maxlen=newest)
     used: deque[int] = deque(maxlen=newest)
 

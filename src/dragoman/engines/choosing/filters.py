@@ -1,8 +1,8 @@
-"""Which of many weights are kept, which of those is picked, and samplers one after the other.
+"""Filters over relative probabilities, drawing from them, and chains of samplers.
 
-Nothing sorts a vocabulary: each filter first narrows it to the few that can pass. Where ids were left out
-beforehand, `rest` is what they weigh at most: what is found then holds whatever they weigh, or it is
-`Undecided`.
+A filter never sorts a whole vocabulary: it first narrows it to the few ids that can pass. If ids were left
+out beforehand, `rest` is an upper bound of their weight: a result then holds whatever their weight is, or
+`Undecided` is raised.
 """
 
 import math
@@ -18,22 +18,23 @@ from dragoman.types import SamplerName, Samplers, Sampling
 _BLOCK = 64
 _PICK_BLOCK = 256
 _SORTED_AT_ONCE = 512
-# What weighs less, against 1 for the likeliest, is seldom in a nucleus, and there may be thousands of it.
+# Weights below these, relative to 1 for the likeliest, are rarely in a nucleus, and there may be thousands of
+# them.
 _SELDOM = (2e-3, 2e-4, 0.0)
 
 
 class Undecided(Exception):
-    """What was left out could change the outcome."""
+    """The ids that were left out could change the result."""
 
 
 def largest(values: Logits, count: int) -> Places:
-    """The places of the `count` largest values, in no order."""
+    """Return the indices of the `count` largest values, in no order."""
     blocks = max(values.size // _BLOCK, 3 * count)
     deep = values.size // blocks
     if deep < 2:
         return np.argpartition(values, -count)[-count:]
     # The count-th largest of the blocks' maxima is not above the count-th largest value. A block is every
-    # so-and-so-manieth value, because numpy compares rows faster than neighbours.
+    # n-th value, because numpy compares rows faster than neighbors.
     maxima = values[: deep * blocks].reshape(deep, blocks).max(axis=0)
     floor = np.partition(maxima, -count)[-count]
     near: Places = (values >= floor).nonzero()[0]
@@ -43,13 +44,14 @@ def largest(values: Logits, count: int) -> Places:
 
 
 def nucleus(weights: Weights, top_p: float, rest: float = 0.0) -> tuple[Places, float]:
-    """The places of the fewest largest weights that make up `top_p` of the sum; equals are kept together.
+    """Return the indices of the fewest largest weights that sum to `top_p` of the total; equal weights are
+    kept together.
 
-    With a rest, those that are kept in any case, and the weight of those that might be kept too.
+    With a rest: those that are kept in any case, and the weight of those that might be kept, too.
     """
     total = float(weights.sum())
     least, most = top_p * total, top_p * (total + rest)
-    # What is smaller than this adds up to less than 1 - top_p, however much of it there is.
+    # Weights below this sum to less than 1 - top_p, however many there are.
     small = 0.99 * (1 - top_p) * total / weights.size
     for floor in _SELDOM:
         near = (weights >= max(floor, small)).nonzero()[0]
@@ -72,8 +74,9 @@ def nucleus(weights: Weights, top_p: float, rest: float = 0.0) -> tuple[Places, 
 
 
 def _around(weights: Weights, least: float, most: float) -> tuple[float, Weights]:
-    """The weights among which a running sum, from the largest down, gets to `least` and to `most`; before
-    them, the sum of the larger ones."""
+    """Return the weights among which a descending running sum reaches `least` and `most`, and before them
+    the sum of the larger ones.
+    """
     above = 0.0
     while weights.size > _SORTED_AT_ONCE:
         larger = weights >= weights.mean()
@@ -89,7 +92,9 @@ def _around(weights: Weights, least: float, most: float) -> tuple[float, Weights
 
 
 def typical(weights: Weights, typical_p: float) -> Places:
-    """The places whose information is nearest to the average, until they make up `typical_p`, in order."""
+    """Return the indices whose information is nearest to the average, until they sum to `typical_p`, in
+    order.
+    """
     probabilities = weights / np.float32(weights.sum())
     possible = probabilities.nonzero()[0]
     probabilities = probabilities[possible]
@@ -108,7 +113,7 @@ def typical(weights: Weights, typical_p: float) -> Places:
 
 
 def pick(weights: Weights, uniform: float, rest: float = 0.0) -> int:
-    """The place where the running sum of the weights passes `uniform` of the total."""
+    """Return the index at which the running sum of the weights passes `uniform` of the total."""
     start = 0
     if weights.size > 2 * _PICK_BLOCK:
         blocks = np.add.reduceat(weights, np.arange(0, weights.size, _PICK_BLOCK)).cumsum(dtype=np.float64)
@@ -128,26 +133,28 @@ def pick(weights: Weights, uniform: float, rest: float = 0.0) -> int:
 
 
 def _passing(sums: NDArray[np.float64], target: float) -> int:
-    """The first place above `target`; rounding does not carry it past the last one that adds to the sum."""
+    """Return the first index above `target`; rounding does not carry it past the last one that adds to the
+    sum.
+    """
     return int(min(sums.searchsorted(target, side="right"), sums.searchsorted(sums[-1])))
 
 
-# Samplers one after the other, in the order that was asked for.
+# Samplers in the requested order.
 #
-# The usual ones have a way of their own (`sampler.draw`), which hardly looks at the unlikely ids. Here
-# every id is a candidate at first, and each sampler narrows what the ones before it have left, or changes
-# how likely it is. The names and what they mean are those of llama.cpp and text-generation-webui.
+# The default samplers have a faster path (`sampler.draw`), which skips unlikely ids. Here every id is a
+# candidate at first, and each sampler narrows the candidates of the one before, or changes their
+# probabilities. Names and semantics are those of llama.cpp and text-generation-webui.
 
 
 Chance: TypeAlias = Callable[[], float]
-"""The next number in [0, 1)."""
+"""Return the next random number in [0, 1)."""
 _COLDEST = 1e-6
 _ESTIMATED_FROM = 100
-"""Candidates by which mirostat 1 estimates how steeply likelihood falls."""
+"""Candidates from which mirostat 1 estimates how steeply probabilities fall."""
 
 
 class Candidates:
-    """Ids that may still be chosen, in order, with their logits. There is always one at least."""
+    """Ids that may still be sampled, in order, with their logits. There is always at least one."""
 
     __slots__ = ("ids", "logits")
 
@@ -156,7 +163,7 @@ class Candidates:
         self.logits = row[self.ids].astype(np.float64)
 
     def weights(self) -> Weights:
-        """How likely each is, against the likeliest."""
+        """Return the probabilities relative to the likeliest."""
         weights: Weights = np.exp(self.logits - self.logits.max()).astype(np.float32)
         return weights
 
@@ -170,14 +177,14 @@ class Candidates:
 
 
 class Ordered:
-    """The draws of one continuation; mirostat goes by how surprising the earlier ones were."""
+    """The sampler chain of one continuation; mirostat keeps the surprise of earlier draws."""
 
     def __init__(self, sampling: Sampling, asked: Samplers, vocabulary: int) -> None:
         self._sampling = sampling
         self._asked = asked
         self._vocabulary = vocabulary
         self._surprise = 2 * asked.mirostat_tau
-        """In bits: what mirostat lets a candidate be at most."""
+        """Mirostat's maximum surprise of a candidate, in bits."""
 
     def draw(self, row: Logits, chance: Chance) -> int:
         left = Candidates(row)
@@ -205,7 +212,9 @@ class Ordered:
         left.keep(kept if kept.size else np.array([probabilities.argmax()]))
 
     def _estimated_count(self, left: Candidates) -> int:
-        """How many candidates have the surprise that is wanted, if likelihood falls as Zipf's law says."""
+        """Estimate how many candidates have at most the target surprise, if probabilities follow Zipf's
+        law.
+        """
         likeliest = np.sort(left.probabilities())[::-1][:_ESTIMATED_FROM]
         if likeliest.size < 2 or likeliest[-1] <= 0:
             return 1
@@ -215,7 +224,7 @@ class Ordered:
         excess = steepness - 1
         if abs(excess) < 1e-6 or steepness <= 0:
             return left.ids.size
-        # By logarithms, because where likelihood hardly falls the number would be beyond any.
+        # In logarithms, because the number overflows if probabilities hardly fall.
         share = excess / -math.expm1(-excess * math.log(self._vocabulary))
         count = (math.log(share) + self._surprise * math.log(2)) / steepness
         return max(1, math.ceil(math.exp(min(count, math.log(left.ids.size)))))
@@ -242,14 +251,14 @@ def _typical(left: Candidates, sampling: Sampling, asked: Samplers, chance: Chan
 
 
 def _top_n_sigma(left: Candidates, sampling: Sampling, asked: Samplers, chance: Chance) -> None:
-    """Those within so many standard deviations of the largest logit."""
+    """Keep logits within a number of standard deviations of the largest."""
     if asked.top_n_sigma > 0:
         floor = left.logits.max() - asked.top_n_sigma * left.logits.std()
         left.keep(np.flatnonzero(left.logits >= floor))
 
 
 def _top_a(left: Candidates, sampling: Sampling, asked: Samplers, chance: Chance) -> None:
-    """Those that have so much of the square of the largest probability."""
+    """Keep probabilities of at least `top_a` times the square of the largest."""
     if asked.top_a > 0:
         probabilities = left.probabilities()
         most = probabilities.max()
@@ -257,7 +266,7 @@ def _top_a(left: Candidates, sampling: Sampling, asked: Samplers, chance: Chance
 
 
 def _tfs(left: Candidates, sampling: Sampling, asked: Samplers, chance: Chance) -> None:
-    """Cuts off the tail where the curve of probabilities has become flat."""
+    """Cut off the tail where the curve of probabilities has become flat."""
     if asked.tfs >= 1 or left.ids.size < 3:
         return
     probabilities = left.probabilities()
@@ -271,7 +280,7 @@ def _tfs(left: Candidates, sampling: Sampling, asked: Samplers, chance: Chance) 
 
 
 def _xtc(left: Candidates, sampling: Sampling, asked: Samplers, chance: Chance) -> None:
-    """Now and then, of those above the threshold, all but the least likely are left out."""
+    """Sometimes drop all candidates above the threshold except the least likely of them."""
     if asked.xtc_probability <= 0 or asked.xtc_threshold > 0.5 or chance() >= asked.xtc_probability:
         return
     probabilities = left.probabilities()
@@ -285,7 +294,7 @@ def _xtc(left: Candidates, sampling: Sampling, asked: Samplers, chance: Chance) 
 
 
 def _smoothing(left: Candidates, sampling: Sampling, asked: Samplers, chance: Chance) -> None:
-    """Distances to the largest logit are squared: near ones become nearer, far ones further."""
+    """Square the distances to the largest logit: near ones become nearer, far ones further."""
     if asked.smoothing_factor > 0:
         below = left.logits - left.logits.max()
         square, cube = (3 - asked.smoothing_curve) / 2, (asked.smoothing_curve - 1) / 2
@@ -293,7 +302,7 @@ def _smoothing(left: Candidates, sampling: Sampling, asked: Samplers, chance: Ch
 
 
 def _temperature(left: Candidates, sampling: Sampling, asked: Samplers, chance: Chance) -> None:
-    """With a range it is the higher the less certain the model is."""
+    """Apply the temperature; with a range, it rises with the model's uncertainty."""
     temperature = sampling.temperature
     if asked.dynatemp_range > 0:
         low, high = max(temperature - asked.dynatemp_range, 0), temperature + asked.dynatemp_range
@@ -316,4 +325,4 @@ _STEPS: dict[SamplerName, Callable[[Candidates, Sampling, Samplers, Chance], Non
     "top_p": _top_p,
     "xtc": _xtc,
 }
-"""Penalties and DRY are rules for the whole row, and come before all of these (`edits.py`)."""
+"""Penalties and DRY are processors for the whole row, and come before all of these (`edits.py`)."""

@@ -1,12 +1,12 @@
-"""From a row of logits to the next id.
+"""Sampling of the next id from a row of logits.
 
 The order is vLLM's: allowed ids, bad words, minimum length, bias, penalties, temperature, min-p, typical-p,
 top-k, top-p. Another order, and samplers beyond these, are in `filters.py`. Reported log probabilities are
-those of the row as it came from the model.
+those of the model's unmodified row.
 
-Nearly all of a vocabulary is so unlikely that it decides nothing. So a draw first looks at the likely ids
-alone, and knows what all the others weigh at most. Only where that much could change what comes out is the
-whole row computed. Either way the id is the one that the whole row gives.
+Nearly all of a vocabulary is too unlikely to affect a draw. So a draw first looks at the likely ids alone,
+with an upper bound for the weight of all others. The whole row is computed only if that bound could change
+the result. Either way the id is the one that the whole row gives.
 """
 
 import math
@@ -23,28 +23,28 @@ from dragoman.engines.choosing.filters import Ordered, Undecided, largest, nucle
 from dragoman.engines.steps import seed_of
 from dragoman.types import Sampling, TokenLogprob
 
-# What the unlikely ids together weigh at most, where the likeliest id weighs 1. With less, more ids are
-# likely; with more, the whole row is needed more often.
+# Upper bound for the total weight of the unlikely ids, relative to 1 for the likeliest id. With less, more
+# ids count as likely; with more, the whole row is needed more often.
 _REST = 1e-2
-# Where more than one in so many ids is likely, to compute the whole row takes no longer.
+# If more than one in this many ids is likely, computing the whole row takes no longer.
 _MANY = 32
-# Nothing changes below that, and 1 / temperature stays a number.
+# Lower temperatures change nothing, and 1 / temperature stays finite.
 COLDEST = 1e-30
 _NEVER = np.float32(-np.inf)
 _AT_ONCE = 32
 
 
 class NoTokenLeft(Exception):
-    """Masks and filters together leave nothing to choose from."""
+    """Masks and filters together forbid every id."""
 
 
 class Sampler:
-    """The choices of one continuation.
+    """The sampler of one continuation.
 
-    With a seed they are the same each time the same logits come in: each continuation has a generator of
-    its own, made from the seed and its index. The logits themselves may differ in their last bits with the
-    other sequences in the step and with where the prompt was cut, so a seed does not promise the same text
-    under another load.
+    With a seed it draws the same ids whenever the same logits come in: each continuation has its own
+    generator, created from the seed and its index. The logits themselves may differ in their last bits with
+    the other sequences in the step and with where the prompt was cut, so a seed does not guarantee the same
+    text under another load.
     """
 
     def __init__(
@@ -54,22 +54,24 @@ class Sampler:
         self._edits = edits(sampling, prompt, ends)
         self._mask: Callable[[Logits], None] | None = None
         self._uniforms: list[float] = []
-        """Drawn in advance, the next one last."""
+        """Random numbers drawn in advance, the next one last."""
         self._random = None if sampling.temperature <= 0 else _generator(sampling.seed, index)
         asked = sampling.samplers
         self._ordered = None if asked is None else Ordered(sampling, asked, vocabulary)
 
     def add(self, edit: Edit) -> None:
-        """One more rule, applied after the others."""
+        """Add a processor, applied after the others."""
         self._edits.append(edit)
 
     def hold_to(self, mask: Callable[[Logits], None]) -> None:
-        """What a constraint forbids. It comes after all rules, so that none of them lets a wrong id pass."""
+        """Set a constraint's mask. It is applied after all processors, so that none of them re-allows a
+        forbidden id.
+        """
         self._mask = mask
 
     @property
     def takes_largest(self) -> bool:
-        """Whether it is the largest logit that decides, and no rule changes any."""
+        """Whether the result is simply the largest logit of the unmodified row."""
         return self._random is None and not self.edited
 
     @property
@@ -79,29 +81,29 @@ class Sampler:
 
     @property
     def drawable(self) -> bool:
-        """Whether temperature, min-p, top-k and top-p say all that is done with a row that rules changed."""
+        """Whether temperature, min-p, top-k and top-p are all that is needed after the changes."""
         return self._sampling.typical_p >= 1 and self._ordered is None
 
     def changes(self, output: Sequence[int]) -> list[Change]:
-        """What the rules change next. They are asked once for each id, by this or by `sample`."""
+        """Return the processors' next changes. They run once for each id, either here or in `sample`."""
         return [change for edit in self._edits for change in edit(output)]
 
     def uniform(self) -> float:
-        """The number in [0, 1) that decides the next draw; 0 where nothing is drawn."""
+        """Return the number in [0, 1) that decides the next draw; 0 for greedy sampling."""
         if self._random is None:
             return 0.0
         if not self._uniforms:
-            # One by one the same would come, in more time.
+            # One by one the numbers would be the same, but slower.
             self._uniforms = self._random.random(_AT_ONCE)[::-1].tolist()
         return self._uniforms.pop()
 
     def give_back(self, uniforms: Sequence[float]) -> None:
-        """The last ones that were drawn decided nothing: they are drawn again."""
+        """Return the last random numbers, which were not used, to be drawn again."""
         if self._random is not None:
             self._uniforms += reversed(uniforms)
 
     def sample(self, row: Logits, output: Sequence[int]) -> int:
-        """The next id, given the row for it and the ids generated so far. `row` is left as it is."""
+        """Sample the next id, given its row and the ids generated so far. `row` is not changed."""
         if self.edited:
             own = scratch(row.size, "row")
             np.copyto(own, row)
@@ -125,7 +127,7 @@ class Sampler:
 
 
 def draw(row: Logits, sampling: Sampling, uniform: float) -> int:
-    """Pick an id by temperature and filters; `uniform` in [0, 1) decides which."""
+    """Draw an id by temperature and filters; `uniform` in [0, 1) decides which."""
     peak = row.max()
     if peak == _NEVER:
         raise NoTokenLeft
@@ -139,14 +141,16 @@ def draw(row: Logits, sampling: Sampling, uniform: float) -> int:
 
 
 def _likely(row: Logits, peak: float, sampling: Sampling) -> tuple[Places | None, float]:
-    """The ids to look at, in order, and what the others weigh at most. None stands for all ids."""
+    """Return the ids to consider, in order, and an upper bound for the weight of the others. None means
+    all ids.
+    """
     if sampling.min_p > 0:
         floor = np.float32(peak + math.log(sampling.min_p) * sampling.temperature)
         return (row >= floor).nonzero()[0], 0.0
     if sampling.top_k > 0 or sampling.typical_p < 1:
         return None, 0.0
     floor = np.float32(peak + math.log(_REST / row.size) * sampling.temperature)
-    # Rounded down, so that nothing that weighs more is left out.
+    # Rounded down, so that no larger weight is left out.
     likely = row >= np.nextafter(floor, _NEVER)
     if np.count_nonzero(likely) > row.size // _MANY:
         return None, 0.0
@@ -156,7 +160,7 @@ def _likely(row: Logits, peak: float, sampling: Sampling) -> tuple[Places | None
 def _choose(
     row: Logits, peak: np.float32, ids: Places | None, rest: float, sampling: Sampling, uniform: float
 ) -> int:
-    """Draw from these ids, if the others, which weigh `rest` at most, cannot change what comes out."""
+    """Draw from these ids, if the others, of at most `rest` in weight, cannot change the result."""
     values = row if ids is None else row[ids]
     if sampling.typical_p < 1:
         places = typical(_weights(values, peak, sampling.temperature), sampling.typical_p)
@@ -172,7 +176,7 @@ def _choose(
 
 
 def _weights(values: Logits, peak: np.float32, temperature: float) -> Weights:
-    """How likely each is, against the likeliest."""
+    """Return the probabilities relative to the likeliest."""
     weights = np.subtract(values, peak, out=scratch(values.size))
     if temperature != 1:
         weights *= np.float32(1 / max(temperature, COLDEST))
@@ -184,13 +188,13 @@ def _narrow(ids: Places | None, values: Logits, places: Places) -> tuple[Places,
 
 
 def logprob(row: Logits, token: int, top: int) -> TokenLogprob:
-    """The log probability of `token` in `row`, and the `top` most likely ids with theirs."""
+    """Return the log probability of `token` in `row`, and the `top` most likely ids with theirs."""
     peak = row.max()
     base = float(peak) + math.log(_weights(row, peak, 1.0).sum())
     if top <= 0:
         return TokenLogprob(token, float(row[token]) - base)
     places = largest(row, min(top, row.size))
-    # Equal values are put in the order of their ids, so that the answer does not depend on the partition.
+    # Equal values are ordered by id, so that the result does not depend on the partition.
     places = places[np.lexsort((places, -row[places]))]
     alternatives = tuple((int(i), float(row[i]) - base) for i in places)
     return TokenLogprob(token, float(row[token]) - base, alternatives)
@@ -202,23 +206,24 @@ def _generator(seed: int | None, index: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64([seed_of(seed, index) & (2**64 - 1), 0]))
 
 
-# Choices from the rows of many answers at once, where the runner gives the largest of each block as well.
+# Sampling from the rows of many answers at once, if the runner also returns the maximum of each block.
 #
-# One choice takes some thirty calls of numpy, and passes over a row that is in no cache. Here all rows
-# share the calls, and only blocks are read that hold what can be chosen: the largest, what passes min-p, or
-# what is likely enough for top-p of a total that the runner sums up.
+# One draw takes about thirty calls of numpy, and passes over a row that is in no cache. Here all rows share
+# the calls, and only blocks with possible candidates are read: the largest, those that pass min-p, or those
+# likely enough for top-p of a total that the runner computes.
 #
-# What comes out is what `draw` gives, so no row depends on the others. That rounds in other places, so a row
-# is left to it where rounding could decide, where ids are equally likely at the edge of top-k, and where too
-# many pass or too few.
+# The result is that of `draw`, so no row depends on the others. Rounding differs, so a row is left to `draw`
+# if rounding could decide, if ids are equally likely at the edge of top-k, and if too many or too few ids
+# pass.
 
 
 BLOCK = 16
-"""Ids in a block: a line of the processor's cache."""
+"""Ids in a block: one cache line of the CPU."""
 SEVERAL = 4
-"""One by one, fewer rows take no longer."""
+"""Fewer rows than this are as fast one by one."""
 _LEAST_MIN_P = 1e-2
-# What weighs less, against 1 for the likeliest, is seldom in a nucleus: times the part that this leaves out.
+# Weights below this, relative to 1 for the likeliest, times the part that top-p leaves out, are rarely in a
+# nucleus.
 _SELDOM = 1e-2
 _MOST_BLOCKS = 1536
 _ALL = np.iinfo(np.intp).max
@@ -228,17 +233,18 @@ _LOWEST = np.finfo(np.float32).min
 
 
 class RowBlocks(Struct, frozen=True):
-    """What a runner tells of the rows of its last step, beside the logits."""
+    """Statistics of the last step's rows, computed by the runner."""
 
     maxima: Logits
-    """The largest of each block."""
+    """Maximum of each block."""
     totals: Callable[[Logits, Logits], Weights]
-    """What all rows weigh, as they are now: the sum of exp((logit - peak) * heat), given both for each. Where
-    the heat is 0 it means nothing."""
+    """Returns the sum of exp((logit - peak) * heat) of each row as it is now, given peak and heat, the
+    inverse temperature, for each. The result is undefined where the heat is 0.
+    """
 
 
 def leaves_few(sampling: Sampling) -> bool:
-    """Whether min-p says that few ids can be drawn, or top-p does, by itself."""
+    """Whether min-p, or top-p alone, leaves few candidates."""
     nucleus = sampling.top_p < 1 and not sampling.min_p and not sampling.top_k
     return sampling.temperature > 0 and (nucleus or sampling.min_p >= _LEAST_MIN_P)
 
@@ -248,14 +254,14 @@ def heat_of(sampling: Sampling) -> float:
 
 
 class _Columns(Struct):
-    """What all rows are asked, each thing in an array."""
+    """The parameters of all rows, as arrays."""
 
     asked: list[Sampling]
     nucleus: NDArray[np.bool_]
-    """Whether top-p says it by itself."""
+    """Whether top-p alone decides."""
     heat: Logits
     below: NDArray[np.float64]
-    """How far below the peak of its row a logit is looked at."""
+    """Distance below its row's peak down to which a logit is considered."""
     top_k: Places
     top_p: NDArray[np.float64]
 
@@ -274,12 +280,12 @@ class _Columns(Struct):
 
 
 def worth_totals(nuclei: int, rows: int) -> bool:
-    """Whether so many of a step's rows are to be summed up: the runner does that to all of them."""
+    """Whether it is worth it to compute the totals of a step's rows: the runner does so for all of them."""
     return nuclei >= SEVERAL and 2 * nuclei >= rows
 
 
 class _Last(threading.local):
-    """The columns of the last step: mostly those of the next one as well."""
+    """The parameters of the last step, which are usually those of the next one as well."""
 
     columns = _Columns.of([])
 
@@ -294,7 +300,7 @@ def _columns(asked: Sequence[Sampling]) -> _Columns:
 
 
 def largest_ids(logits: Logits, maxima: Logits, rows: Sequence[int]) -> list[int | None]:
-    """The id of the largest value in each of these rows; None where nothing is left."""
+    """Return the id of the largest value in each of these rows; None if all are forbidden."""
     of = np.array(rows)
     chosen = _of_rows(maxima, rows, of)
     block = chosen.argmax(axis=1)
@@ -306,7 +312,7 @@ def largest_ids(logits: Logits, maxima: Logits, rows: Sequence[int]) -> list[int
 
 
 def _of_rows(maxima: Logits, rows: Sequence[int], places: Places) -> Logits:
-    """A copy of all of them takes longer than to look whether it is needed."""
+    """Select rows of the maxima; a copy of all takes longer than the check whether it is needed."""
     return maxima if [*rows] == [*range(len(maxima))] else maxima[places]
 
 
@@ -317,7 +323,9 @@ def draw_few(
     asked: Sequence[Sampling],
     uniforms: Sequence[float],
 ) -> list[int | None]:
-    """What `draw` gives for each of these rows, all of which `leaves_few`; None where nothing is left."""
+    """Return the result of `draw` for each of these rows, all of which `leaves_few`; None if all ids are
+    forbidden.
+    """
     places, columns, by = np.array(rows), _columns(asked), np.array(uniforms)
     maxima = _of_rows(blocks.maxima, rows, places)
     peaks = maxima.max(axis=1)
@@ -332,7 +340,7 @@ def draw_few(
     whole = sums[ends - 1] - before
     target = by * whole
     place = np.minimum(sums.searchsorted(before + target, side="right"), of.size - 1)
-    # Where more is kept, what is drawn stays the same if its part, on both sides, is larger than that.
+    # If more is kept, the result is the same as long as its margin on both sides is larger than that.
     over, margin = sums[place] - before, _ROUNDING * whole
     sure &= (over - weights[place] + more + margin <= target) & (target + by * more < over - margin)
     found: list[int | None] = ids[place].tolist()
@@ -349,7 +357,9 @@ def _alone(row: Logits, asked: Sampling, uniform: float) -> int | None:
 
 
 def _totals(blocks: RowBlocks, rows: Places, peaks: Logits, columns: _Columns) -> NDArray[np.float64]:
-    """What each row weighs; 0 where that is what passes min-p, and `_UNKNOWN` where it is not worth a sum."""
+    """Return the total weight of each row; 0 if it is that of the ids that pass min-p, `_UNKNOWN` if it is
+    not worth computing.
+    """
     count, nucleus = len(blocks.maxima), columns.nucleus
     if not worth_totals(int(nucleus.sum()), count):
         return np.where(nucleus, _UNKNOWN, 0)
@@ -361,8 +371,9 @@ def _totals(blocks: RowBlocks, rows: Places, peaks: Logits, columns: _Columns) -
 def _passing(
     logits: Logits, maxima: Logits, rows: Places, peaks: Logits, columns: _Columns
 ) -> tuple[Places, Places, Weights]:
-    """What passes min-p, or could be in a nucleus, row by row and in order: of which row, which id, and how
-    likely against the likeliest. Nothing of a row that has too many."""
+    """Return the ids that pass min-p, or could be in a nucleus: their rows, ids and relative
+    probabilities, in order. Rows with too many of them get none.
+    """
     floors = np.where(peaks > _NEVER, peaks + columns.below, np.inf).astype(np.float32)
     of, block = np.divmod(np.flatnonzero(maxima >= floors[:, None]), maxima.shape[1])
     few = np.bincount(of, minlength=rows.size) <= _MOST_BLOCKS
@@ -384,10 +395,11 @@ def _edges(
     columns: _Columns,
     totals: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
-    """Of each row the least weight that top-k and top-p keep in any case; what the others weigh at most that
-    they might keep too; and whether that is certain."""
+    """Return for each row the smallest weight that top-k and top-p keep in any case; an upper bound for
+    the weight of others that they might keep; and whether this is certain.
+    """
     counts, numbers = ends - starts, np.arange(starts.size)
-    # Each row by itself, the largest first: of numbers that are all below one half, nothing is rounded.
+    # Sorts each row separately, largest first: as all weights are at most one half here, nothing is rounded.
     order = np.sort(of - weights / 2.0)
     descending = 2 * (of - order)
     count = np.minimum(columns.top_k, counts)
@@ -401,14 +413,15 @@ def _edges(
     nearly = np.clip(reached.searchsorted(before + enough * (1 - _ROUNDING)), starts, last)
     surely = reached.searchsorted(before + enough * (1 + _ROUNDING))
     edges, lowest = descending[nearly], descending[np.clip(surely, starts, last)]
-    # Equals are kept together.
+    # Equal weights are kept together.
     kept, might = (order.searchsorted(numbers - each / 2, side="right") - 1 for each in (edges, lowest))
     unseen = np.where(surely > last, totals * (1 + _ROUNDING) - (reached[last] - before), 0)
     return edges, reached[might] - reached[kept] + np.maximum(unseen, 0), sure
 
 
 def _sums(values: NDArray[np.floating], starts: Places) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """What has been reached before each row, and at each place. All rows are one sum: what that rounds is
-    nothing against `_ROUNDING`."""
+    """Return the running sum before each row, and at each index. All rows share one sum: its rounding
+    error is negligible compared with `_ROUNDING`.
+    """
     sums = values.cumsum(dtype=np.float64)
     return np.where(starts > 0, sums[starts - 1], 0), sums

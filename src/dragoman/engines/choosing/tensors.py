@@ -1,7 +1,7 @@
-"""Choosing for many rows at once, where the logits are: only ids, and what is asked of them, leave it.
+"""Sampling of many rows at once on the device that has them: only ids and log probabilities are copied.
 
-It is what `sampler.py` does row by row in numpy. What rules change in a row comes as data. The number that
-decides comes from each answer's own generator, so seeds mean the same here.
+It does the same as `sampler.py` does row by row in numpy. Changes to a row come as data. The random numbers
+come from each answer's own generator, so seeds mean the same here.
 """
 
 from collections.abc import Sequence
@@ -20,24 +20,24 @@ Chosen: TypeAlias = tuple[int, TokenLogprob | None]
 
 
 class Draw(Protocol):
-    """Kernels for what is computed of a row here, each of which has an order that is the row's alone."""
+    """Kernels for sampling, whose order of operations depends on the row alone."""
 
     def __call__(
         self, rows: torch.Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]
     ) -> torch.Tensor:
-        """As `draw_rows`."""
+        """Sample as `draw_rows` does."""
 
     def total(self, rows: torch.Tensor) -> torch.Tensor:
-        """The logarithm of what all ids of a row weigh together, as a column."""
+        """Return the logarithm of the total weight of each row's ids, as a column."""
 
 
 def at(rows: torch.Tensor, places: list[int]) -> torch.Tensor:
-    """The rows at these places, without a copy where it is all of them."""
+    """Return the rows at these indices, without a copy if it is all of them."""
     return rows if len(places) == rows.size(0) else rows[put(places, rows.device)]
 
 
 def put(values: Any, device: torch.device) -> torch.Tensor:
-    """Numbers as a tensor on a device. Nobody waits for what is computed there."""
+    """Copy numbers to a device, without waiting for the work queued there."""
     made = torch.as_tensor(values)
     return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made
 
@@ -45,14 +45,14 @@ def put(values: Any, device: torch.device) -> torch.Tensor:
 def choose(
     rows: torch.Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float], draw: Draw | None = None
 ) -> list[Chosen]:
-    """An id for each row, and its log probability where that is asked for."""
+    """Sample an id for each row, with its log probability if requested."""
     return Pending(rows, ids_of(rows, samplings, uniforms, draw), samplings, draw).wait()
 
 
 def ids_of(
     rows: torch.Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float], draw: Draw | None = None
 ) -> torch.Tensor:
-    """Temperature 0: the largest. Another `draw` may do the same, faster where the rows are."""
+    """Sample ids; at temperature 0 the largest. `draw` is a kernel with the result of `draw_rows`."""
     ids = rows.argmax(dim=-1)
     drawn = [place for place, sampling in enumerate(samplings) if sampling.temperature > 0]
     if drawn:
@@ -63,7 +63,7 @@ def ids_of(
 
 
 def chosen_ids(rows: torch.Tensor, drawn: Drawn, draw: Draw | None = None) -> torch.Tensor:
-    """An id for each row, with what changes it first; -1 where that leaves none."""
+    """Sample an id for each row after its changes; -1 if all ids are forbidden."""
     if not drawn.rules and not drawn.known:
         return ids_of(rows, drawn.asked, drawn.uniforms, draw)
     ids = torch.zeros(len(drawn.rows), dtype=torch.int64, device=rows.device)
@@ -88,8 +88,9 @@ def chosen_ids(rows: torch.Tensor, drawn: Drawn, draw: Draw | None = None) -> to
 
 
 def edit(rows: torch.Tensor, rules: Sequence[RowRules]) -> torch.Tensor:
-    """Change rows in place, as `edits.apply` does one; the first change of all, then the second, and so on.
-    What forbids comes last, because nothing lets pass what is forbidden."""
+    """Change rows in place, as `edits.apply` does one: the first change of all rows, then the second, and
+    so on. Masks come last, because no change re-allows a forbidden id.
+    """
     flat, size = rows.view(-1), rows.size(1)
     for changes in zip_longest(*(one.changes for one in rules)):
         parts = [(place, one) for place, one in enumerate(changes) if one is not None and not one.alone]
@@ -120,7 +121,7 @@ def edit(rows: torch.Tensor, rules: Sequence[RowRules]) -> torch.Tensor:
 
 
 def _mask(rules: RowRules, size: int) -> NDArray[np.uint32] | None:
-    """The bits of all ids that nothing forbids altogether; None where nothing is forbidden so."""
+    """Return the bits of all ids that are not forbidden; None if there is no mask."""
     found = np.full(-(-size // 32), 2**32 - 1, np.uint32)
     masks = [_bits(change.places, size) for change in rules.changes if change.alone]
     if rules.words is not None and rules.words.size:
@@ -138,7 +139,7 @@ def _bits(places: NDArray[np.intp], size: int) -> NDArray[np.uint32]:
 
 
 class Pending:
-    """Ids that were chosen, and what is asked of them, on their way from where they are computed."""
+    """Sampled ids and their log probabilities, on their way from the device."""
 
     def __init__(
         self, rows: torch.Tensor, ids: torch.Tensor, samplings: Sequence[Sampling], draw: Draw | None = None
@@ -168,7 +169,7 @@ class Pending:
 
 
 def _fetch(values: torch.Tensor) -> torch.Tensor:
-    """On its way to where Python can look at it."""
+    """Start a copy to the host."""
     if not values.is_cuda:
         return values
     here = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
@@ -176,7 +177,7 @@ def _fetch(values: torch.Tensor) -> torch.Tensor:
 
 
 def draw_rows(rows: torch.Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]) -> torch.Tensor:
-    """An id for each row by temperature and filters; a number in [0, 1) decides which."""
+    """Draw an id for each row by temperature and filters; a number in [0, 1) decides which."""
 
     def column(values: Sequence[float], dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.tensor(values, dtype=dtype, device=rows.device).unsqueeze(1)
@@ -191,7 +192,7 @@ def draw_rows(rows: torch.Tensor, samplings: Sequence[Sampling], uniforms: Seque
         weights = _nucleus(weights, column([sampling.top_p for sampling in samplings]))
     sums = weights.cumsum(dim=-1, dtype=torch.float64)
     total = sums[:, -1:]
-    # Below the total, so that the place found has a weight, whatever is rounded.
+    # Below the total, so that the id has a weight, whatever is rounded.
     target = torch.minimum(column(uniforms, torch.float64) * total, total.nextafter(torch.zeros_like(total)))
     return torch.searchsorted(sums, target, right=True).squeeze(1).clamp_(max=rows.size(1) - 1)
 
@@ -199,7 +200,7 @@ def draw_rows(rows: torch.Tensor, samplings: Sequence[Sampling], uniforms: Seque
 def report(
     rows: torch.Tensor, ids: torch.Tensor, most: int, draw: Draw | None = None
 ) -> tuple[torch.Tensor, ...]:
-    """The log probability of each row's id, and so many of the most likely ids with theirs."""
+    """Return the log probability of each row's id, and the `most` most likely ids with theirs."""
     base = rows.logsumexp(dim=-1, keepdim=True) if draw is None else draw.total(rows)
     own = (rows.gather(1, ids.clamp(min=0).unsqueeze(1)) - base).squeeze(1)
     values, places = rows.topk(min(most, rows.size(1)), dim=-1)
@@ -207,13 +208,13 @@ def report(
 
 
 def _entry(id_: int, own: float, top: int, likely: list[int], theirs: list[float]) -> TokenLogprob:
-    # Equal ones are put in the order of their ids, so that the answer does not depend on the device.
+    # Equal values are ordered by id, so that the result does not depend on the device.
     ranked = sorted(zip(theirs[:top], likely[:top], strict=True), key=lambda pair: (-pair[0], pair[1]))
     return TokenLogprob(id_, own, tuple((likely_id, value) for value, likely_id in ranked))
 
 
 def _largest(weights: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-    """Only so many of the largest are left in each row; a count of 0 leaves all."""
+    """Keep only the given number of largest weights in each row; a count of 0 keeps all."""
     size = weights.size(1)
     limits = [min(count, size) if count > 0 else size for count in counts]
     most = max(limit for limit in limits if limit < size)
@@ -225,9 +226,9 @@ def _largest(weights: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
 
 
 def _nucleus(weights: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """The fewest largest weights that make up `top_p` of the sum; equals are kept together."""
+    """Keep the fewest largest weights that sum to `top_p` of the total; equal weights are kept together."""
     descending = weights.sort(dim=-1, descending=True).values
     reached = descending.cumsum(dim=-1, dtype=torch.float64)
     last = torch.searchsorted(reached, top_p * reached[:, -1:]).clamp_(max=weights.size(1) - 1)
-    # A row that asks for all of it keeps what is too small to change the sum, as it would alone.
+    # A row with top-p 1 also keeps weights too small to change the sum, as it would alone.
     return torch.where((weights >= descending.gather(1, last)) | (top_p >= 1), weights, 0)

@@ -1,4 +1,4 @@
-"""Which id comes next: for one continuation, for the rows of many at once, and for all of a step."""
+"""Sampling of one continuation, of many rows at once, and of a whole step."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,14 +28,16 @@ from dragoman.types import FinishReason, Foreseeing, Job, Preparing, Sampling, S
 
 _log = logging.getLogger("dragoman.engine")
 NOT_FINITE = -2
-"""In the place of an id that was chosen elsewhere: the logits of its row were not numbers."""
-_CANNOT = "The next token of this answer could not be chosen."
+"""Replaces an id sampled on a device: the logits of its row were not finite."""
+_CANNOT = "The next token of this answer could not be sampled."
 
 # One continuation of a job: which id comes next, and whether the answer ends there.
 
 
 class Continuation:
-    """`room` is how many ids the context has left after the prompt; `ends` are the model's own end ids."""
+    """One answer during generation. `room`: ids left in the context after the prompt; `ends`: the model's
+    end ids.
+    """
 
     __slots__ = (
         "_ends",
@@ -59,30 +61,34 @@ class Continuation:
         self.index = index
         self.output: list[int] = []
         self.foreseen: list[int] = []
-        """What the constraint makes come next, as far as it has been worked out."""
+        """The next ids that the constraint makes inevitable, as far as known."""
         self._ends = ends
         self._most = min(sampling.max_tokens, room)
         self._sampler = Sampler(sampling, index, prompt, vocabulary, ends)
         matcher = self._matcher = None if job.constraint is None else job.constraint.start()
         if matcher is not None:
             if sampling.ignore_eos:
-                # The answer goes on as long as the constraint lets it.
+                # The answer continues as long as the constraint allows it.
                 self._sampler.add(forbid_until(ends, sampling.max_tokens))
             self._sampler.hold_to(matcher.mask)
         self.plain = self._sampler.drawable and not self._sampler.edited and self._most > 0
-        """Whether row and `sampling` decide alone: then whoever has the row may choose, with `uniform`."""
-        # The same, once `changes` have been made to the row: and those are made to single ids.
+        """Whether the row and `sampling` alone decide, so that ids may be sampled elsewhere, with
+        `uniform`.
+        """
+        # The same, once `changes` have been applied to the row, which change only single ids.
         simple = matcher is None and sampling.allowed_token_ids is None
         simple = simple and self._sampler.drawable and self._most > 0
         self.largest = simple and sampling.temperature <= 0
-        """Whether it is the largest that is chosen then."""
+        """Whether the result is then the largest."""
         self.few = simple and leaves_few(sampling)
-        """Whether it is drawn then, from few."""
+        """Whether the result is then drawn from few candidates."""
         self.heat = heat_of(sampling) if self.few and self.plain and not sampling.min_p else 0.0
-        """At what heat its row is summed up as it comes, where that is certain (`RowBlocks`); else 0."""
+        """Inverse temperature at which the total of its unmodified row will be needed for certain
+        (`RowBlocks`); else 0.
+        """
 
     def advance(self, row: Logits, token: int | None = None) -> Step:
-        """Choose the next id, unless it has been chosen. A step with a finish is the last one."""
+        """Sample the next id, unless `token` is given. A step with a finish is the last one."""
         if self._most <= 0:
             return Step([], self.index, finish="length")
         try:
@@ -99,9 +105,8 @@ class Continuation:
         return self._matcher is not None
 
     def prepare(self, ahead: int) -> None:
-        """Work out what the constraint lets come next, before there is a row. On any thread.
-
-        And up to so many ids what has to come.
+        """Compute the constraint's next mask, before there is a row, and up to `ahead` inevitable ids. On
+        any thread.
         """
         if isinstance(self._matcher, Preparing):
             self._matcher.prepare()
@@ -110,11 +115,13 @@ class Continuation:
 
     @property
     def takes_largest(self) -> bool:
-        """Whether the largest logit decides, and nothing else is asked of the row: then `take` is enough."""
+        """Whether the largest logit decides and no log probability is requested: then `take` is enough."""
         return self._sampler.takes_largest and self.sampling.logprobs is None and self._most > 0
 
     def changes(self) -> list[Change]:
-        """What rules change in the next row; to be asked once for each id, and not before `advance`."""
+        """Return the processors' changes to the next row; to be called once for each id, and not before
+        `advance`.
+        """
         return self._sampler.changes(self.output)
 
     @property
@@ -123,8 +130,9 @@ class Continuation:
         return len(self.output) + 1 >= self._most
 
     def rules(self) -> RowRules | None:
-        """What changes the next row, as data, for one that `plain` does not describe; None where that takes
-        the row itself. To be asked once for each id, and not where `advance` follows."""
+        """Return the changes to the next row as data, if `plain` is False; None if they need the row
+        itself. To be called once for each id, and not if `advance` follows.
+        """
         if not self._sampler.drawable or self._most <= 0:
             return None
         words = None
@@ -138,15 +146,15 @@ class Continuation:
         return RowRules(self.changes(), words)
 
     def uniform(self) -> float:
-        """The number in [0, 1) that decides the next draw."""
+        """Return the number in [0, 1) that decides the next draw."""
         return self._sampler.uniform()
 
     def give_back(self, uniforms: Sequence[float]) -> None:
-        """The last ones decided nothing after all: the next draws have them."""
+        """Return random numbers that were not used, for the next draws."""
         self._sampler.give_back(uniforms)
 
     def took(self, token: int, logprob: TokenLogprob | None) -> Step:
-        """`take`, of an id that was chosen elsewhere: there may have been none."""
+        """Do the same as `take` for an id sampled elsewhere, which may be missing."""
         if token == NOT_FINITE:
             return Step([], self.index, finish="error", error=EngineFailed(_CANNOT))
         if token < 0:
@@ -154,7 +162,7 @@ class Continuation:
         return self.take(token, logprob)
 
     def take(self, token: int, logprob: TokenLogprob | None = None) -> Step:
-        """The id was chosen."""
+        """Append an id and return its step."""
         if self._matcher is not None:
             try:
                 self._matcher.accept(token)
@@ -181,32 +189,34 @@ class Continuation:
     def _nothing_left(self) -> BadRequest:
         why = "" if self._matcher is None else "the constraint of the answer, "
         message = (
-            f"No token can come next after {len(self.output)} of the answer: {why}allowed_token_ids,"
+            f"No token can follow after {len(self.output)} of the answer: {why}allowed_token_ids,"
             " bad_words, logit_bias, min_tokens and ignore_eos together forbid all of them."
         )
         return BadRequest(message, code="no_token_left")
 
 
-# The choices of one step, and the masks of the next.
+# The sampling of one step, and the masks of the next.
 #
-# What a constraint lets come next is known as soon as an id is chosen, long before there are logits for it.
-# It is worked out outside of Python, so several threads do that while the model computes. All else about a
-# choice is many short calls, in which threads would only wait for each other; so rows share them, where the
-# runner gives what that takes (`draw_few`).
+# A constraint's mask is known as soon as an id is sampled, long before there are logits for it. Masks are
+# computed outside of Python, so several threads do that while the model computes. The rest of sampling is
+# many short calls, in which threads would only wait for each other; so rows share the calls, if the runner
+# returns the required data (`draw_few`).
 
 
-# With more answers a step is full of rows without guesses, so it is of no use to foresee ids.
+# Answers up to which inevitable ids are computed: with more, steps have no rows left for draft tokens.
 _FORESEEN = 64
 
 
 class TokenChoice(Struct):
     answer: Continuation
     row: int
-    """Which of all rows says what may come next; those behind it, what may come after each guess."""
+    """Row of logits for the next id; the rows behind it are for the ids after each draft token."""
     guesses: Sequence[int] = ()
 
     def advance(self, logits: Logits, token: int | None = None) -> Step:
-        """The next id, if it is not chosen yet; and as long as that was guessed, the one after it."""
+        """Sample the next id, unless `token` is given; and as long as it equals the draft token, the one
+        after it.
+        """
         if token is not None and self.answer.sampling.logprobs is None:
             step = self.answer.take(token)
         else:
@@ -220,7 +230,9 @@ class TokenChoice(Struct):
     def go_on(
         self, step: Step, found: Sequence[tuple[int, TokenLogprob | None]], uniforms: Sequence[float]
     ) -> Step:
-        """The same after the first id, where what comes after each guess was chosen, by these numbers."""
+        """Continue after the first id, with the ids sampled after each draft token by these random
+        numbers.
+        """
         used = 0
         for guess, chosen in zip(self.guesses, found, strict=False):
             if step.finish is not None or step.ids[-1] != guess:
@@ -233,7 +245,7 @@ class TokenChoice(Struct):
 
 class Choosers:
     def __init__(self, threads: int, ahead: int = 0) -> None:
-        """`ahead`: so many ids that a constraint forces are of use before they are chosen."""
+        """`ahead`: how many inevitable ids are useful before they are sampled."""
         self._ahead = ahead
         self._pool = ThreadPoolExecutor(threads, "dragoman-mask") if threads > 1 else None
         self._begun: list[Future[None]] = []
@@ -241,16 +253,16 @@ class Choosers:
     def advance(
         self, choices: Sequence[TokenChoice], logits: Logits, blocks: RowBlocks | None = None
     ) -> list[Step]:
-        """The next step of each continuation, in order."""
+        """Return the next step of each continuation, in order."""
         self._wait()
         chosen = {} if blocks is None else _chosen(choices, logits, blocks)
         return self._told(choices, [_advance(choice, logits, chosen.get(choice.row)) for choice in choices])
 
     def begin(self, choices: Sequence[TokenChoice], logits: Logits, drawer: "Drawer") -> "Begun":
-        """Have ids chosen where the rows are; what only Python can choose is chosen now.
+        """Start sampling where the rows are; what only Python can sample is sampled now.
 
-        Where row and sampling decide alone, ids after all guesses are chosen at once, though only those count
-        that come after right ones. Rules have to know what was said before.
+        If row and sampling alone decide, the ids after all draft tokens are sampled at once, though only
+        those after accepted ones count. Processors need to know the ids before.
         """
         self._wait()
         drawn, steps = Drawn([], [], []), {}
@@ -268,7 +280,7 @@ class Choosers:
         return Begun(choices, logits, drawer, drawn, drawer.choose(drawn) if choices else None, steps)
 
     def finish(self, begun: "Begun") -> list[Step]:
-        """Wait for what was begun: the next step of each continuation, in order."""
+        """Wait for the sampling that was started; return the next step of each continuation, in order."""
         return self._told(begun.choices, self._finish(begun))
 
     def _finish(self, begun: "Begun") -> list[Step]:
@@ -296,7 +308,7 @@ class Choosers:
         for begun in self._begun:
             if (error := begun.exception()) is not None:
                 # The mask is computed again when it is needed; if that fails, that answer ends.
-                _log.error("a mask could not be prepared", exc_info=error)
+                _log.error("Cannot prepare a mask", exc_info=error)
 
     def _told(self, choices: Sequence[TokenChoice], steps: list[Step]) -> list[Step]:
         both = zip(choices, steps, strict=True)
@@ -312,21 +324,21 @@ class Choosers:
                 answer.prepare(ahead)
 
     def close(self) -> None:
-        """What was begun is done, and its threads are gone."""
+        """Finish the running work and stop the threads."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
 
 class Drawn(Struct):
-    """What is to be chosen from rows of the last step, column by column."""
+    """What to sample from rows of the last step, as columns."""
 
     rows: list[int]
     asked: list[Sampling]
     uniforms: list[float]
     rules: dict[int, RowRules] = field(default_factory=dict)
-    """What changes a row first, by its place in the columns."""
+    """Changes to a row, by its index in the columns."""
     known: dict[int, int] = field(default_factory=dict)
-    """Ids that have been chosen, by place."""
+    """Ids that are sampled already, by index."""
 
     def add(self, row: int, asked: Sampling, uniform: float) -> None:
         self.rows.append(row)
@@ -336,13 +348,14 @@ class Drawn(Struct):
 
 class PendingIds(Protocol):
     def wait(self) -> Sequence[tuple[int, TokenLogprob | None]]:
-        """The id of each row, and its log probability where that is asked for; -1 where none is left."""
+        """Return the id of each row, and its log probability if requested; -1 if all ids are forbidden."""
 
 
 @runtime_checkable
 class Drawer(Protocol):
-    """Chooses from the rows of the last step itself, where they are, and remembers the ids: in the next step
-    the token `~place` is the one that was chosen at that place."""
+    """Samples from the rows of the last step on its device, and keeps the ids: in the next step the token
+    `~place` refers to the id that was sampled at that index.
+    """
 
     def choose(self, drawn: Drawn) -> PendingIds: ...
 
@@ -354,11 +367,11 @@ class Begun(Struct):
     drawn: Drawn
     pending: PendingIds | None
     steps: dict[int, Step]
-    """Those that are known, by the number of their choice."""
+    """Steps that are known already, by the index of their choice."""
 
 
 def _chosen(choices: Sequence[TokenChoice], logits: Logits, blocks: RowBlocks) -> dict[int, int | None]:
-    """What can be chosen together, by row."""
+    """Sample what can be sampled together; returns ids by row."""
     chosen: dict[int, int | None] = {}
     greedy = {choice.row: choice.answer for choice in choices if choice.answer.largest}
     few = {choice.row: choice.answer for choice in choices if choice.answer.few}
@@ -375,23 +388,25 @@ def _chosen(choices: Sequence[TokenChoice], logits: Logits, blocks: RowBlocks) -
 def _draw_together(
     logits: Logits, blocks: RowBlocks, few: Mapping[int, Continuation]
 ) -> dict[int, int | None]:
-    """Where that fails, nothing is drawn: each row is drawn by itself then, by the same numbers."""
+    """Sample rows together. If that fails, return none: each row is then sampled alone, with the same
+    random numbers.
+    """
     sampling, uniforms = [one.sampling for one in few.values()], [one.uniform() for one in few.values()]
     try:
         return dict(zip(few, draw_few(logits, blocks, [*few], sampling, uniforms), strict=True))
     except Exception:
-        _log.exception("rows could not be drawn together")
+        _log.exception("Cannot sample rows together")
         for answer, uniform in zip(few.values(), uniforms, strict=True):
             answer.give_back([uniform])
         return {}
 
 
 def _advance(choice: TokenChoice, logits: Logits, token: int | None = None) -> Step:
-    """A fault of a sampler or a grammar ends the answer that has it, and no other."""
+    """Sample one answer. A failure of its sampler or grammar ends this answer, and no other."""
     try:
         return choice.advance(logits, token)
     except Exception:
-        _log.exception("an answer could not be sampled")
+        _log.exception("Cannot sample an answer")
         return Step([], choice.answer.index, finish="error", error=EngineFailed(_CANNOT))
 
 
@@ -399,9 +414,10 @@ def _advance(choice: TokenChoice, logits: Logits, token: int | None = None) -> S
 def _changed(
     logits: Logits, maxima: Logits, changes: Sequence[tuple[int, Sequence[Change]]]
 ) -> Iterator[None]:
-    """Have rules applied to their rows: the first of all rows at once, then the second, as far as there are.
+    """Apply changes to their rows during the block: the first change of all rows at once, then the second,
+    and so on.
 
-    Rows are as they were afterwards; the maxima of changed blocks are not.
+    Rows are restored afterwards; the maxima of changed blocks are not.
     """
     rows = [(row * logits.shape[1], of_row) for row, of_row in changes if of_row]
     values, blocks = logits.reshape(-1), logits.reshape(-1, BLOCK)
@@ -414,7 +430,7 @@ def _changed(
         values[places] = new = change_values(old, [change for _, change in now])
         touched = places // BLOCK
         most = maxima.reshape(-1)[touched]
-        # To look through a block takes long, and most changes are to ids that are not the largest of theirs.
+        # Scanning a block takes long, and most changes are to ids that are not the largest of their block.
         touched = touched[(old >= most) | (new > most)]
         maxima.reshape(-1)[touched] = blocks.take(touched, axis=0).max(axis=1)
     try:

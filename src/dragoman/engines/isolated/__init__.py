@@ -1,4 +1,4 @@
-"""An engine in a process of its own: what it breaks is not the server."""
+"""An engine in a process of its own, whose crashes do not affect the server."""
 
 from dragoman.engines.isolated.engine import IsolatedEngine
 

@@ -1,4 +1,4 @@
-"""The side of the engine: it does what the server asks, and tells what comes of it."""
+"""The child process: opens the engine, executes the server's commands, and reports the results."""
 
 import asyncio
 import faulthandler
@@ -24,7 +24,7 @@ from dragoman.media import Media
 from dragoman.types import Job, Sink, Step
 
 _log = logging.getLogger("dragoman.engine")
-TEXT = "An engine that gives text cannot be in a process of its own; leave out `isolate_engine`."
+TEXT = "An engine that returns text cannot run in its own process; remove `isolate_engine`."
 METHODS = (
     *("embed", "embed_for", "score", "pause", "resume", "update_weights"),
     *("load_adapter", "unload_adapter"),
@@ -32,14 +32,14 @@ METHODS = (
 
 
 def leave_signals_to_the_server() -> None:
-    """A signal to all processes is for the server to act on: it says when to stop."""
+    """Ignore stop signals sent to all processes: the server acts on them, and stops this one."""
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
 def serve(link: socket.socket, open: Callable[[], Engine]) -> int:
-    """Open an engine and serve it to the other end of `link`; the answer is the process's exit code."""
+    """Open an engine and serve it to the other end of `link`; return the process's exit code."""
     faulthandler.enable()
     try:
         engine = open()
@@ -47,11 +47,12 @@ def serve(link: socket.socket, open: Callable[[], Engine]) -> int:
         opened = wire.EngineOpened(engine.card, methods, wire.digest(engine.tokenizer))
     except Exception as error:
         if not isinstance(error, DragomanError):
-            _log.error("the engine cannot be opened", exc_info=error)
+            _log.error("Cannot open the engine", exc_info=error)
         link.sendall(wire.frame(wire.NotOpened(wire.Told.of(error))))
         return 1
     link.sendall(wire.frame(opened))
-    # What is there now stays: to look through it again and again would stop everything for milliseconds.
+    # The existing objects are permanent: scanning them in each collection would stop everything for
+    # milliseconds.
     gc.collect()
     gc.freeze()
     return asyncio.run(Child(engine, link).run())
@@ -63,7 +64,7 @@ class Child:
         self._link = link
         self._kitchen = Kitchen(engine.tokenizer)
         self._handles: dict[int, Handle | None] = {}
-        """Jobs at work; None where the constraint is still being made."""
+        """Running jobs; None while the constraint is still being compiled."""
         self._shown: dict[str, bytes] = {}
         self._steps: list[tuple[int, Step]] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -80,7 +81,7 @@ class Child:
             try:
                 orders = [wire.orders.decode(frame) for frame in await frames.read()]
             except EOFError:
-                # There is nobody left to work for.
+                # The server is gone.
                 os._exit(0)
             for order in orders:
                 if isinstance(order, wire.Stop):
@@ -98,7 +99,7 @@ class Child:
             case wire.Cancel():
                 self._cancel(order)
             case wire.Ask(method="place"):
-                # Here, because what it is about may be forgotten next.
+                # Looked up now, because the medium may be evicted by the next command.
                 media = self._whole(msgspec.convert(order.args[0], Media))
                 self._spawn(self._answer(order, asyncio.to_thread(self._place, media)))
             case wire.Ask():
@@ -128,7 +129,7 @@ class Child:
     async def _start_constrained(self, order: wire.Submit) -> None:
         assert order.recipe is not None
         try:
-            # In a thread: it may take its whole budget, and others have steps to tell.
+            # In a thread: it may take its whole time budget, while other jobs have steps to report.
             made = await asyncio.to_thread(self._kitchen.make, order.recipe)
         except Exception as error:
             self._fail(order, error)
@@ -140,7 +141,7 @@ class Child:
     def _start(self, order: wire.Submit) -> None:
         try:
             sink = _JobSink(self, order.id, order.job.n)
-            # Of our own engines nothing has to be checked on the way out: the server does that.
+            # Our own engines need no validation here: the server does that.
             submit = self._engine.submit if isinstance(self._engine, GatheringEngine) else None
             start_job = partial(start, self._engine) if submit is None else submit
             self._handles[order.id] = start_job(order.job, sink)
@@ -159,19 +160,20 @@ class Child:
 
     def _fail(self, order: wire.Submit, error: Exception) -> None:
         self._handles.pop(order.id, None)
-        _log.debug("a job was not taken", exc_info=error)
+        _log.debug("The engine did not accept a job", exc_info=error)
         for index in range(order.job.n):
             self.say(order.id, Step([], index, finish="error", error=error))
 
     def say(self, id: int, step: Step) -> None:
-        """All that is said at one step of the engine goes in one message."""
+        """Queue a step; all steps of one turn of the event loop go in one message."""
         if not self._steps:
             asyncio.get_running_loop().call_soon(self._flush)
         self._steps.append((id, step))
 
     def gather(self, said: Sequence[tuple["_JobSink", Step]]) -> None:
-        """From the engine's thread: what many jobs have to say at once is written there, and the event loop
-        only sends it. It shares its processor with what computes."""
+        """Encode the steps of many jobs on the engine's thread, so that the event loop only sends them;
+        both share the CPU.
+        """
         frame = wire.frame(wire.Said([(sink.id, step) for sink, step in said]))
         ended = [sink for sink, step in said if step.finish is not None]
         self._loop.call_soon_threadsafe(self._send_gathered, frame, ended)
@@ -192,7 +194,7 @@ class Child:
 
     async def _call(self, order: wire.Ask) -> Any:
         if order.method not in METHODS:
-            raise EngineFailed(f"There is no method {order.method}.")
+            raise EngineFailed(f"Unknown engine method {order.method}.")
         return await getattr(self._engine, order.method)(*order.args)
 
     async def _answer(self, order: wire.Ask, asked: Coroutine[Any, Any, Any]) -> None:
@@ -205,13 +207,13 @@ class Child:
         self._send(answered)
 
     def _pong(self) -> None:
-        # Of an engine that tells nothing of a long step, it can be said that something is computed.
+        # An engine without a pulse at least shows by its CPU time that something is computed.
         engine = self._engine
         pulse = engine.pulse if isinstance(engine, PulsingEngine) else int(10 * time.process_time())
         self._send(wire.Pong(self._checks + pulse))
 
     async def _check(self) -> None:
-        """A round trip through the engine. One that is dead takes this process with it."""
+        """Make a round trip through the engine. If it is dead, this process ends."""
         if self._checking:
             return
         self._checking = True
@@ -219,9 +221,9 @@ class Child:
             if isinstance(self._engine, LivingEngine):
                 await self._engine.check()
         except Unavailable:
-            _log.debug("the engine lives but cannot serve", exc_info=True)
+            _log.debug("The engine is alive but cannot serve", exc_info=True)
         except Exception as error:
-            _log.error("the engine is dead", exc_info=error)
+            _log.error("Engine dead", exc_info=error)
             self._flush()
             await self._writer.drain()
             os._exit(1)
@@ -247,7 +249,7 @@ class Child:
 
 @runtime_checkable
 class GatheringEngine(Protocol):
-    """One that hands on what many jobs have to say at once, with `steps.deliver`."""
+    """An engine that hands over the steps of many jobs at once, with `steps.deliver`."""
 
     gathers: bool
 
@@ -255,7 +257,7 @@ class GatheringEngine(Protocol):
 
 
 class _JobSink:
-    """Where a job's steps go: all to one place."""
+    """Sink of one job; all sinks share one hub."""
 
     __slots__ = ("_left", "hub", "id")
 

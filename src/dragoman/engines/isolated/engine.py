@@ -1,4 +1,4 @@
-"""An engine in a process of its own, as the server sees it: an Engine like any other."""
+"""The server's side of an engine in a process of its own: an Engine like any other."""
 
 import asyncio
 import fcntl
@@ -26,18 +26,20 @@ from dragoman.errors import BadRequest, DragomanError, EngineFailed, Unavailable
 from dragoman.media import Media
 from dragoman.types import FinishReason, Job, Sink, Step
 
-# The process: how it is begun and ended, and whether it is stuck.
+# The process: its start and end, and whether it is stuck.
 
 
 _CERTAINLY_ALIVE = frozenset("RDt")
-"""Wants to run, waits for a disk, or is held by a debugger."""
+"""Process states: running, waiting for a disk, or stopped by a debugger."""
 
 
 class Process:
-    """Begun with a socket to us and a lifeline: when we are gone, however that came, it is gone as well."""
+    """A child process with a socket and a lifeline: when the server is gone, for any reason, so is the
+    child.
+    """
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str] | None = None) -> None:
-        """`command` gets the numbers of two descriptors as its last words: the socket, and the lifeline.
+        """`command` gets two file descriptor numbers as its last arguments: the socket, and the lifeline.
 
         `environ` is its environment; by default this process's own.
         """
@@ -49,7 +51,7 @@ class Process:
                 pass_fds=(theirs.fileno(), held),
                 env=environ,
                 stdin=subprocess.DEVNULL,
-                # What libraries print is no output of the server's.
+                # Output printed by libraries must not mix with the server's.
                 stdout=2,
             )
         finally:
@@ -66,7 +68,7 @@ class Process:
             self._child.kill()
 
     def end(self, patience: float) -> str:
-        """Wait for its end, which may have to be hurried, and say how it came."""
+        """Wait for the process to end, kill it after `patience` seconds, and describe how it ended."""
         with suppress(subprocess.TimeoutExpired):
             self._child.wait(patience)
         self.kill()
@@ -77,11 +79,11 @@ class Process:
         return f"was ended by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
 
     def is_still(self) -> bool:
-        """Whether nothing of it has run since the last call, or wants to. Not, where nobody can tell."""
+        """Whether no thread of it has run since the last call, or is about to. False if that is unknown."""
         used, states = 0, set()
         try:
             for task in Path(f"/proc/{self.pid}/task").iterdir():
-                # The name in parentheses may hold anything, so what follows the last one is read.
+                # The name in parentheses may hold anything, so the fields after the last one are read.
                 fields = (task / "stat").read_text().rpartition(")")[2].split()
                 states.add(fields[0])
                 used += int(fields[11]) + int(fields[12])
@@ -99,37 +101,37 @@ def _signal_name(number: int) -> str:
 
 
 def die_with(lifeline: int) -> None:
-    """In the child: have the kernel kill this process when the parent's end of the pipe is closed.
+    """Have the kernel kill this child process when the parent's end of the pipe is closed.
 
-    The pipe carries nothing, so the only thing that can happen on it is its end. Nothing of this process has
-    to run for it, so it works as well when this process is stuck or stopped. Elsewhere than on Linux the
-    signal is SIGIO, which also ends a process, but not one that is stopped.
+    The pipe carries no data, so the only event on it is its end. No code of this process has to run for it,
+    so it works even if this process is stuck or stopped. On other systems than Linux the signal is SIGIO,
+    which also ends a process, but not one that is stopped.
     """
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
     if hasattr(fcntl, "F_SETSIG"):
         fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     if select.select([lifeline], [], [], 0)[0]:
-        # It was too late to be told.
+        # The parent was gone before the signal was set up.
         os._exit(1)
 
 
-# The engine, whose work is done there.
+# The engine whose work is done in the child.
 
 
 _log = logging.getLogger("dragoman.engine")
 BEAT_S = 0.15
 STILL_BEATS = 3
-"""So often nothing was heard, and nothing of the process had run in between: it is stuck, and no mistake."""
+"""Consecutive heartbeats without a reply and without CPU use after which the process counts as stuck."""
 SHOWN_BYTES = 256 * 1024 * 1024
-"""Of pictures and sounds that the process keeps, so that they come to it once."""
+"""Bytes of media that the child caches, so that each is sent once."""
 _STOP_S = 10.0
 _EXIT_S = 1.0
-"""Seconds that a process gets to end after it has closed its side."""
+"""Seconds for the process to end after it has closed its side."""
 
 
 class _Taker:
-    """A job at work: where its steps go, and which continuations are not over."""
+    """Handle of a running job: its sink, and the continuations that are not over."""
 
     __slots__ = ("_engine", "_id", "open", "sink")
 
@@ -144,9 +146,9 @@ class _Taker:
 
 
 class IsolatedEngine:
-    """`IsolatedEngine.open(command, first, tokenizer)` is the way to make one.
+    """Engine in a child process. Create it with `IsolatedEngine.open(command, first, tokenizer)`.
 
-    `start` must be called before it is used, on the event loop of those who use it.
+    `start` must be called before it is used, on the event loop that uses it.
     """
 
     def __init__(self, process: Process, opened: wire.EngineOpened, tokenizer: Tokenizer) -> None:
@@ -154,7 +156,7 @@ class IsolatedEngine:
         self.tokenizer = tokenizer
         self.weight_version: str | None = None
         self.failure: DragomanError | None = None
-        """Why it takes no more work; None while it lives."""
+        """Why it takes no more work; None while it runs."""
         self.pulse = 0
         self.context = opened.card.longest
         self.vocabulary = len(tokenizer.pieces)
@@ -171,7 +173,7 @@ class IsolatedEngine:
         self._tasks: list[asyncio.Task[None]] = []
         self._heard = True
         self._stopping = False
-        # What an engine can do is seen by the methods it has.
+        # The server detects what an engine supports by its methods.
         for name in opened.methods:
             setattr(self, name, self._asking(name))
 
@@ -183,9 +185,10 @@ class IsolatedEngine:
         tokenizer: Callable[[], Tokenizer],
         environ: Mapping[str, str] | None = None,
     ) -> "IsolatedEngine":
-        """Begin a process and wait until it has opened its engine. `first` is what it is told at first.
+        """Start a process and wait until it has opened its engine. `first` is the first message to it.
 
-        `tokenizer` is called when the engine is there: what crashes on the model's file has crashed by then.
+        `tokenizer` is called when the engine is open: if the model's file crashes a parser, that has happened
+        in the child by then.
         """
         process = Process(command, environ)
         try:
@@ -194,15 +197,15 @@ class IsolatedEngine:
             if isinstance(said, wire.NotOpened):
                 raise said.error.error()
             if not isinstance(said, wire.EngineOpened):
-                raise EngineFailed("The engine's process said something else than that it is there.")
+                raise EngineFailed("Unexpected first message from the engine process.")
             made = tokenizer()
             if wire.digest(made) != said.digest:
-                raise EngineFailed("The tokenizer here is not that of the engine in its process.")
+                raise EngineFailed("The engine process has a different tokenizer than the server.")
             return cls(process, said, made)
         except (EOFError, BrokenPipeError) as error:
             process.link.close()
             how = process.end(_EXIT_S)
-            message = f"The engine's process {how} while it loaded the model; is the file damaged?"
+            message = f"The engine process {how} while loading the model; the file may be damaged."
             raise EngineFailed(message) from error
         except BaseException:
             process.link.close()
@@ -211,7 +214,7 @@ class IsolatedEngine:
 
     @property
     def pid(self) -> int:
-        """Of the process that computes."""
+        """Id of the child process."""
         return self._process.pid
 
     def submit(self, job: Job, sink: Sink) -> _Taker:
@@ -229,15 +232,15 @@ class IsolatedEngine:
         return taker
 
     def generate(self, job: Job) -> AsyncGenerator[Step, None]:
-        """Steps until every continuation has finished. Closing the iterator cancels the job."""
+        """Yield steps until every continuation has finished. Closing the iterator cancels the job."""
         return iterate(self, job)
 
     def place(self, media: Media) -> Sequence[int]:
-        """From any thread but the event loop's: that has to hear the answer."""
+        """Call the engine's `place`. From any thread but the event loop's, which has to receive the reply."""
         if self._loop is None:
             raise Unavailable("The engine has not been started.")
         if threading.get_ident() == self._thread:
-            raise EngineFailed("Media are placed by worker threads, not by the event loop's.")
+            raise EngineFailed("place was called on the event loop's thread; call it from a worker thread.")
         placed: Sequence[int] = asyncio.run_coroutine_threadsafe(self._place(media), self._loop).result()
         return placed
 
@@ -248,7 +251,7 @@ class IsolatedEngine:
         )
 
     def _send_about(self, media: Iterable[Media], order: wire.Order) -> None:
-        """What it names is there before it comes."""
+        """Send a command after the media that it refers to."""
         new, old = self._shown.orders(media)
         for each in (*new, order, *old):
             self._send(each)
@@ -272,7 +275,7 @@ class IsolatedEngine:
         self._tasks = [loop.create_task(self._listen(reader)), loop.create_task(self._beat())]
 
     async def stop(self) -> None:
-        """End all jobs with finish "abort", and the process. There is no second start."""
+        """End all jobs with finish "abort", and the process. The engine cannot be started again."""
         self._stopping = True
         if not self._tasks:
             self.abandon()
@@ -286,7 +289,7 @@ class IsolatedEngine:
         """Kill the process, whatever it does."""
         self._process.kill()
         if not self._tasks:
-            # Nobody else will see its end.
+            # There is no task that waits for its end.
             self._process.link.close()
             self._process.end(0.0)
 
@@ -318,7 +321,7 @@ class IsolatedEngine:
         except EOFError:
             pass
         except Exception:
-            _log.exception("the engine's process said what cannot be read; it is ended")
+            _log.exception("Invalid message from the engine process; killing it")
             self._process.kill()
         assert self._writer is not None
         self._writer.close()
@@ -326,7 +329,7 @@ class IsolatedEngine:
         if self._stopping:
             self._end(Unavailable("The engine has been stopped."), "abort")
         else:
-            self._end(EngineFailed(f"The engine's process {how}."), "error")
+            self._end(EngineFailed(f"The engine process {how}."), "error")
 
     def _take(self, said: wire.News) -> None:
         self._heard = True
@@ -345,7 +348,7 @@ class IsolatedEngine:
     def _hand_out(self, id: int, step: Step) -> None:
         taker = self._takers.get(id)
         if taker is None or step.index not in taker.open:
-            # It was cancelled while this was under way.
+            # The job was cancelled while the step was on its way.
             return
         if step.finish is not None:
             taker.open.discard(step.index)
@@ -354,7 +357,7 @@ class IsolatedEngine:
         try:
             taker.sink(step)
         except Exception:
-            _log.exception("a sink raised; its job is dropped")
+            _log.exception("A sink raised; its job is dropped")
             self.cancel(id, None)
 
     def _sign(self, pulse: int) -> None:
@@ -367,7 +370,7 @@ class IsolatedEngine:
         self._checks = []
 
     async def _beat(self) -> None:
-        """Ping, and kill a process that neither answers nor does anything else."""
+        """Send heartbeats, and kill a process that neither replies nor uses the CPU."""
         still = 0
         while True:
             self._heard = False
@@ -375,7 +378,7 @@ class IsolatedEngine:
             await asyncio.sleep(BEAT_S)
             still = still + 1 if not self._heard and self._process.is_still() else 0
             if still >= STILL_BEATS:
-                _log.error("The engine's process is stuck: it says nothing and does nothing.")
+                _log.error("Engine process stuck: no reply and no CPU use")
                 self._process.kill()
                 return
 
@@ -406,7 +409,7 @@ class IsolatedEngine:
         async def ask(*args: Any) -> Any:
             self._check_failure()
             if method == "update_weights" and args and not isinstance(args[0], str | Path):
-                message = "Tensors cannot be given to an engine in a process of its own; give a path."
+                message = "An engine in its own process does not accept tensors; pass a path."
                 raise BadRequest(message, code="unsupported_model")
             id = next(self._ids)
             answered = self._asked[id] = asyncio.get_running_loop().create_future()

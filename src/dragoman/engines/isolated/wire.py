@@ -1,4 +1,4 @@
-"""What the server and the process of its engine say to each other: length, then MessagePack."""
+"""Messages between the server and the engine process: length, then MessagePack."""
 
 import asyncio
 import hashlib
@@ -23,16 +23,16 @@ from dragoman.errors import BadRequest, DragomanError, EngineFailed, Part
 from dragoman.media import Media
 from dragoman.types import ConstraintSource, Job, JobConstraint, Matcher, Step
 
-# Constraints, which are made again from their recipes in the process of the engine.
+# Constraints, which are rebuilt from their specification in the engine process.
 
 
 def recipe_of(constraint: JobConstraint | None) -> Recipe | None:
-    """How it is made; None where there is nothing to make, because the engine reads its source."""
+    """Return a constraint's specification; None if the engine reads its source instead."""
     if constraint is None or constraint.source is not None:
         return None
     recipe = getattr(constraint, "recipe", None)
     if not isinstance(recipe, Recipe):
-        raise BadRequest("This constraint cannot be sent to the engine, which is in another process.")
+        raise BadRequest("This constraint cannot be sent to an engine in another process.")
     return recipe
 
 
@@ -44,24 +44,24 @@ class Remade:
 
 
 class Sourced:
-    """A constraint that the engine keeps to by itself."""
+    """A constraint that the engine enforces itself."""
 
     def __init__(self, source: ConstraintSource) -> None:
         self.source = source
 
     def start(self) -> Matcher:
-        raise EngineFailed("This constraint is kept to by the engine itself.")
+        raise EngineFailed("The engine enforces this constraint itself.")
 
 
 class Kitchen:
-    """Makes constraints for one model. Safe to call from worker threads."""
+    """Compiles constraints for one model. Safe to call from worker threads."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """Made at the first use: it takes a while for a large vocabulary."""
+        """The vocabulary, created at the first use: that takes a while for a large one."""
         return Vocabulary(self._tokenizer.pieces, self._tokenizer.special, self._tokenizer.end_ids)
 
     def make(self, recipe: Recipe) -> JobConstraint:
@@ -78,7 +78,7 @@ class Kitchen:
         return Remade(start)
 
 
-# Messages.
+# The messages.
 
 
 _LENGTH = 4
@@ -86,7 +86,7 @@ _AT_ONCE = 1 << 18
 
 
 class Told(Struct, frozen=True):
-    """An error of ours, as data."""
+    """A DragomanError as data."""
 
     kind: str
     message: str
@@ -97,7 +97,7 @@ class Told(Struct, frozen=True):
     @classmethod
     def of(cls, error: BaseException) -> "Told":
         if not isinstance(error, DragomanError):
-            return cls("EngineFailed", "The engine failed at what it was asked.")
+            return cls("EngineFailed", "The engine failed in this call.")
         param = None if error.param is None else str(error.param)
         return cls(type(error).__name__, error.message, error.code, param, isinstance(error.param, Part))
 
@@ -105,7 +105,7 @@ class Told(Struct, frozen=True):
         kind = getattr(errors, self.kind, None)
         if not (isinstance(kind, type) and issubclass(kind, DragomanError)):
             kind = EngineFailed
-        # Some kinds have words of their own; here they are written already.
+        # Some error types compose their own message; here it is complete already.
         made: DragomanError = kind.__new__(kind)
         param = Part(self.param) if self.param is not None and self.is_part else self.param
         DragomanError.__init__(made, self.message, param=param, code=self.code)
@@ -115,14 +115,14 @@ class Told(Struct, frozen=True):
 class Submit(Struct, tag=True):
     id: int
     job: Job
-    """Without its constraint, and without the data of its media: `Show` comes before it."""
+    """The job without its constraint, and without the data of its media: `Show` comes before it."""
     recipe: Recipe | None = None
     source: ConstraintSource | None = None
-    """Of its constraint there is one or the other."""
+    """A constraint has either a recipe or a source."""
 
 
 class Show(Struct, tag=True):
-    """The data of a picture or a sound, once; it is kept until it is to be forgotten."""
+    """The data of a medium, sent once; it is cached until `Forget`."""
 
     digest: str
     data: bytes
@@ -138,7 +138,7 @@ class Cancel(Struct, tag=True):
 
 
 class Ask(Struct, tag=True):
-    """A method of the engine, by its name."""
+    """A call of an engine method by name."""
 
     id: int
     method: str
@@ -157,12 +157,12 @@ Order: TypeAlias = Submit | Show | Forget | Cancel | Ask | Ping | Stop
 
 
 class EngineOpened(Struct, tag=True):
-    """The engine is there."""
+    """The engine is open."""
 
     card: ModelCard
     methods: list[str]
     digest: bytes
-    """Of its vocabulary."""
+    """Digest of the vocabulary."""
 
 
 class NotOpened(Struct, tag=True):
@@ -170,7 +170,7 @@ class NotOpened(Struct, tag=True):
 
 
 class Said(Struct, tag=True):
-    """What all jobs have to say at one step of the engine."""
+    """The steps of all jobs at one engine step."""
 
     steps: list[tuple[int, Step]]
 
@@ -214,19 +214,19 @@ def frame(message: Any) -> bytes:
 
 
 def receive(link: socket.socket) -> bytes:
-    """One message, where there is no event loop yet. Raises EOFError when the other side is gone."""
+    """Receive one message, without an event loop. Raises EOFError when the other side is gone."""
     return _exactly(link, int.from_bytes(_exactly(link, _LENGTH), "little"))
 
 
 class Frames:
-    """All messages of a stream that have come, as soon as there is one."""
+    """Reads all complete messages of a stream as soon as there is one."""
 
     def __init__(self, stream: asyncio.StreamReader) -> None:
         self._stream = stream
         self._begun = bytearray()
 
     async def read(self) -> list[bytes]:
-        """Raises EOFError when the other side is gone."""
+        """Return the next messages. Raises EOFError when the other side is gone."""
         while not (found := self._whole()):
             try:
                 data = await self._stream.read(_AT_ONCE)
@@ -250,8 +250,9 @@ class Frames:
 
 
 def join_said(told: Iterable[News]) -> Iterator[News]:
-    """Messages that have waited behind each other, with the steps of each continuation as one: what a server
-    does that is behind its engine (`MOST_APART`). So the more there is to do, the less each token costs."""
+    """Join messages that have queued up, with one step per continuation: a server that lags behind its
+    engine (`MOST_APART`) does so, so that each token costs less the more there is to do.
+    """
     steps: dict[tuple[int, int], Step] = {}
 
     def joined() -> Iterator[Said]:
@@ -274,7 +275,7 @@ def join_said(told: Iterable[News]) -> Iterator[News]:
 
 
 def _go_together(first: Step, second: Step) -> bool:
-    """Whether what is said of the first is said of both. What is told once is told by itself."""
+    """Whether two steps can be joined without losing facts that are reported once."""
     once = first.finish is not None or first.cached_tokens is not None or first.prompt_logprobs is not None
     return not once and first.weight_version == second.weight_version
 
@@ -292,7 +293,7 @@ def _exactly(link: socket.socket, count: int) -> bytes:
     return bytes(data)
 
 
-# Media, of which the data travel once.
+# Media, whose data is sent once.
 
 
 def without_data(media: Media) -> Media:
@@ -300,19 +301,19 @@ def without_data(media: Media) -> Media:
 
 
 def spans_with(job: Job, change: Callable[[Media], Media]) -> Job:
-    """The job with its media changed."""
+    """Return the job with its media changed."""
     return replace(job, media=tuple(replace(span, media=change(span.media)) for span in job.media))
 
 
 class Shown:
-    """What the process of the engine has been shown, as the server decides: up to a number of bytes."""
+    """The server's mirror of the child's media cache: an LRU bounded in bytes."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._kept: OrderedDict[str, int] = OrderedDict()
 
     def orders(self, media: Iterable[Media]) -> tuple[list[Show], list[Forget]]:
-        """What to say before these are named, and what behind that."""
+        """Return the messages to send before these media are used, and those to send afterwards."""
         new = []
         for each in media:
             if each.digest not in self._kept:
@@ -326,7 +327,7 @@ class Shown:
 
 
 def digest(tokenizer: Tokenizer) -> bytes:
-    """The same for two tokenizers with the same pieces at the same ids."""
+    """Return a digest that is equal for two tokenizers with the same pieces at the same ids."""
     summed = hashlib.sha256()
     for piece in tokenizer.pieces:
         summed.update(len(piece).to_bytes(4, "little") + piece)

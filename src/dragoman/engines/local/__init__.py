@@ -1,4 +1,4 @@
-"""The embedded engine: a scheduler of our own over a runner, llama.cpp's by default."""
+"""The embedded engine: our scheduler over a runner, by default llama.cpp."""
 
 from dragoman.engines.local.engine import LocalEngine, LocalHandle, TrainableEngine
 from dragoman.engines.local.options import LocalOptions

@@ -1,7 +1,8 @@
 """llama.cpp's C API: the symbols that xllamacpp's extension module exports, declared by hand.
 
-The layout of C structs changes between builds, and a wrong one corrupts memory in silence. So the build is
-pinned, and on load the size and the known defaults of the parameter structs are compared with ours.
+The layout of C structs changes between builds, and a wrong one corrupts memory silently. Therefore the build
+is pinned, and on load the size and the known defaults of the parameter structs are compared with these
+declarations.
 """
 
 import ctypes
@@ -33,8 +34,8 @@ from msgspec import Struct
 
 from dragoman.errors import BindingError
 
-# What the library says while it works. It goes to the logger `dragoman.llamacpp` at DEBUG, so nobody sees
-# it who has not asked; the last warnings and errors are kept, to say why something failed.
+# The library's log. It goes to the logger `dragoman.llamacpp` at DEBUG, so it is hidden by default; the last
+# warnings and errors are kept to explain a failure.
 
 
 _WARN, _ERROR = 3, 4
@@ -44,7 +45,7 @@ Callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p
 
 
 def callback(errors: deque[str]) -> Any:
-    """A C callback that keeps the last warnings and errors in `errors`; the caller keeps it alive."""
+    """Create a C callback that appends warnings and errors to `errors`; the caller keeps it alive."""
 
     def receive(level: int, text: bytes | None, _user: Any) -> None:
         line = (text or b"").decode(errors="replace").rstrip()
@@ -56,8 +57,8 @@ def callback(errors: deque[str]) -> Any:
     return Callback(receive)
 
 
-# The part of it that is used here: structs, functions, and defaults that show the layout. For xllamacpp
-# 2026.10.11549; `check_layout` compares it with what is installed.
+# The declarations used here: structs, functions, and defaults that reveal the layout. For xllamacpp
+# 2026.10.11549; `check_layout` compares them with the installed build.
 
 
 class ModelParams(Structure):
@@ -126,7 +127,7 @@ class ContextParams(Structure):
 
 
 class ProjectorParams(Structure):
-    """Of the part of the library that sees and hears, mtmd."""
+    """Parameters of mtmd, the library's part for images and audio."""
 
     _fields_ = (
         ("use_gpu", c_bool),
@@ -157,7 +158,7 @@ class InputText(Structure):
 
 
 class InputPart(Structure):
-    """Either a text or a bitmap."""
+    """Either a text or a bitmap, one of which is set."""
 
     _fields_ = (("text", POINTER(InputText)), ("bitmap", c_void_p))
 
@@ -177,7 +178,7 @@ class Batch(Structure):
 _TOKEN, _PTR = c_int32, c_void_p
 Signature = tuple[Any, ...]
 
-# These let other Python threads run meanwhile.
+# These calls release the GIL.
 SLOW: dict[str, Signature] = {
     "backend_init": (None,),
     "model_load_from_file": (_PTR, c_char_p, ModelParams),
@@ -193,8 +194,8 @@ SLOW: dict[str, Signature] = {
     "state_seq_set_data": (c_size_t, _PTR, _PTR, c_size_t, c_int32),
     "tokenize": (c_int32, _PTR, c_char_p, c_int32, POINTER(c_int32), c_int32, c_bool, c_bool),
 }
-# These take microseconds. Giving up the interpreter lock around them would hand it to the event loop's
-# thread, which may keep it for milliseconds while the cores wait.
+# These calls take microseconds and keep the GIL. Releasing it would hand it to the event loop's thread, which
+# may hold it for milliseconds while the cores wait.
 QUICK: dict[str, Signature] = {
     "model_default_params": (ModelParams,),
     "context_default_params": (ContextParams,),
@@ -238,7 +239,7 @@ QUICK: dict[str, Signature] = {
     "log_set": (None, Callback, c_void_p),
     "supports_gpu_offload": (c_bool,),
 }
-# Of the library below, by their whole names.
+# Functions of ggml, by their full names.
 DEVICES: dict[str, Signature] = {
     "ggml_backend_dev_count": (c_size_t,),
     "ggml_backend_dev_get": (_PTR, c_size_t),
@@ -247,7 +248,7 @@ DEVICES: dict[str, Signature] = {
     "ggml_backend_dev_description": (c_char_p, _PTR),
     "ggml_backend_dev_memory": (None, _PTR, POINTER(c_size_t), POINTER(c_size_t)),
 }
-# By their whole names too, and only where something is to be seen or heard. Most of them take their time.
+# Functions of mtmd, by their full names, declared only if a projector is used. Most of them are slow.
 MEDIA: dict[str, Signature] = {
     "mtmd_context_params_default": (ProjectorParams,),
     "mtmd_init_from_file": (_PTR, c_char_p, _PTR, ProjectorParams),
@@ -277,7 +278,7 @@ MEDIA: dict[str, Signature] = {
     "mtmd_get_output_embd": (_PTR, _PTR),
 }
 _GPUS = (1, 2)
-"""Of the kinds of devices: those with memory of their own, and those that share the processor's."""
+"""Device types of ggml: GPUs with their own memory, and those that share the CPU's."""
 
 MODEL_DEFAULTS = {
     "n_gpu_layers": -1,
@@ -333,7 +334,7 @@ PROJECTOR_DEFAULTS = {
 }
 
 
-# The library, loaded and compared.
+# Loading and checking the library.
 
 
 Layout: TypeAlias = tuple[str, type[Structure], dict[str, Any]]
@@ -343,27 +344,27 @@ LAYOUTS: Sequence[Layout] = (
 )
 MEDIA_LAYOUTS: Sequence[Layout] = (("mtmd_context_params_default", ProjectorParams, PROJECTOR_DEFAULTS),)
 PINNED = "2026.10.11549"
-_INSTALL = f"Install the build this release was made for: pip install 'xllamacpp=={PINNED}'"
+_INSTALL = f"Install the build for this release: pip install 'xllamacpp=={PINNED}'"
 
 
 class GpuDevice(Struct, frozen=True):
-    """One that this build of llama.cpp can compute on."""
+    """A GPU that this build of llama.cpp can use."""
 
     name: str
-    """`CUDA0`, `Vulkan0`, `Metal`."""
+    """Such as `CUDA0`, `Vulkan0`, `Metal`."""
     description: str
     bytes: int
 
 
 class Library:
-    """The declared functions as attributes, without their `llama_`: `library.decode(context, batch)`."""
+    """The declared functions as attributes, without the prefix `llama_`: `library.decode(context, batch)`."""
 
     def __init__(self, path: Path) -> None:
         try:
             slow, quick = ctypes.CDLL(str(path)), ctypes.PyDLL(str(path))
         except OSError:
-            raise BindingError(f"{path.name} of xllamacpp cannot be loaded here. {_INSTALL}") from None
-        # An assertion that fails would begin a debugger and wait for it before it aborts.
+            raise BindingError(f"Cannot load {path.name} of xllamacpp on this system. {_INSTALL}") from None
+        # Otherwise a failed assertion starts a debugger and waits for it before it aborts.
         os.environ.setdefault("GGML_NO_BACKTRACE", "1")
         for handle, table in ((slow, SLOW), (quick, QUICK)):
             for name, (result, *arguments) in table.items():
@@ -373,7 +374,9 @@ class Library:
         check_layout(slow, LAYOUTS)
         self._handle = slow
         self.parallel: Callable[..., None] | None = getattr(slow, "GOMP_parallel", None)
-        """How GNU's OpenMP has a function run by a team of threads, where that is what it was built with."""
+        """The function with which GNU's OpenMP runs a task on a team of threads, if the library was built
+        with it.
+        """
         self.errors: deque[str] = deque(maxlen=8)
         self._log = callback(self.errors)
         self.log_set(self._log, None)
@@ -383,7 +386,7 @@ class Library:
         raise AttributeError(name)
 
     def load_media(self) -> None:
-        """Declare what sees and hears, compared as the rest was."""
+        """Declare the functions for images and audio, and check their structs."""
         for name, (result, *arguments) in MEDIA.items():
             setattr(self, name, _declare(self._handle, name, result, arguments, prefix=""))
         check_layout(self._handle, MEDIA_LAYOUTS)
@@ -403,35 +406,37 @@ class Library:
 
 @cache
 def load() -> Library:
-    """The library, loaded and checked once per process."""
+    """Load and check the library, once per process."""
     return Library(library_path())
 
 
 def library_path() -> Path:
-    """Where the extension module is. The package itself is not imported: it would cost a second."""
+    """Return the path of the extension module. The package itself is not imported: that would take a
+    second.
+    """
     spec = find_spec("xllamacpp")
     folders = spec.submodule_search_locations if spec else None
     for folder in folders or ():
         for path in (*Path(folder).glob("xllamacpp*.so"), *Path(folder).glob("xllamacpp*.pyd")):
             return path
-    raise BindingError(f"The embedded engine needs xllamacpp, which is not installed. {_INSTALL}")
+    raise BindingError(f"The embedded engine needs xllamacpp. {_INSTALL}")
 
 
 def check_layout(handle: ctypes.CDLL, layouts: Sequence[Layout]) -> None:
-    """Raise BindingError when the structs of the library are not the ones declared here."""
+    """Raise BindingError if the library's structs differ from the ones declared here."""
     for function, struct, defaults in layouts:
         wrong = mismatches(handle, function, struct, defaults)
         if wrong:
             raise BindingError(
-                f"The installed xllamacpp ({_installed_version()}) has other parameters ({function}) than "
-                f"this release expects: {'; '.join(wrong)}. {_INSTALL}"
+                f"The installed xllamacpp ({_installed_version()}) has a different layout of {function}: "
+                f"{'; '.join(wrong)}. {_INSTALL}"
             )
 
 
 def mismatches(
     handle: ctypes.CDLL, function: str, struct: type[Structure], defaults: dict[str, Any]
 ) -> list[str]:
-    """What differs between a struct's declaration and what the library returns for it."""
+    """List the differences between a struct's declaration and the struct that the library returns."""
     wrong = []
     size = _count_written(handle, function)
     # Padding at the end of a struct is never written.
@@ -446,11 +451,13 @@ def mismatches(
 
 
 def _count_written(handle: ctypes.CDLL, function: str) -> int | None:
-    """How many bytes the library writes to return a struct, where the calling convention shows it."""
+    """Count the bytes that the library writes to return a struct; None where the calling convention hides
+    it.
+    """
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return None
-    # On x86-64 a large struct is returned through a hidden first argument. What is the same in two
-    # differently filled buffers was written.
+    # On x86-64 a large struct is returned through a hidden first argument. Bytes that are equal in two
+    # buffers with different fillings were written.
     call = ctypes.CFUNCTYPE(c_void_p, c_void_p)((function, handle))
     filled = []
     for fill in (0xAA, 0x55):

@@ -1,9 +1,10 @@
-"""Which runner is taken for a file on this machine: both are tried once, and what was found is kept.
+"""Selection of the runner for a file on this machine: both are benchmarked once, and the result is stored.
 
     ~/.cache/dragoman/runners/SmolLM2-135M-Instruct.Q4_1-0c7b1f2d9a3e.json
 
-The name stands for the file, the machine and all else that the figures depend on. So the choice stays as it
-is until one of them changes; without that file both are measured again.
+The file name identifies the model file, the machine and everything else that the measurements depend on, so
+the choice is stable until one of them changes. If the stored file is removed, both runners are benchmarked
+again.
 """
 
 import logging
@@ -25,38 +26,42 @@ from dragoman.engines.local.options import LocalOptions, RunnerName
 from dragoman.engines.weights import cache_folder, work_folder
 
 EVEN = 0.97
-"""Of the other's rate. What is closer than that is noise."""
+"""Share of the other runner's rate from which both count as equally fast: smaller differences are noise."""
 SLOW = 0.85
-"""Of the other's rate for one answer. What writes less is not for one reader, however fast it reads."""
+"""Share of the other runner's decode rate that a runner for one client must reach, however fast its
+prefill.
+"""
 HEAVY, LITTLE = 0.1, 256 << 20
-"""Of the other's memory, and bytes. What takes more than that beyond the other is not for one reader."""
+"""Extra memory that a runner for one client may take: a share of the other runner's memory, or these
+bytes.
+"""
 MANY = 8
-"""Readers that both are told for, beside one, where nobody has asked for another number."""
+"""Concurrent answers in the second measurement, besides one, if no other number is expected."""
 _MOST_READERS = 32
-"""More are not tried: from there on, a step takes longer by what is added to it."""
+"""Maximum concurrent answers in a benchmark; beyond it, a step's time grows linearly."""
 _ASKED, _ANSWERED = 256, 128
-"""Tokens of what one reader asks that are not known yet, and of the answer."""
+"""Tokens of new prompt and of answer in a typical request of one client."""
 _SMALL = 64 << 20
-"""Below that many bytes a file is not measured: either runner is fast, and a start should be."""
+"""Files below this size are not benchmarked: either runner is fast, and startup should be, too."""
 _WIDER = 4.0
-"""Memory that conversion may take, in sizes of the file."""
+"""Memory that conversion may take, as a multiple of the file size."""
 _LIMIT_S = 120.0
 _BYTES_A_SECOND = 10 << 20
-"""A process gets so long, and longer by what it has to read."""
+"""Time limit of a benchmark process, plus time to read the file at this rate."""
 _END_S = 2.0
-"""A process that has said what it had to say gets so long to end."""
+"""Seconds that the process may take to end after its reply."""
 _MOMENT_S = 0.25
 _SHARED = 0.25
-"""Of a core may go to others while both are measured."""
+"""Share of a core that other processes may use during a benchmark."""
 _WAY = 3
-"""Another number for another way to compute with either: what was found before says nothing then."""
+"""Version of the way that runners compute; raising it invalidates stored measurements."""
 _CHILD = (sys.executable, "-P", "-m", "dragoman.engines.local.measuring")
 _NAMES = {"llamacpp": "llama.cpp", "openvino": "OpenVINO"}
 _log = logging.getLogger("dragoman.engine")
 
 
 CONTEXT = 192
-"""Tokens of a sequence that is measured."""
+"""Context length of the benchmark, in tokens."""
 
 
 class Order(Struct, frozen=True):
@@ -67,32 +72,34 @@ class Order(Struct, frozen=True):
 
 
 class Measured(Struct, frozen=True, tag=True):
-    """Tokens a second, and bytes."""
+    """Results of one runner's benchmark: tokens per second, and bytes."""
 
     one: float
-    """Of an answer by itself."""
+    """Decode rate of a single answer."""
     many: float
-    """Of as many answers as there are readers, together."""
+    """Decode rate of as many concurrent answers as expected, in total."""
     prompt: float
     memory: int
-    """The most it had, without keys and values."""
+    """Peak memory, without the KV cache."""
     others: float = 0.0
-    """Cores that were used by others meanwhile."""
+    """Cores that other processes used during the benchmark."""
 
     @property
     def seconds(self) -> float:
-        """That one reader waits for all of an answer."""
+        """Seconds that one client waits for a typical answer."""
         return _ASKED / self.prompt + _ANSWERED / self.one
 
 
 class RunnerRefused(Struct, frozen=True, tag=True):
-    """The runner cannot run the file, today or later."""
+    """Reply: the runner does not support the file."""
 
     why: str
 
 
 class Converted(Struct, frozen=True, tag=True):
-    """Made OpenVINO's form of the file, which takes memory: what it takes to run shows in another process."""
+    """Reply: OpenVINO's graph of the file has been written. As this takes memory, the benchmark runs in
+    another process.
+    """
 
 
 class Failed(Struct, frozen=True, tag=True):
@@ -105,7 +112,7 @@ _replies: "msgspec.msgpack.Decoder[Reply]" = msgspec.msgpack.Decoder(Reply)
 
 class Measurements(Struct, frozen=True):
     readers: int
-    """How many there are in the figures for many."""
+    """Concurrent answers in the second measurement."""
     llamacpp: Measured
     openvino: Measured | RunnerRefused
 
@@ -116,7 +123,7 @@ class RunnerChoice(Struct, frozen=True):
 
 
 class _Uncertain(Exception):
-    """It could not be measured; then this runner is taken, or the likelier one, and nothing is kept."""
+    """The benchmark was not possible; `runner`, or else the likelier one, is used, and nothing is stored."""
 
     def __init__(self, runner: RunnerName | None, why: str) -> None:
         super().__init__(why)
@@ -124,32 +131,34 @@ class _Uncertain(Exception):
 
 
 def choose_runner(model: Model, shape: Shape, options: LocalOptions) -> RunnerChoice:
-    """The runner for as many readers as are expected. Raises NotForOpenVino if that cannot run the file."""
+    """Select the runner for the expected concurrency. Raises NotForOpenVino if OpenVINO does not support
+    the file.
+    """
     path, readers = model.path, count_readers(options)
     if path.stat().st_size < _SMALL or 0 < model.trained_context < CONTEXT:
         return RunnerChoice(
-            "openvino", "OpenVINO, not measured, because the model is small (--runner llamacpp)"
+            "openvino", "OpenVINO, not benchmarked, because the model is small (--runner llamacpp)"
         )
     try:
         found = _look_up(path, options, min(readers, _MOST_READERS) if readers > 1 else MANY)
     except _Uncertain as error:
-        _log.warning("Runners were not compared for %s: %s.", path.name, error)
+        _log.warning("Did not benchmark the runners for %s: %s", path.name, error)
         runner = error.runner or _guess(path, options)
-        return RunnerChoice(runner, f"{_NAMES[runner]}; not compared, because {error}")
+        return RunnerChoice(runner, f"{_NAMES[runner]}; not benchmarked, because {error}")
     if isinstance(found.openvino, RunnerRefused):
         raise NotForOpenVino(found.openvino.why)
     if found.openvino.memory > (free := machine.free_memory()):
-        why = f"llama.cpp, because OpenVINO needs {_mb(found.openvino.memory)}, and {_mb(free)} are free"
+        why = f"llama.cpp, because OpenVINO needs {_mb(found.openvino.memory)} and only {_mb(free)} are free"
         return RunnerChoice("llamacpp", why)
     return decide(found, found.openvino, readers, _count_kept_bytes(model.trained_context, shape, options))
 
 
 def decide(found: Measurements, openvino: Measured, readers: int, kept: int = 0) -> RunnerChoice:
-    """`kept` are the bytes of keys and values, which either runner takes.
+    """Select a runner by its measurements. `kept` is the size of the KV cache, which is the same for both.
 
-    OpenVINO is taken where it is at least as fast for so many readers, and for one reader only where it takes
-    hardly more memory and writes hardly more slowly: who runs a model for himself gets no less than from
-    llama.cpp. He waits for his prompt to be read, too; of many readers most are being written to.
+    For several clients OpenVINO is used if its total decode rate is at least as high. For one client, prefill
+    counts as well, and OpenVINO is used only if it also takes hardly more memory and decodes hardly more
+    slowly, so that a single user is never worse off than with llama.cpp.
     """
     llamacpp = found.llamacpp
     if readers == 1:
@@ -163,16 +172,17 @@ def decide(found: Measurements, openvino: Measured, readers: int, kept: int = 0)
     other: RunnerName = "llamacpp" if runner == "openvino" else "openvino"
     return RunnerChoice(
         runner,
-        f"{_NAMES[runner]}, chosen for {'one reader' if readers == 1 else f'{readers} readers'}{less}: "
-        f"it writes {_rate(first.one)} tokens/s for one, {_rate(first.many)} for {found.readers}, "
-        f"reads {_rate(first.prompt)}, takes {_mb(first.memory)}; {_NAMES[other]} {_rate(second.one)}, "
+        f"{_NAMES[runner]}, selected for {'one client' if readers == 1 else f'{readers} clients'}{less}: "
+        f"decodes {_rate(first.one)} tokens/s for one, {_rate(first.many)} for {found.readers}, "
+        f"prefills {_rate(first.prompt)}, takes {_mb(first.memory)}; {_NAMES[other]} {_rate(second.one)}, "
         f"{_rate(second.many)}, {_rate(second.prompt)}, {_mb(second.memory)} (--runner {other})",
     )
 
 
 def _guess(path: Path, options: LocalOptions) -> RunnerName:
-    """Which is likelier to be faster. One reader's four bits were written faster by llama.cpp for every file
-    that was measured (docs/figures.md), and all else by OpenVINO."""
+    """Return the runner that is likely faster. In all measurements (docs/figures.md), llama.cpp decoded
+    4-bit weights faster for one client, and OpenVINO was faster otherwise.
+    """
     from gguf import GGMLQuantizationType
 
     from dragoman.engines.local.openvino.tensors import LARGE, is_four_bits
@@ -183,21 +193,24 @@ def _guess(path: Path, options: LocalOptions) -> RunnerName:
 
 
 def _count_kept_bytes(trained: int, shape: Shape, options: LocalOptions) -> int:
-    """Most bytes of keys and values, whatever is free just now: the choice must not depend on that."""
-    # A key and a value of 16 bits for each number of a head.
+    """Return the maximum size of the KV cache, independent of the memory that happens to be free: the
+    choice must not depend on that.
+    """
+    # A 16-bit key and value for each element of a head.
     token = shape.layers * shape.kv_heads * shape.head * 4
     return min(options.kv_memory or MOST, full_slots(options) * (options.context or trained or MOST) * token)
 
 
 def _look_up(path: Path, options: LocalOptions, readers: int) -> Measurements:
-    """What is known, or else what is measured now."""
+    """Return the stored measurements, or measure now."""
     folder = cache_folder() / "runners"
     file = folder / f"{path.stem}-{_key(path, options, readers)}.json"
     if known := _read(file):
         return known
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Servers that start at once do not disturb each other's figures: the second finds the first one's.
+        # Servers that start at once do not disturb each other's benchmarks: the second finds the first one's
+        # result.
         with work_folder(folder, "measure-") as work:
             if known := _read(file):
                 return known
@@ -207,7 +220,7 @@ def _look_up(path: Path, options: LocalOptions, readers: int) -> Measurements:
             return found
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise _Uncertain(None, f"{folder} cannot be written ({reason})") from None
+        raise _Uncertain(None, f"{folder} is not writable ({reason})") from None
 
 
 def _read(file: Path) -> Measurements | None:
@@ -230,27 +243,27 @@ def _key(path: Path, options: LocalOptions, readers: int) -> str:
 
 
 def _measure(path: Path, options: LocalOptions, readers: int) -> Measurements:
-    """llama.cpp first: it has no need to convert anything."""
+    """Benchmark llama.cpp first, as it needs no conversion, then OpenVINO."""
     if machine.free_memory() < _WIDER * path.stat().st_size:
-        raise _Uncertain("llamacpp", "there is too little free memory to try OpenVINO")
+        raise _Uncertain("llamacpp", "there is too little free memory to benchmark OpenVINO")
     _check_cores(_used_by_others(), options)
-    _log.info("Both runners are measured for %s, once: it takes seconds, more for a large file.", path.name)
+    _log.info("Benchmarking both runners for %s, once; large files take longer", path.name)
     llamacpp = _ask(Order("llamacpp", str(path), options, readers))
     if not isinstance(llamacpp, Measured):
-        raise _Uncertain("openvino", f"llama.cpp could not be tried ({_reason(llamacpp)})")
+        raise _Uncertain("openvino", f"the benchmark of llama.cpp failed ({_reason(llamacpp)})")
     _check_cores(llamacpp.others, options)
     openvino = _ask(order := Order("openvino", str(path), options, readers))
     if isinstance(openvino, Converted):
         openvino = _ask(order)
     if not isinstance(openvino, Measured | RunnerRefused):
-        raise _Uncertain("llamacpp", f"OpenVINO could not be tried ({_reason(openvino)})")
+        raise _Uncertain("llamacpp", f"the benchmark of OpenVINO failed ({_reason(openvino)})")
     if isinstance(openvino, Measured):
         _check_cores(openvino.others, options)
     return Measurements(readers, llamacpp, openvino)
 
 
 def _ask(order: Order) -> Reply:
-    """What a process says that is begun for it, and is gone then."""
+    """Run a benchmark in a new process and return its reply."""
     from dragoman.engines.isolated import wire
     from dragoman.engines.isolated.engine import Process
 
@@ -274,20 +287,20 @@ def _ask(order: Order) -> Reply:
 
 
 def _used_by_others() -> float:
-    """Cores, in a moment in which we do nothing."""
+    """Return the cores in use while this process does nothing for a moment."""
     began, used = time.perf_counter(), machine.used_seconds()
     time.sleep(_MOMENT_S)
     return (machine.used_seconds() - used) / (time.perf_counter() - began)
 
 
 def _check_cores(others: float, options: LocalOptions) -> None:
-    """Where threads have to wait for a core, figures say little: runners suffer from it in different ways."""
+    """Raise `_Uncertain` if cores are busy: runners are slowed down by that in different ways."""
     if (os.cpu_count() or 1) - others < (options.threads or machine.cores()) - _SHARED:
-        raise _Uncertain(None, "the machine is busy with other things")
+        raise _Uncertain(None, "the machine is busy")
 
 
 def _reason(reply: Reply) -> str:
-    return reply.why if isinstance(reply, RunnerRefused | Failed) else "it was not measured"
+    return reply.why if isinstance(reply, RunnerRefused | Failed) else "no measurement"
 
 
 def _rate(value: float) -> str:

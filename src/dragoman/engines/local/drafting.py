@@ -1,12 +1,12 @@
-"""A draft: a smaller model of the same vocabulary that guesses what a larger one will say.
+"""A draft model: a smaller model with the same vocabulary that proposes the next tokens.
 
-The larger one then computes all guesses in one pass (see `guessing.py`), which takes little longer than one
-token does. Nothing of what is said changes, whatever the draft says; only how much a step brings.
+The large model verifies all draft tokens in one pass (see `guessing.py`), which takes little longer than
+computing one token. Whatever the draft proposes, the answer is the same; only the number of tokens per step
+changes.
 
-The draft has a few places of its own for sequences, and is told each time all ids that are known. What it has
-computed beyond those, or otherwise, it cuts off; what it lacks, it reads. So nobody has to tell it of answers
-that end, are broken off, step back or move: it finds out, and places that nobody comes back for are given to
-others.
+The draft model has a few slots of its own. Each call gets all ids of a sequence so far: the draft model
+truncates what differs in its slot and prefills what is missing. So it needs no notice of answers that end,
+are cancelled, preempted or moved; slots of sequences that are gone are simply reused.
 """
 
 import logging
@@ -28,17 +28,17 @@ from dragoman.engines.protocol import Tokenizer
 from dragoman.errors import ModelFileError
 
 PLACES = 4
-"""Sequences that a draft guesses for. With more a step is full of rows without guesses."""
+"""Sequences that the draft model serves at once. With more, the rows without draft tokens dominate a step."""
 READ_ROWS = 128
-"""Tokens that it reads before one step; meanwhile the others wait."""
+"""Tokens that the draft model prefills before one step; the other sequences wait meanwhile."""
 _UNLIKE = 128
-"""Tokens that one vocabulary may have beyond the other: padding, mostly."""
+"""Tokens by which the vocabularies may differ in length; usually padding."""
 _LEARNING = 0.3
 _log = logging.getLogger("dragoman.engine")
 
 
 class _Place:
-    """What the draft knows of one sequence."""
+    """One slot of the draft model and the ids computed in it."""
 
     __slots__ = ("ids", "index", "length", "sequence", "used")
 
@@ -50,7 +50,9 @@ class _Place:
         self.used = 0
 
     def add_to(self, rows: Rows, tokens: Ordered[int], wanted: bool) -> None:
-        """Compute these next; `wanted` are the logits of the last one."""
+        """Add rows that compute these tokens next; `wanted`: whether the logits of the last one are
+        needed.
+        """
         outputs = [False] * (len(tokens) - 1) + [wanted]
         rows.extend(self.index, self.length, tokens, outputs, said=True)
         rows.adapters[self.index] = ()
@@ -59,29 +61,29 @@ class _Place:
 
 
 class Drafter:
-    """For the engine's thread alone."""
+    """Draft tokens from a draft model. For the engine thread only."""
 
     def __init__(self, runner: SlotRunner, vocabulary: int, bytes: int = 0) -> None:
         self._runner = runner
         self.bytes = bytes
-        """Of its weights, and of its keys and values."""
+        """Size of its weights and KV cache."""
         self._vocabulary = min(vocabulary, runner.vocabulary)
         self._places = [_Place(index, runner.context) for index in range(runner.slots)]
         self._clock = 0
         self._failed = False
         self.seconds = 0.0
-        """That the last guesses took; none where it was reading."""
+        """Duration of the last drafting; 0 if it was still in prefill."""
         self.one_guess = 0.0
-        """That one guess for each takes, as it was lately."""
+        """Recent duration of drafting one token for each sequence."""
 
     @property
     def places(self) -> int:
         return len(self._places)
 
     def guess(self, sequences: Ordered[Sequence], known: Ordered[Ids], count: int) -> list[list[int]] | None:
-        """What may follow the known ids of each; nothing for those that the draft has yet to read.
+        """Return draft tokens after the known ids of each sequence; none for those still in prefill.
 
-        None where it has no room for them.
+        Returns None if the sequences do not fit.
         """
         self.seconds = 0.0
         if (
@@ -90,7 +92,7 @@ class Drafter:
             or any(ids.size + count > self._runner.context for ids in known)
         ):
             return None
-        # It sees no pictures: it has some id or other for each of their rows.
+        # It takes no media: their rows are replaced by an arbitrary id.
         known = [np.minimum(ids, self._vocabulary - 1) for ids in known]
         self._clock += 1
         began = time.perf_counter()
@@ -101,7 +103,7 @@ class Drafter:
             self._guess([places[at] for at in order], [known[at] for at in order],
                         [found[at] for at in order], count)  # fmt: skip
         except (StepFailed, StepInterrupted):
-            _log.warning("The draft could not compute a step, and guesses no more.")
+            _log.warning("The draft model failed to compute a step; speculative decoding with it is disabled")
             self._failed = True
             return None
         if all(found):
@@ -127,17 +129,19 @@ class Drafter:
             self._choose(self._runner.step(rows), ready)
 
     def _choose(self, logits: Logits, ready: list[tuple[_Place, list[int]]]) -> None:
-        """The likeliest of each."""
+        """Append the likeliest token of each."""
         for row, (_, guesses) in zip(logits[:, : self._vocabulary].argmax(axis=1), ready, strict=True):
             guesses.append(int(row))
 
     def _place(self, sequence: Sequence, known: Ids) -> _Place:
-        """The sequence's own, or else the one that has most of it, or that nobody came back for."""
+        """Return the sequence's own slot, else the free one with the longest common prefix, or unused for
+        longest.
+        """
         mine = [place for place in self._places if place.sequence is sequence]
         free = [place for place in self._places if place.used < self._clock]
         place = mine[0] if mine else max(free, key=lambda one: (_shared(one, known), -one.used))
         place.sequence, place.used = sequence, self._clock
-        # The last one is read again: what follows it is wanted.
+        # The last token is computed again: its logits are needed.
         self._cut(place, min(_shared(place, known), known.size - 1))
         return place
 
@@ -155,15 +159,17 @@ def _shared(place: _Place, known: Ids) -> int:
 
 
 def open_draft(path: Path, options: LocalOptions, tokenizer: Tokenizer, name: str, context: int) -> Drafter:
-    """Raises ModelFileError or SettingsError where it cannot be a draft of this model."""
+    """Open a draft model. Raises ModelFileError or SettingsError if it does not fit this model."""
     model = read_model(path, options)
     if not model.rewinds:
-        raise ModelFileError(f"{path.name} has layers that cannot be set back, so it is no draft.")
+        raise ModelFileError(
+            f"{path.name} has layers whose state cannot be truncated; it cannot be a draft model."
+        )
     check_vocabulary(LlamaTokenizer(model).pieces, tokenizer.pieces, path.name, name)
     places = min(PLACES, options.slots or PLACES)
     length = min(context, model.trained_context or context)
     kept = places * length * model.token_bytes
-    check_memory(kept, f"{places} sequences of {length} tokens of the draft")
+    check_memory(kept, f"{places} sequences of {length} tokens of the draft model")
     runner = LlamaRunner(
         model,
         slots=places,
@@ -177,8 +183,8 @@ def open_draft(path: Path, options: LocalOptions, tokenizer: Tokenizer, name: st
 
 
 def check_vocabulary(draft: Ordered[bytes], target: Ordered[bytes], draft_name: str, name: str) -> None:
-    """Raise where an id is not the same token for both."""
-    advice = "a draft has to be of the same family of models"
+    """Raise ModelFileError unless each id is the same token in both vocabularies."""
+    advice = "choose a draft model of the same model family"
     if abs(len(draft) - len(target)) > _UNLIKE:
         counts = f"{len(draft)} tokens and {len(target)}"
         raise ModelFileError(f"{draft_name} and {name} do not share a vocabulary ({counts}); {advice}.")

@@ -1,4 +1,6 @@
-"""The embedded engine: weights in this process, one thread that computes, steps handed to the event loop."""
+"""The embedded engine: weights in this process, one thread that computes, steps delivered to the event
+loop.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -40,13 +42,13 @@ class LocalHandle:
 
 
 class LocalEngine:
-    """A runner behind a scheduler, with a thread of its own that starts with `start` or the first job.
+    """A runner behind a scheduler, with its own thread that starts with `start` or the first job.
 
-    `LocalEngine.open("model.gguf")` is the usual way to make one.
+    Usually created with `LocalEngine.open("model.gguf")`.
     """
 
     gathers = True
-    """What all jobs have to say at a step may be taken at once (see `steps.SinkHub`)."""
+    """Steps of all jobs may be gathered at once (see `steps.SinkHub`)."""
 
     def __init__(
         self,
@@ -78,9 +80,9 @@ class LocalEngine:
 
     @classmethod
     def open(cls, path: str | Path, options: LocalOptions | None = None) -> Self:
-        """Load a GGUF file, a folder that was exported for OpenVINO, or one of safetensors for `torch`.
+        """Load a GGUF file, a folder exported for OpenVINO, or a folder of safetensors for `torch`.
 
-        Raises ModelFileError or BindingError when that is not possible.
+        Raises ModelFileError or BindingError if that is not possible.
         """
         options = options or LocalOptions()
         opened = open_model(Path(path).expanduser(), options)
@@ -93,7 +95,7 @@ class LocalEngine:
         return cast(Self, made)
 
     def place(self, media: Media) -> Sequence[int]:
-        """The ids that stand for a picture or a sound in a prompt. From any thread."""
+        """Return the ids that represent an image or audio in a prompt. From any thread."""
         if self._pictures is None:
             raise unsupported(media.kind, self.card.modalities)
         return self._pictures.place(media)
@@ -107,11 +109,11 @@ class LocalEngine:
         return LocalHandle(self._worker, group)
 
     def generate(self, job: Job) -> AsyncGenerator[Step, None]:
-        """Steps until every continuation has finished. Closing the iterator cancels the job."""
+        """Yield steps until every continuation has finished. Closing the iterator cancels the job."""
         return iterate(self, job)
 
     async def embed(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-        """The mean of the last hidden states of each prompt, at length one."""
+        """Return the mean of the last hidden states of each prompt, normalized to length one."""
         return await self.embed_for("", prompts)
 
     async def embed_for(self, owner: str, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -122,13 +124,13 @@ class LocalEngine:
         return await embedding.future
 
     async def load_adapter(self, name: str, path: str) -> None:
-        """Read a LoRA adapter, while answers go on, and have it when this returns."""
+        """Read a LoRA adapter while answers continue; jobs may use it when this returns."""
         async with self._loading:
             add = await asyncio.to_thread(self._runner.read_adapter, name, Path(path))
             await self._worker.do(add)
 
     async def unload_adapter(self, name: str) -> None:
-        """Raises Conflict if a job names it."""
+        """Free an adapter. Raises Conflict if a job uses it."""
 
         def drop() -> None:
             self._worker.check_unused(name)
@@ -140,34 +142,34 @@ class LocalEngine:
         self._worker.start()
 
     async def stop(self) -> None:
-        """End all jobs with finish "abort" and give the memory back. There is no second start."""
+        """End all jobs with finish "abort" and free the memory. The engine cannot be started again."""
         await asyncio.to_thread(self.close)
 
     def close(self) -> None:
-        """`stop`, for those who have no event loop."""
+        """Stop the engine, for callers without an event loop."""
         self._worker.stop()
 
     @property
     def faults(self) -> EngineFaults:
-        """Steps that failed, and how often the runner was rebuilt, since the engine was opened."""
+        """Counters of failed steps and runner rebuilds since the engine was opened."""
         return self._scheduler.faults
 
     @property
     def kv_usage(self) -> float:
-        """The part of its memory for keys and values that running answers have."""
+        """Fraction of the KV cache used by running answers."""
         return self._scheduler.kv_usage
 
     @property
     def pulse(self) -> int:
-        """Changes as long as the engine's thread gets on with its work."""
+        """A counter that changes while the engine thread makes progress."""
         return self._worker.pulse
 
     def abandon(self) -> None:
-        """Let go of a thread that is stuck. What it holds is given back only if it gets on after all."""
+        """Abandon a stuck thread. Its memory is freed only if it continues after all."""
         self._worker.abandon()
 
     async def check(self) -> None:
-        """Return when the engine's thread has answered; raise EngineFailed when it is dead."""
+        """Return when the engine thread has answered; raise EngineFailed when it is dead."""
         loop = asyncio.get_running_loop()
         answered = asyncio.Event()
 
@@ -180,7 +182,7 @@ class LocalEngine:
 
 
 class TrainableEngine(LocalEngine):
-    """One whose weights can be changed while it serves: that over the runner `torch`."""
+    """A LocalEngine over the runner `torch`, whose weights can be changed while it serves."""
 
     def __init__(self, runner: AnyRunner, *args: Any, **more: Any) -> None:
         super().__init__(runner, *args, **more)
@@ -192,28 +194,28 @@ class TrainableEngine(LocalEngine):
         return self._scheduler.weight_version
 
     async def pause(self) -> None:
-        """Return when no step is being computed. Jobs at work stand still, and new ones wait."""
+        """Return when no step is being computed. Running jobs stand still, and new ones wait."""
         await self._worker.pause(True)
 
     async def resume(self, weight_version: str | None = None) -> None:
-        """Go on. With another version of the weights nothing is used that was computed before."""
+        """Continue. If the version of the weights changes, everything computed before is discarded."""
         if weight_version is not None and weight_version != self.weight_version:
             await self._worker.do(partial(self._change, lambda: None, weight_version))
         await self._worker.pause(False)
 
     async def update_weights(self, source: "WeightSource", weight_version: str | None = None) -> None:
-        """Put these in the place of those with the same names, between two steps: all of them, or none.
+        """Replace the weights with the same names, between two steps: all of them, or none.
 
-        `source` has tensors by the names that Hugging Face's files give them, or is the path of such a file
-        or folder. Answers at work go on with the new weights, whether or not they are paused. Raises
-        BadRequest or ModelFileError, with nothing changed, for what is not this model's.
+        `source` has tensors by their names in Hugging Face's files, or is the path of such a file or folder.
+        Running answers continue with the new weights, whether or not they are paused. Raises BadRequest or
+        ModelFileError, with nothing changed, for weights that do not fit this model.
         """
         async with self._loading:
             put = await asyncio.to_thread(self._trained.read_weights, source)
             await self._worker.do(partial(self._change, put, weight_version))
 
     def _change(self, put: Callable[[], None], weight_version: str | None) -> None:
-        # Before anything is put in place: that may fail in the midst.
+        # First, because replacing the weights may fail halfway.
         self._scheduler.start_over()
         put()
         if weight_version is not None:

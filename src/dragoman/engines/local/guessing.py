@@ -1,19 +1,20 @@
-"""Guesses at what comes next, so that one step can give a sequence several tokens.
+"""Speculative decoding: draft tokens, so that one step can give a sequence several tokens.
 
-A pass over the weights costs as much as many rows in it. So where few sequences run, a sequence may add rows
-for tokens it only guesses: those that its constraint leaves no way around, or those that followed when its
-two newest tokens last stood together, in its own prompt and answer or else in other answers. That is often
-right where an answer repeats a prompt, a name or itself, or says what models say often. With a draft (see
-`drafting.py`) a smaller model guesses, which is right more often, and takes time of its own.
+One pass over the weights costs as much as many rows in it. So if few sequences run, a sequence may add rows
+for draft tokens: those that its constraint makes inevitable, or those that followed the last time its two
+newest tokens stood together, in its own prompt and answer or else in other answers. That is often right where
+an answer repeats a prompt, a name or itself, or a common phrase. With a draft model (see `drafting.py`) its
+tokens are used, which are right more often, and take time of their own.
 
-Nothing of what is said changes. Each row is chosen from as ever, and the next row counts only if the choice
-was the guess.
+The answer does not change: each row is sampled as ever, and the next row counts only if the sampled token was
+the draft token.
 
-A runner that chooses ids itself begins steps before the ids of the last one are known, and guesses are made
-of ids: a step with guesses has to wait for them. So there it is guessed for few sequences only, and what that
-takes is weighed by the time from one step's end to the next one's.
+A runner that samples on its device begins steps before the ids of the last one are known, but draft tokens
+depend on these ids, so a step with draft tokens has to wait for them. There, only few sequences get draft
+tokens, and their cost is measured from one step's end to the next one's.
 
-While nothing is guessed, it is still looked at whether a guess would have been right, which costs no row.
+While no draft tokens are used, the scheduler still checks whether one would have been right, which costs no
+row.
 """
 
 from collections import OrderedDict
@@ -26,38 +27,43 @@ from dragoman.engines.local.memory import Memory
 from dragoman.engines.local.runner import AnyRunner, PagedRunner
 from dragoman.engines.local.sequence import Sequence, Slot, StepPiece
 
-# How far one guess moves the trust in further ones; and the way back for who has stopped guessing.
+# How far one draft token moves a sequence's acceptance rate; and its drift back to the usual rate without
+# any.
 _LEARNING, _FORGETTING = 0.1, 0.01
-# What is thought of guesses before any was made, how slowly that moves, and what it does not go below.
+# Acceptance rate before any measurement; how slowly the usual rate moves; and its minimum.
 _UNKNOWN, _HABIT, _LEAST = 0.5, 0.02, 0.3
 _COUNTS = (0, 1, 3, 7, 15)
-# A runtime may prepare itself anew for each number of rows, so the same number is kept for a while; graphs of
-# another device are there for all numbers.
+# Steps for which the number of draft tokens is kept, as a runtime may prepare itself for each new number of
+# rows. The shorter one is for devices with graphs for all numbers.
 _WHILE, _SHORT_WHILE = 16, 4
-# Sequences for which it is guessed where steps are begun ahead: with more, it is Python that takes the time.
+# Sequences up to which draft tokens are used where steps begin ahead; with more, Python becomes the
+# bottleneck.
 _FEW = 16
-# Of so many tokens that were not guessed, one is looked at, whether it could have been: or all of them, where
-# few sequences take their time.
+# Without draft tokens, one token in `_LOOKS` is checked for whether it could have been drafted; or every
+# token, for up to `_ALL_OF` sequences, where steps do not begin ahead.
 _LOOKS, _ALL_OF = 4, 8
 _WORTHWHILE = 1.05
-# What a guess costs, in rows: it goes through attention by itself, however much it shares with its sequence.
+# Cost of a draft token in rows: its attention is computed separately, though it shares its sequence's prefix.
 _ALONE = 1.3
-# Steps that are shorter say nothing about rows. A figure that is older, in steps, says little about today.
+# Steps shorter than this tell nothing about the cost of rows. Measurements older than `_OLD` steps are
+# ignored.
 _SHORT_S, _SHORT_AWAY_S, _OLD = 0.002, 0.0002, 2000
-# How far one step moves what is known, and what it may be at most, of that: machines have moments.
+# How far one step moves the measured time, and the largest step time that counts, relative to it: machines
+# have hiccups.
 _NEWS, _MOMENT = 0.2, 2.0
-# Pairs of ids of which is known what followed, some megabytes of them.
+# Pairs of ids for which the next id is stored; this takes some megabytes.
 _PHRASES = 1 << 15
-# As many rows as a step of llama.cpp costs by itself, before that was seen.
+# Fixed cost of a llama.cpp step, in rows, before it is measured.
 _SLOT_ROWS = 4
 _FIRST = 3
 
 
 class Guesser:
-    """All sequences of a step guess the same number of tokens, so that steps have the same number of rows.
+    """Adds draft tokens to steps. All sequences of a step get the same number, so that steps have equal
+    numbers of rows.
 
-    With pages a token that was guessed wrong is written over by the right one. Slots have to be cut back, and
-    rows cost more there, so without a draft nothing is guessed.
+    In pages a wrong draft token is simply overwritten by the right one. Slots have to be truncated, and rows
+    cost more there, so slot runners use only a draft model.
     """
 
     def __init__(self, runner: AnyRunner, memory: Memory, most: int, drafter: Drafter | None = None) -> None:
@@ -66,7 +72,7 @@ class Guesser:
         self._drafter = drafter
         self._in_pages = isinstance(runner, PagedRunner)
         self._ahead = isinstance(runner, Drawer)
-        """Whether steps are begun before the ids of the last one are known."""
+        """Whether steps begin before the ids of the last one are known."""
         self._pass_rows = (
             runner.pass_rows if isinstance(runner, PagedRunner) else _SLOT_ROWS if drafter else 0
         )
@@ -74,20 +80,20 @@ class Guesser:
         self._phrases = Phrases(_PHRASES)
         self._costs = StepCosts(self._pass_rows, _SHORT_AWAY_S if self._ahead else _SHORT_S)
         self._watches = drafter is None
-        """Whether it is looked at what would have been guessed, while nothing is."""
+        """Whether to check what would have been drafted while no draft tokens are used."""
         self._usual = 0.0 if self._watches and self._ahead else _UNKNOWN
-        """How far sequences trusted guesses lately: a new one begins there."""
+        """Recent acceptance rate of all sequences; a new sequence starts with it."""
         self._plain: dict[int, int] = {}
-        """Steps without guesses, by the sequences in them, where there is a draft."""
+        """Steps without draft tokens, by their number of sequences, if there is a draft model."""
         self._streams: list[tuple[int, int, int]] = []
         """The sequences of the last such step, by their order of service."""
         self._each = 0
         self._left = 0
         self._many = False
-        """Whether there are too many sequences to guess for."""
+        """Whether there are too many sequences for draft tokens."""
 
     def add_to(self, pieces: list[StepPiece]) -> None:
-        """Add guesses to a step in which nothing is read, where that gives more tokens in the same time."""
+        """Add draft tokens to a step without prefill, if that gives more tokens in the same time."""
         if not self._may_guess(pieces) or not self._decide(pieces):
             return
         if self._each and all(self._has_room(piece, self._each) for piece in pieces):
@@ -96,7 +102,7 @@ class Guesser:
             self._add_foreseen(pieces)
 
     def wants_ids(self, pieces: list[StepPiece]) -> bool:
-        """Whether there would be guesses in this step, if it were known what the one before it brings."""
+        """Whether this step would get draft tokens if the ids of the step before were known."""
         if not self._may_guess(pieces) or not self._decide(pieces):
             return False
         foreseen = [piece.sequence.answer.foreseen[1:] for piece in pieces]
@@ -109,7 +115,9 @@ class Guesser:
         return all(piece.newest is not None for piece in pieces)
 
     def _decide(self, pieces: list[StepPiece]) -> bool:
-        """How many guesses each has now. Whether that is known: it may have to be found out without any."""
+        """Set the number of draft tokens per sequence. Returns False if a step without any has to be
+        measured first.
+        """
         if self._many:
             self._each = 0
             return True
@@ -119,7 +127,7 @@ class Guesser:
             trusts = (piece.sequence.trust for piece in pieces)
             self._each = self._best([self._usual if trust is None else trust for trust in trusts])
             if self._drafter is not None and self._plain.get(len(pieces), 0) < _FIRST:
-                # What a step takes without a draft has to be known, to weigh the draft against it.
+                # The time of a step without draft tokens is needed to judge the draft model.
                 self._each = self._left = 0
                 self._plain[len(pieces)] = self._plain.get(len(pieces), 0) + 1
                 return False
@@ -132,16 +140,16 @@ class Guesser:
         if self._drafter is not None:
             drafted = self._drafter.guess([piece.sequence for piece in pieces], known, self._each)
             if not (self._in_pages if drafted is None else all(drafted)):
-                # The draft is still reading, or has no place for them and nothing else is worth the rows.
+                # The draft model is still in prefill, or has no slot and nothing else is worth the rows.
                 return
         for piece, ids, draft in zip(pieces, known, drafted or [[]] * len(pieces), strict=True):
             piece.guess(self._guess(piece, ids, draft))
 
     def took(self, pieces: list[StepPiece], seconds: float) -> None:
-        """Note how long a step took in which nothing was read."""
+        """Note how long a step without prefill took."""
         each = len(pieces[0].guesses)
         if self.most and all(p.newest is not None and len(p.guesses) == each for p in pieces):
-            # Where steps are begun ahead, all that is between two ends has been counted.
+            # Where steps begin ahead, the time between two ends includes the draft model's.
             if self._drafter is not None and each and not self._ahead:
                 seconds += self._drafter.seconds
             self._costs.note(len(pieces), each, seconds)
@@ -151,9 +159,10 @@ class Guesser:
             self._drafter.close()
 
     def _add_foreseen(self, pieces: list[StepPiece]) -> None:
-        """Where nothing else is guessed, what constraints make come is worth a step with more rows.
+        """Add the tokens that constraints make inevitable, if they are worth a step with more rows.
 
-        That, and the step after it, cost the runtime about a pass, because their numbers of rows are others.
+        This step and the one after it each cost the runtime about a pass, because their numbers of rows
+        differ.
         """
         foreseen = [piece.sequence.answer.foreseen for piece in pieces]
         if self._are_worth_it(foreseen):
@@ -168,12 +177,14 @@ class Guesser:
         return has_room and better > _WORTHWHILE * streams / (self._pass_rows + streams)
 
     def _best(self, trusts: list[float]) -> int:
-        """How many guesses of each sequence give the most tokens for what the rows cost."""
+        """Return how many draft tokens per sequence give the most tokens for the cost of the rows."""
         streams, runner = len(trusts), self._runner
         room = min(runner.max_outputs, runner.max_rows) // max(1, streams) - 1
 
         def gain(each: int) -> float:
-            """Tokens of a step, for what it costs. A guess counts only if those before it are right too."""
+            """Return the tokens of a step per cost. A draft token counts only if those before it are
+            accepted, too.
+            """
             tokens = sum(trust**place for trust in trusts for place in range(1 + each))
             cost = self._costs.of(streams, each)
             if self._drafter is not None and (plain := self._costs.seconds(streams)):
@@ -191,7 +202,7 @@ class Guesser:
     def _known(self, piece: StepPiece) -> Ids:
         slot = piece.sequence.slot
         assert slot is not None and piece.newest is not None
-        # The newest token is not in memory yet, but its place among the ids is free.
+        # The newest token is not in the KV cache yet, but its place among the ids is free.
         slot.ids[slot.length] = piece.newest
         return slot.ids[: slot.length + 1]
 
@@ -205,7 +216,7 @@ class Guesser:
         return guesses + [piece.newest] * (self._each - len(guesses))
 
     def learn(self, piece: StepPiece, said: list[int], right: int) -> None:
-        """Note what followed the newest token of a piece, of which so many ids had been guessed."""
+        """Record what followed the newest token; `right` of the draft tokens were accepted."""
         if not self.most or self._many:
             return
         sequence, slot = piece.sequence, piece.sequence.slot
@@ -219,30 +230,32 @@ class Guesser:
         if guessed and sequence.trust is not None:
             least = 0.0 if self._watches else _LEAST
             self._usual = max(least, self._usual + _HABIT * (sequence.trust - self._usual))
-        # Who shares no prefix with others does not share this either.
+        # A sequence that shares no prefix does not share its phrases either.
         if sequence.group.job.reuse_prefix and self._in_pages:
             self._phrases.note(slot.chain[0], [slot.ids.item(piece.start - 1), piece.newest, *said])
 
     def _would_guess(self, slot: Slot) -> int | None:
-        """The token that would have been guessed at, had anything been."""
+        """Return the token that would have been drafted."""
         known = slot.ids[: slot.length]
         found = find_repeated(known, 1) or self._phrases.after(slot.chain[0], known[-2:].tolist(), 1)
         return found[0] if found else None
 
 
 class StepCosts:
-    """What steps took, by the sequences in them and the guesses of each.
+    """Measured step times, by the number of sequences and of draft tokens for each.
 
-    How much more rows cost is another thing on each machine, with each model and with each kind of weights:
-    beside one sequence a first guess may cost nothing, or three of them a third of the step. So what was seen
-    counts. What was not yet seen is estimated from the step without guesses, by the runner's own word.
+    The cost of more rows differs by machine, model and weight type: beside one sequence the first draft token
+    may be free, or three of them cost a third of the step. So measurements count; what was not measured is
+    estimated from the step without draft tokens, with the runner's `pass_rows`.
     """
 
     def __init__(self, pass_rows: int, shortest: float = _SHORT_S) -> None:
         self._pass_rows = pass_rows
         self._shortest = shortest
         self._seen: dict[tuple[int, int], tuple[float, int]] = {}
-        """Seconds, and when that was; without seconds where the runtime may just have prepared itself."""
+        """Seconds, and the step of the measurement; 0 seconds for the first one, in which the runtime may
+        have prepared itself.
+        """
         self._steps = 0
 
     def note(self, streams: int, each: int, seconds: float) -> None:
@@ -258,14 +271,16 @@ class StepCosts:
         self._seen[streams, each] = found, self._steps
 
     def of(self, streams: int, each: int) -> float:
-        """Seconds, if a step without guesses was seen; it is for comparing only."""
+        """Return the cost of a step: in seconds if a step without draft tokens was measured, else in rows.
+        Only for comparisons.
+        """
         rows, plain = self._rows(streams, each), self._known(streams, 0)
         if not plain:
             return rows
         return self._known(streams, each) or plain * rows / self._rows(streams, 0)
 
     def seconds(self, streams: int) -> float:
-        """Of a step without guesses; 0 where none was seen lately."""
+        """Return the time of a step without draft tokens; 0 if none was measured recently."""
         return self._known(streams, 0)
 
     def _known(self, streams: int, each: int) -> float:
@@ -277,14 +292,14 @@ class StepCosts:
 
 
 class Phrases:
-    """What followed two ids the last time; of all pairs, those noted last are kept.
+    """The id that followed each pair of ids the last time; the most recently noted pairs are kept.
 
-    `root` stands for the namespace, as it does for pages: whatever a client made that of, it is short.
+    `root` identifies the namespace, as it does for pages; it is short, however long the client's salt is.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        # A plain dictionary takes the longer to find its first, the more have gone before that.
+        # An OrderedDict: in a plain dict, finding the first key gets slower with each key removed before.
         self._next: OrderedDict[tuple[bytes, int, int], int] = OrderedDict()
 
     def note(self, root: bytes, ids: Ordered[int]) -> None:
@@ -296,7 +311,7 @@ class Phrases:
                 self._next.popitem(last=False)
 
     def after(self, root: bytes, newest: Ordered[int], most: int) -> list[int]:
-        """At most so many ids that may follow the two newest."""
+        """Return at most `most` ids that may follow the two newest."""
         found: list[int] = []
         if len(newest) < 2:
             return found
@@ -308,7 +323,7 @@ class Phrases:
 
 
 def judge(sequence: Sequence, guessed: int, right: int, usual: float = _UNKNOWN) -> None:
-    """Trust guesses more or less, after `right` of them were followed."""
+    """Update the acceptance rate of a sequence after `right` of `guessed` draft tokens were accepted."""
     trust = usual if sequence.trust is None else sequence.trust
     if not guessed:
         trust += _FORGETTING * (usual - trust)
@@ -320,10 +335,10 @@ def judge(sequence: Sequence, guessed: int, right: int, usual: float = _UNKNOWN)
 
 
 def find_repeated(known: Ids, most: int) -> list[int]:
-    """What followed the last two ids when they last stood together: after `7 8 9 5 7 8`, `9 5 7 8`."""
+    """Return what followed the last two ids when they last stood together: after `7 8 9 5 7 8`, `9 5 7 8`."""
     if known.size < 3:
         return []
-    # In bytes they are found in a fraction of the time that numpy takes; not from the midst of an id on.
+    # Searching bytes is much faster than numpy; matches that begin within an id are skipped.
     text, pair, size = known[:-1].tobytes(), known[-2:].tobytes(), known.itemsize
     place = text.rfind(pair)
     while place > 0 and place % size:

@@ -1,4 +1,4 @@
-"""The runner over llama.cpp: one context whose memory is divided between the slots."""
+"""The runner over llama.cpp: one context whose KV cache is divided between the slots."""
 
 import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,23 +26,24 @@ _PIECES = -1
 _POOLING_NONE = 0
 _FLASH_WHERE_POSSIBLE, _FLASH_OFF = -1, 0
 KeptKind: TypeAlias = Literal["f16", "int8", "bf16"]
-# In the library's count.
+# The library's numbers of these types.
 _KV_TYPES: Mapping[KeptKind, int] = {"f16": 1, "int8": 8, "bf16": 30}
 _INT8_BLOCK = 32
-# Rows of logits beyond one per slot, for prompts whose log probabilities are wanted.
+# Rows of logits besides one per slot, for prompts whose log probabilities are requested.
 _EXTRA_OUTPUTS = 64
-# Answers wait for a piece of an embedding. Always as many, because how a text is cut changes last bits.
+# Rows of an embedding in one step, as answers wait meanwhile. Always the same number, because how a text is
+# cut changes the last bits.
 _EMBED_ROWS = 32
-# Saving and reading back costs more per token than copying a slot's memory, which is always done whole.
+# Saving and restoring tokens costs more per token than copying a slot's whole KV cache.
 _WHOLE_IS_CHEAPER = 4
-# Products that have one way for few rows and another for many have the latter for multiples of so many.
+# Matrix products with separate kernels for few and for many rows use the latter for multiples of this number.
 _MANY = 8
-# Bytes that may be moved to bring sequences together; more would stall the others for too long.
+# Bytes that may be moved to make sequences adjacent; more would stall the others for too long.
 _MOST_SWAPPED = 32 << 20
 
 
 class KeptKinds(Struct, frozen=True):
-    """What keys and values are kept in."""
+    """Data types of the KV cache."""
 
     keys: KeptKind
     values: KeptKind
@@ -52,20 +53,23 @@ class KeptKinds(Struct, frozen=True):
         return f"{self.keys} keys and values" if both else f"{self.keys} keys and {self.values} values"
 
     def bytes_of(self, token_bytes: int) -> int:
-        """Of a token that takes so many with 16 bits a number; int8 have a scale for each 32."""
+        """Return the bytes of a token that takes `token_bytes` at 16 bits; int8 has a scale for each block
+        of 32.
+        """
         return token_bytes * sum(17 if kind == "int8" else 32 for kind in (self.keys, self.values)) // 64
 
 
 EVEN_KINDS = frozenset({0, 2, 3, 8})
-"""Of weights: F32, Q4_0, Q4_1 and Q8_0, whose products have one way for any number of rows."""
+"""Weight types F32, Q4_0, Q4_1 and Q8_0, whose matrix products use the same kernel for any number of rows."""
 OWN_KINDS = KeptKinds("f16", "f16")
-"""What llama.cpp itself does."""
+"""llama.cpp's default data types."""
 
 
 def kept_kinds(kv_cache: KvCache, head: int, *, several: bool) -> KeptKinds:
-    """`head` is the length of a key; `several`: answers are to be computed together, with the same bits.
+    """Select the data types of the KV cache. `head` is the length of a key; `several`: answers are batched
+    and must be bit-identical.
 
-    With keys in int8 attention has one way for all rows, which reads long prompts at half the speed.
+    With int8 keys, attention uses one kernel for all rows, which halves the speed of long prefills.
     """
     if kv_cache == "auto":
         return KeptKinds("int8" if several and head % _INT8_BLOCK == 0 else "f16", "f16")
@@ -73,25 +77,29 @@ def kept_kinds(kv_cache: KvCache, head: int, *, several: bool) -> KeptKinds:
 
 
 class Ways(Struct, frozen=True):
-    """How rows are computed so that the bits of one do not depend on others.
+    """Batching in which the bits of one row do not depend on others.
 
-    Products have one way for few rows and another for many, and attention over float16 has three: for a row
-    by itself, for few, and for 64 and more. Each rounds otherwise. So rows of answers always go one way, and
-    rows of prompts others: in multiples of `_MANY`, with rows behind them that nobody reads where there are
-    too few. What was said is then read again by who goes on from it.
+    Matrix products have one kernel for few rows and another for many, and attention over float16 has three:
+    for a single row, for few, and for 64 and more. Their rounding differs. So rows of answers always use the
+    same kernel, and rows of prompts another: in multiples of `_MANY`, padded with rows whose results are
+    discarded. A prompt that continues an answer therefore computes the answer's tokens again.
     """
 
     said: int
-    """So many rows of answers at a time."""
+    """Rows of answers in one batch."""
     block: int = 1
-    """See `Runner.block`: of whole blocks so many rows go at a time at least, and of others always fewer."""
+    """See `Runner.block`: rows of whole blocks are computed in batches of at least this many, other rows
+    in smaller ones.
+    """
     alike: bool = False
-    """Rows of prompts go as those of answers do."""
+    """Whether rows of prompts are batched like those of answers."""
 
 
 _TILED = Ways(1, block=64)
 _FEW = 3
-"""So many rows go as one does, but not to experts: each of these gets as many as have chosen it."""
+"""Up to this many rows are computed bit-identically to one. Not for MoE: an expert computes only the rows
+routed to it.
+"""
 
 
 class _BatchBuffer:
@@ -103,7 +111,7 @@ class _BatchBuffer:
         self.slots: Ids = np.zeros(rows, np.int32)
         self.outputs = np.zeros(rows, np.int8)
         self._counts = np.ones(rows, np.int32)
-        # The C API wants one pointer per row to that row's sequence ids; all point into `slots`.
+        # The C API takes one pointer per row to that row's sequence ids; all point into `slots`.
         self._pointers = self.slots.ctypes.data + 4 * np.arange(rows, dtype=np.uint64)
         self.batch = Batch(
             token=self.tokens.ctypes.data,
@@ -124,7 +132,7 @@ class _BatchBuffer:
 
 
 class _ShownBatch:
-    """A llama_batch of vectors, those of pieces of pictures one after another."""
+    """A llama_batch of vectors: rows of media, chunk after chunk."""
 
     def __init__(self, rows: Rows, chosen: Sequence[int]) -> None:
         slots = dict.fromkeys(rows.slots[row] for row in chosen)
@@ -164,7 +172,9 @@ class LlamaRunner:
         evenly: bool = False,
         pictures: "Pictures | None" = None,
     ) -> None:
-        """`evenly`: the bits of a row must not depend on those beside it, nor on where a prompt was cut."""
+        """`evenly`: the bits of a row must not depend on the other rows of a step, nor on where a prompt
+        was cut.
+        """
         self.model = model
         self.pictures = pictures
         self.slots = slots
@@ -184,7 +194,7 @@ class LlamaRunner:
         self.block = _TILED.block if tiled else 1
         self._library = library = model.library
         self.vocabulary: int = library.vocab_n_tokens(library.model_get_vocab(model.pointer))
-        # Behind a piece there may be rows that nobody reads.
+        # A chunk may be followed by padding rows.
         self._unread = _MANY if evenly else 0
         self._wanted_context = context
         self._context: int | None = None
@@ -194,7 +204,7 @@ class LlamaRunner:
         self._buffer = _BatchBuffer(self.max_rows + self._unread)
 
     def _set_up(self) -> None:
-        """A context of the library, with an empty KV cache."""
+        """Create a context of the library, with an empty KV cache."""
         self._context = self._open(
             self._wanted_context * self.slots,
             self.slots,
@@ -208,8 +218,9 @@ class LlamaRunner:
         self._beat = Beat(self._library, self._context)
 
     def warm_up(self) -> None:
-        # OpenMP keeps a team of threads for each thread that computes. With a second team it takes the
-        # cores for overcommitted and sends threads to sleep at every barrier: a third of the speed is gone.
+        # OpenMP keeps a team of threads for each thread that computes. With a second team it assumes that the
+        # cores are overcommitted and puts threads to sleep at every barrier, which costs a third of the
+        # speed.
         rows = Rows()
         rows.add(0, 0, 0)
         self.step(rows)
@@ -221,7 +232,7 @@ class LlamaRunner:
             self.rereads = True
 
     def _try(self, together: int) -> Logits:
-        """What comes after each of some tokens, so many of which are computed at once."""
+        """Return the logits after each of some tokens, computed `together` at a time."""
         found = []
         for start in range(0, 2 * _MANY, together):
             rows = Rows()
@@ -244,14 +255,15 @@ class LlamaRunner:
             self._undo(rows)
             if code == _ABORTED:
                 raise StepInterrupted
-            raise StepFailed(f"llama_decode answered {code}")
+            raise StepFailed(f"llama_decode returned {code}")
 
     def _step_apart(self, rows: Rows) -> Logits:
-        """In several batches: each has tokens or vectors, and goes one of the ways. What was wanted is put
-        together."""
+        """Compute a step in several batches, each with tokens or vectors and for one kernel, and collect
+        the logits.
+        """
         batches = list(_divide(rows, self._ways))
         if len(batches) == 1:
-            # As nearly always for one reader. To put several together takes longer than to choose.
+            # The usual case of one client. Collecting several takes longer than sampling.
             self._decode_chosen(rows, batches[0])
             return self._found(sum(rows.outputs))
         wanted = np.flatnonzero(rows.outputs)
@@ -274,15 +286,16 @@ class LlamaRunner:
             self._decode_many(rows.take(chosen), rows)
 
     def _found(self, count: int) -> Logits:
-        """The first rows of logits of the last batch."""
+        """Return the first rows of logits of the last batch."""
         return _floats(self._library.get_logits(self._context), count, self.vocabulary)
 
     def _decode_many(self, taken: Rows, rows: Rows) -> None:
-        """A piece of a prompt, and as many rows behind it as it takes. At the end of the context there may be
-        no room for them, and a prompt that leaves no more than that for its answer is computed as it is."""
+        """Compute a chunk of a prompt with padding rows behind it. If the context has no room for them, a
+        prompt that fills it is computed without.
+        """
         count, slot, end = len(taken), taken.slots[-1], taken.positions[-1] + 1
         unread = min(-count % _MANY, self._room - end)
-        # Logits are a product as well: of one row of a prompt, or of all.
+        # Logits are a matrix product as well: of one row of a prompt, or of all.
         all_wanted = count > 1 and all(taken.outputs)
         taken.extend(slot, end, [taken.tokens[-1]] * unread, [all_wanted] * unread)
         self._decode(self._buffer.fill(taken), rows)
@@ -302,12 +315,12 @@ class LlamaRunner:
     def copy(self, source: int, target: int, length: int) -> None:
         self.keep(target, 0)
         if self._count(source) > self.context // _WHOLE_IS_CHEAPER or not self._copy_held(source, target):
-            # This copies the slot's whole memory, whatever is in it.
+            # This copies the slot's whole KV cache, whatever its length.
             self._library.memory_seq_cp(self._memory, source, target, -1, -1)
         self.keep(target, length)
 
     def _copy_held(self, source: int, target: int) -> bool:
-        """Copy only the tokens that a slot holds, by way of the library's form for saving them."""
+        """Copy only the tokens that a slot holds, through the library's save format."""
         return self._restore(target, self._save(source))
 
     def swap(self, first: int, second: int) -> bool:
@@ -321,7 +334,7 @@ class LlamaRunner:
         self.keep(second, 0)
         for slot, held, state in saved:
             if held and not self._restore(second if slot == first else first, state):
-                raise StepFailed("the library did not take back a sequence that it had saved")
+                raise StepFailed("the library did not restore a sequence that it had saved")
         return True
 
     def _count(self, slot: int) -> int:
@@ -338,7 +351,9 @@ class LlamaRunner:
 
     @property
     def interruptible(self) -> bool:
-        """What an interrupted step left behind must be cut off again, which recurrent models cannot."""
+        """Whether steps can be interrupted: the remains of one must be truncated, which recurrent models
+        cannot.
+        """
         return self.rewinds
 
     def interrupt(self) -> None:
@@ -346,7 +361,9 @@ class LlamaRunner:
             self._beat.stop()
 
     def reset(self) -> None:
-        """Nothing of a step outlives it but cells of the KV cache, and those are cut off when it fails."""
+        """Nothing to do: a failed step leaves only cells of the KV cache, which are truncated when it
+        fails.
+        """
 
     def rebuild(self) -> None:
         if self._embedder is not None:
@@ -362,7 +379,7 @@ class LlamaRunner:
         return self._beat.count + (self._embedder.pulse if self._embedder is not None else 0)
 
     def embed(self, prompts: Sequence[Sequence[int]]) -> Iterator[list[float] | None]:
-        # Not before the first vector is asked for: that is on the thread that computes, and closes.
+        # Not before the first vector is requested: then this is the thread that computes and closes.
         if self._embedder is None:
             self._embedder = _Embedder(self)
         yield from self._embedder.run(prompts)
@@ -393,7 +410,7 @@ class LlamaRunner:
         if not pointer:
             reason = next(reversed(self._library.errors), "is there enough memory?")
             raise ModelFileError(
-                f"{sequences} slots of {context // sequences} tokens cannot be set up ({reason}): "
+                f"Cannot allocate {sequences} slots of {context // sequences} tokens ({reason}); "
                 "set fewer slots or a shorter context."
             )
         return pointer
@@ -417,13 +434,15 @@ class LlamaRunner:
         return add
 
     def drop_adapter(self, name: str) -> None:
-        # A context holds on to those of its last step.
+        # A context keeps the adapters of its last step.
         self._use(())
         self._library.adapter_lora_free(self.model.adapters.pop(name))
         self.adapters = tuple(self.model.adapters)
 
     def _undo(self, rows: Rows) -> None:
-        """Cut every slot back to where it was: parts of a failed step may be in memory."""
+        """Truncate every slot to its length before the step: parts of a failed step may be in the KV
+        cache.
+        """
         first: dict[int, int] = {}
         for slot, position in zip(rows.slots, rows.positions, strict=True):
             first.setdefault(slot, position)
@@ -465,15 +484,16 @@ class _Embedder:
         self._beat.reset()
         code = self._library.decode(self._context, self._buffer.fill(rows))
         if code:
-            raise StepFailed(f"llama_decode answered {code}")
+            raise StepFailed(f"llama_decode returned {code}")
         states = _floats(self._library.get_embeddings(self._context), len(tokens), self._size)
         total: Logits = states.sum(axis=0)
         return total
 
 
 def _divide(rows: Rows, ways: Ways | None) -> Iterator[list[int]]:
-    """The rows of each batch: tokens, pieces of pictures, and apart each whose rows see each other. Where
-    there are ways to keep to, few of answers, and each prompt by itself."""
+    """Yield the rows of each batch: tokens; media chunks, of which those with non-causal attention are
+    separate. If `ways` is set, also few answers per batch, and each prompt in batches of its own.
+    """
     said: list[int] = []
     others: dict[int, list[int]] = {}
     for row, slot in enumerate(rows.slots):
@@ -498,6 +518,6 @@ def _cut(chosen: list[int], most: int) -> Iterator[list[int]]:
 
 @lru_cache(maxsize=64)
 def _floats(address: int, rows: int, columns: int) -> Logits:
-    """A view of memory that belongs to the native library, which has the logits in one place mostly."""
+    """Return a view of the native library's memory; it is usually at the same address, hence the cache."""
     flat = (ctypes.c_float * (rows * columns)).from_address(address)
     return np.ctypeslib.as_array(flat).reshape(rows, columns)

@@ -1,4 +1,4 @@
-"""What this machine offers a process, and how the embedded engine is cut to it."""
+"""The hardware available to this process, and the engine size that fits it."""
 
 import math
 import os
@@ -21,7 +21,7 @@ from dragoman.engines.local.options import LocalOptions
 from dragoman.engines.model_files import digest_samples
 from dragoman.errors import SettingsError
 
-# Cores and memory, as far as affinity and control groups let it.
+# Cores and memory, within CPU affinity and control groups.
 
 
 _CPUS = Path("/sys/devices/system/cpu")
@@ -33,19 +33,21 @@ _FALLBACK_MEMORY = 4 << 30
 
 
 def cores() -> int:
-    """Physical cores this process may use. Two threads on one core's two faces gain nothing in arithmetic."""
+    """Return the physical cores this process may use. Two hyperthreads of a core gain nothing in
+    arithmetic.
+    """
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     physical = {_core(cpu) for cpu in allowed}
     return max(1, min(len(physical), _quota()))
 
 
 def cpu_flags(source: Path = _CPUINFO) -> frozenset[str]:
-    """What the first processor of the list can do; empty where the system does not say."""
+    """Return the features of the first CPU listed; empty if the system does not list them."""
     return frozenset(_read_value(source, "flags", "features").split())
 
 
 def cpu_name(source: Path = _CPUINFO) -> str:
-    """What the first processor of the list is called; empty where the system does not say."""
+    """Return the name of the first CPU listed; empty if the system does not list it."""
     return _read_value(source, "model name", "cpu part")
 
 
@@ -59,7 +61,7 @@ def _read_value(source: Path, *fields: str) -> str:
 
 
 def used_seconds() -> float:
-    """Processor time that everybody has had, and what a hypervisor gave to others; 0 if nobody can tell."""
+    """Return the CPU time used by all processes, and stolen by a hypervisor; 0 if unknown."""
     try:
         user, nice, system, _idle, _waiting, *others = map(int, _STAT.read_text().split("\n")[0].split()[1:9])
     except (OSError, ValueError):
@@ -68,7 +70,7 @@ def used_seconds() -> float:
 
 
 def free_memory() -> int:
-    """Bytes that can be taken without pushing anything out."""
+    """Return the bytes that can be allocated without evicting anything."""
     return min(_system_memory(), _group_memory())
 
 
@@ -81,7 +83,7 @@ def _core(cpu: int) -> tuple[str, str]:
 
 
 def _quota() -> int:
-    """How many whole cores the control group's quota amounts to."""
+    """Return the control group's CPU quota, rounded up to whole cores."""
     try:
         quota, period = (_GROUP / "cpu.max").read_text().split()
         return math.ceil(int(quota) / int(period))
@@ -100,7 +102,7 @@ def _system_memory() -> int:
 
 
 def _whole_memory() -> int:
-    """What there is in all, whoever has it just now; 0 where the system does not say."""
+    """Return the total memory, free or not; 0 if the system does not report it."""
     try:
         whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -112,7 +114,7 @@ def _whole_memory() -> int:
 
 
 def _let_go() -> int:
-    """Bytes of files that the group gives back when needed; a model that was just read is of them."""
+    """Return the bytes of cached files that the group can drop, such as a model that was just read."""
     try:
         lines = (_GROUP / "memory.stat").read_text().splitlines()
     except OSError:
@@ -129,7 +131,7 @@ def _group_memory() -> int:
         return 1 << 62
 
 
-# Graphics processors, whether or not the installed llama.cpp can use them, and which of its builds could.
+# GPUs, whether or not the installed llama.cpp can use them.
 
 
 GpuKind: TypeAlias = Literal["cuda", "rocm", "vulkan", "metal"]
@@ -142,11 +144,11 @@ class Gpu(Struct, frozen=True):
     kind: GpuKind
     name: str
     version: tuple[int, ...] = ()
-    """Of CUDA or ROCm, as far as the driver has it."""
+    """Version of CUDA or ROCm that the driver supports."""
 
 
 def find_gpus() -> list[Gpu]:
-    """The best way to each kind that this machine has; nothing is loaded for it."""
+    """Find the GPUs of this machine with the best API for each; loads no library."""
     if sys.platform == "darwin":
         return [Gpu("metal", platform.processor() or platform.machine())]
     found = [*_find_nvidia(), *_find_amd()]
@@ -184,7 +186,7 @@ def _find_vulkan() -> Iterator[Gpu]:
 
 
 def _ask(*command: str) -> str:
-    """What a program says; nothing where it is not there, or fails."""
+    """Return the output of a program; empty if it is missing or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, errors="replace")
     except (OSError, subprocess.TimeoutExpired):
@@ -192,33 +194,34 @@ def _ask(*command: str) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
-# A name for all that decides the answers to a request: it changes when they may, and not otherwise.
+# A digest of everything that decides the answers to a request: it changes when they may, and only then.
 
 
 def numerics(files: Iterable[Path], *facts: object) -> str:
-    """Of files with weights, and of what computes with them. Kernels are chosen by what the CPU can do."""
+    """Digest files of weights and facts about how they are computed. Kernels depend on the CPU's features."""
     found = blake2b(repr((facts, sorted(cpu_flags()))).encode(), digest_size=6)
     for file in files:
         found.update(digest_samples(file))
     return found.hexdigest()
 
 
-# How many slots of how many tokens: what the model was trained for, as far as memory goes.
+# The number and length of slots: up to what the model was trained for, as memory allows.
 
 
-# Memory for keys and values is taken and touched at once, so a small model must not grab it all.
+# Maximum default size of the KV cache. It is allocated and touched at once, so a small model must not take
+# all memory.
 MOST = 2 << 30
 _SLOTS = (32, 16, 8, 4, 2, 1)
-# Conversations with tools need room; below this, fewer slots are better than shorter ones.
+# Minimum context for conversations with tools; rather have fewer slots than shorter ones.
 _ROOM = 2048
-# Who is alone needs few, for what his tools ask beside him, and long ones.
+# Slots and minimum context for one client, whose tools may send a few requests at the same time.
 _OWN_SLOTS, _OWN_ROOM = 4, 8192
 _GRAIN = 256
-# What four bits and their scales become as int8, and how much of the memory that may be.
+# Growth of 4-bit weights with scales as int8, and the share of the total memory that these may take.
 _WIDER, _LITTLE = 2, 0.25
-# Of four bits, in the count of llama.cpp: Q4_1 and Q4_K; Q4_0.
+# Types of 4-bit weights in llama.cpp: with offsets (Q4_1 and Q4_K), and without (Q4_0).
 _WITH_OFFSETS, _WITHOUT_OFFSETS = (3, 12), 2
-# Weights that take more of the free memory than this are better mapped: the system can drop them then.
+# Weights that take more of the free memory than this are mapped: then the system can evict them.
 _MUCH = 0.75
 
 
@@ -238,7 +241,7 @@ def size_for(model: Model, options: LocalOptions) -> Size:
 
 
 def pages_for(page: int, page_bytes: int, trained: int, options: LocalOptions) -> tuple[int, int, int]:
-    """Slots, context and pages, where slots share the memory: one may take what the others leave."""
+    """Return slots, context and pages, where slots share the memory: one may use what the others leave."""
     pages = max(1, memory_for(options.kv_memory) // page_bytes)
     context = options.context or max(page, min(trained, pages * page))
     slots, full = options.slots or _SLOTS[0], full_slots(options)
@@ -248,48 +251,52 @@ def pages_for(page: int, page_bytes: int, trained: int, options: LocalOptions) -
 
 
 def check_context(asked: int | None, trained: int) -> None:
-    """A model that never saw a position writes nonsense there."""
+    """Raise SettingsError if the context is longer than the model was trained for: it generates nonsense
+    there.
+    """
     if asked is not None and 0 < trained < asked:
         message = (
-            f"`context` is {asked}, but this model was made for {trained} tokens; set {trained} or less."
+            f"`context` is {asked}, but this model was trained for {trained} tokens; set {trained} or less."
         )
         raise SettingsError(message, param="context")
 
 
 def check_memory(needed: int, what: str) -> None:
-    """What is not there would only be missed later, when the system ends the process for it."""
+    """Raise SettingsError if the KV cache does not fit; otherwise the system would kill the process later."""
     free = free_memory()
     if needed > free:
         raise SettingsError(
-            f"{what} would take {needed / (1 << 30):.1f} GiB for keys and values, and {free / (1 << 30):.1f}"
+            f"{what} would take {needed / (1 << 30):.1f} GiB for the KV cache, and {free / (1 << 30):.1f} GiB"
             " are free; set fewer `slots`, a shorter `context`, or `kv_cache` to int8.",
             param="context",
         )
 
 
 def memory_for(asked: int | None) -> int:
-    """Bytes for keys and values: as many as were asked for, or a share of what is free."""
+    """Return the size of the KV cache: as requested, or a share of the free memory."""
     return asked or min(free_memory() // 4, MOST)
 
 
 def read_model(path: Path, options: LocalOptions) -> Model:
-    """For llama.cpp to compute with. What fits is read into memory, but not where a GPU has it in its own."""
+    """Open a model for llama.cpp. It is read into memory if it fits; on a GPU it is mapped, as the weights
+    are copied there.
+    """
     size = sum(part.stat().st_size for part in list_parts(path) if part.exists())
     on_gpu = options.gpu_layers != 0 and bool(binding.load().gpus())
     return Model(path, gpu_layers=options.gpu_layers, mapped=on_gpu or size > free_memory() * _MUCH)
 
 
 def count_readers(options: LocalOptions) -> int:
-    """How many read at once: as was said, or as many as there are to be slots, or one."""
+    """Return the expected concurrency: the setting, else the number of slots, else one."""
     return options.readers or options.slots or 1
 
 
 def takes_wide(path: Path, options: LocalOptions) -> bool:
-    """Whether OpenVINO has weights of four bits as int8: for several readers, where memory is no matter, and
-    where they have offsets, which take a second product. Without those a lone answer would lose more by it
-    than many win.
+    """Whether OpenVINO converts 4-bit weights to int8: for several clients, if memory is plentiful, and if
+    most have offsets, which take a second product. Without offsets a single answer would lose more than many
+    gain.
 
-    For one reader they are read as fast as they are computed with, and the memory is his own.
+    For one client the weights are read as fast as they are computed with, and memory is not spent on them.
     """
     if count_readers(options) == 1 or _WIDER * path.stat().st_size > _whole_memory() * _LITTLE:
         return False
@@ -298,7 +305,7 @@ def takes_wide(path: Path, options: LocalOptions) -> bool:
 
 
 def full_slots(options: LocalOptions) -> int:
-    """Slots that there is memory for when all are full, if there is as much."""
+    """Return the slots whose full context should fit in memory."""
     return options.slots or (_SLOTS[0] if count_readers(options) > 1 else _OWN_SLOTS)
 
 
@@ -310,7 +317,7 @@ def divide(
     most: int = _SLOTS[0],
     room: int = _ROOM,
 ) -> tuple[int, int]:
-    """Share out `tokens` of memory: `divide(90_000, 8192, None, None)` is 32 slots of 2560."""
+    """Divide `tokens` of memory into slots: `divide(90_000, 8192, None, None)` is 32 slots of 2560."""
     wanted = context or min(trained, room)
     if slots is None:
         slots = next((count for count in _SLOTS if count <= most and count * wanted <= tokens), 1)

@@ -1,7 +1,7 @@
-"""How fast a runner is with a file, and what memory it takes, measured in a process of its own.
+"""Benchmark of a runner with a file: its speed and memory, measured in a process of its own.
 
-Begun by `calibrated` as `python -m dragoman.engines.local.measuring LINK LIFELINE`, with an order on the
-link. What the process had is gone with it, and the most it ever had is known.
+Started by `calibrated` as `python -m dragoman.engines.local.measuring LINK LIFELINE`, with an order on the
+link. The process ends with its memory, and its peak memory is known.
 """
 
 import asyncio
@@ -43,13 +43,13 @@ from dragoman.errors import DragomanError
 from dragoman.types import Job, Sampling
 
 Spans: TypeAlias = dict[int, list[float]]
-"""How long steps took, by the number of their rows."""
+"""Durations of steps, by their number of rows."""
 _PROMPT = 128
 _TOKENS = CONTEXT - _PROMPT
-"""Of an answer, at most."""
+"""Maximum tokens of an answer."""
 _LEAST = 5
 _SECONDS = 0.15
-"""That an answer is computed for; more where steps take long, of which there are so many at least."""
+"""Seconds to generate, or longer until `_LEAST` steps are done."""
 
 
 def obey(order: Order) -> Reply:
@@ -67,7 +67,7 @@ def obey(order: Order) -> Reply:
 
 
 def _is_new(path: Path, options: LocalOptions) -> bool:
-    """Whether the file had to be converted, which is done now."""
+    """Convert the file if that is needed; return whether it was."""
     from dragoman.engines.local.openvino.converted import ensure_converted, is_converted
 
     wide = takes_wide(path, options)
@@ -78,8 +78,8 @@ def _is_new(path: Path, options: LocalOptions) -> bool:
 
 
 def measure(path: Path, options: LocalOptions, readers: int) -> Measured:
-    """Without guesses: what they bring depends on the text."""
-    # For whom it is opened stays as it was, however many are tried.
+    """Benchmark a runner, without draft tokens: their gain depends on the text."""
+    # The expected concurrency decides how the model is opened, however many answers are benchmarked.
     for_whom = count_readers(options)
     options = replace(
         options, readers=for_whom, slots=readers, context=CONTEXT, kv_memory=None, guesses=0, draft=None
@@ -93,12 +93,12 @@ def measure(path: Path, options: LocalOptions, readers: int) -> Measured:
     finally:
         engine.close()
     spent, own, all_ = (after - early for early, after in zip(before, _clocks(), strict=True))
-    # llama.cpp takes it at once; pages of OpenVINO's count when they are used, which few were.
+    # llama.cpp allocates the KV cache at once; OpenVINO's pages count only once used, which few were.
     kept = int(opened.card.details["kv_bytes"]) if options.runner == "llamacpp" else 0
     return Measured(
         one=rate(spans, 1),
         many=rate(spans, readers),
-        # The largest step reads, all of the prompt or what the runner takes of it at once.
+        # The largest step is a prefill: the whole prompt, or as much as the runner takes at once.
         prompt=rate(spans, max(spans)),
         memory=max(0, peak() - kept),
         others=max(0.0, all_ - own) / spent,
@@ -106,7 +106,7 @@ def measure(path: Path, options: LocalOptions, readers: int) -> Measured:
 
 
 def _time_steps(runner: AnyRunner) -> Spans:
-    """Have a runner's steps timed where they are computed: elsewhere they may be heard of late."""
+    """Time a runner's steps in the thread that computes them; elsewhere the reports may be late."""
     spans: Spans = defaultdict(list)
     compute = runner.step
 
@@ -121,11 +121,11 @@ def _time_steps(runner: AnyRunner) -> Spans:
 
 
 async def _answers(engine: LocalEngine, readers: int, spans: Spans) -> None:
-    # Any ids do; the first answer finds the weights read and the threads there.
+    # Any ids will do; the first answer reads the weights and starts the threads.
     vocabulary = len(engine.tokenizer.pieces)
     prompt = [7919 * number % vocabulary for number in range(1, _PROMPT + 1)]
     await _answer(engine, prompt[1:3], 1, most=1)
-    # As the engine does when it has nothing else to do.
+    # As the engine does when idle.
     for _ in use_large_pages():
         pass
     spans.clear()
@@ -147,7 +147,7 @@ async def _answer(engine: LocalEngine, prompt: Sequence[int], readers: int, most
 
 
 def rate(spans: Mapping[int, Sequence[float]], rows: int) -> float:
-    """Rows a second, in a step that a quarter of them is faster than: the slow ones were disturbed.
+    """Return rows per second of the step at the first quartile: slower ones were disturbed.
 
     >>> rate({8: [0.25, 0.5, 0.5, 4.0]}, 8)
     16.0
@@ -156,12 +156,12 @@ def rate(spans: Mapping[int, Sequence[float]], rows: int) -> float:
 
 
 def _clocks() -> tuple[float, float, float]:
-    """Of the wall, of this process, and of all."""
+    """Return wall time, CPU time of this process, and CPU time of all processes."""
     return time.perf_counter(), time.process_time(), machine.used_seconds()
 
 
 def peak() -> int:
-    """The most memory this process has had. On Linux `getrusage` may tell of the one that has begun it."""
+    """Return the peak memory of this process. On Linux `getrusage` may include the parent's."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

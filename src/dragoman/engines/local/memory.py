@@ -1,4 +1,4 @@
-"""Where sequences are kept: what the scheduler asks for, and runners whose slots have memory of their own."""
+"""The KV cache: its interface for the scheduler, and the implementation for runners with separate slots."""
 
 from abc import ABC, abstractmethod
 
@@ -8,74 +8,80 @@ from dragoman.engines.choosing import Ids
 from dragoman.engines.local.runner import Runner, SlotRunner
 from dragoman.engines.local.sequence import Sequence, Slot
 
-# What slots and pages have in common.
+# The part that slots and pages share.
 
 
 WORTH_SHARING = 16
-"""To wait for a prefix, or to copy one, costs about as much as computing this many tokens."""
+"""Tokens from which a shared prefix is worth waiting for or copying: either costs about as much as
+computing this many.
+"""
 
 
 class Memory(ABC):
     def __init__(self, runner: Runner) -> None:
         self.slots = [Slot(index, runner.context) for index in range(runner.slots)]
         self.idle = len(self.slots)
-        """Slots that are free."""
+        """Number of free slots."""
         self.full = False
-        """Whether the last one who was to be placed found no room; then the others need not try."""
+        """Whether the last allocation failed for lack of memory, so others need not be tried."""
 
     @property
     def used(self) -> float:
-        """The part that running sequences have, from 0 to 1; what is only kept for others is free."""
+        """Fraction held by running sequences, from 0 to 1; what is only cached counts as free."""
         held = sum(slot.length for slot in self.slots if slot.sequence is not None)
         return held / sum(slot.ids.size for slot in self.slots)
 
     @abstractmethod
     def place(self, sequence: Sequence) -> bool:
-        """Give a waiting sequence a slot, or make it wait: for room, or a prefix that is being computed."""
+        """Give a waiting sequence a slot; False if it has to wait for memory, or for a prefix that is
+        being computed.
+        """
 
     def has(self, slot: Slot | None, length: int) -> bool:
-        """Whether a slot has room for `length` tokens already."""
+        """Whether a slot has memory for `length` tokens already."""
         return True
 
     def extend(self, slot: Slot, length: int) -> bool:
-        """Make room for `length` tokens in a slot; whether there was any."""
+        """Allocate memory for `length` tokens in a slot; return whether there was enough."""
         return True
 
     def written(self, slot: Slot) -> None:  # noqa: B027 (a slot's own memory needs no telling)
-        """What a step has added to a slot can be relied on."""
+        """Note that a step has added tokens to a slot, which others may use now."""
 
     def cut_back(self, slot: Slot) -> None:  # noqa: B027 (pages are written over)
-        """Something was computed behind the tokens of a slot that does not count."""
+        """Remove what was computed behind the slot's tokens."""
 
     def gather(self) -> bool:
-        """Bring running sequences next to each other where that pays; whether one has moved."""
+        """Move running sequences next to each other if that pays; return whether one was moved."""
         return False
 
     def release(self, slot: Slot) -> None:
-        """The sequence has left; its tokens stay, for others to build on."""
+        """Free a slot. Its tokens stay cached for other sequences."""
         slot.sequence = None
         self.idle += 1
 
     @abstractmethod
     def forget(self, slot: Slot) -> None:
-        """Nothing that a slot got in this step can be relied on."""
+        """Discard the contents of a slot."""
 
     @abstractmethod
     def distrust(self, slot: Slot) -> None:
-        """Nothing that a slot holds can be relied on, nor what others have kept of the same prefix."""
+        """Discard the contents of a slot, and the same prefix in the cache: its numbers may be wrong."""
 
     def clear(self) -> None:
-        """Nothing that is kept for others can be relied on; no sequence runs."""
+        """Discard the whole cache, while no sequence runs."""
         for slot in self.slots:
             self.forget(slot)
 
     def must_wait(self, sequence: Sequence) -> bool:
-        """The first continuation of a job reports about the prompt, in the job's first step."""
+        """Whether a sequence must wait for the job's first continuation, which reports the prompt's log
+        probabilities.
+        """
         group = sequence.group
         return bool(sequence.index and group.job.sampling.prompt_logprobs is not None and not group.reported)
 
     def hold(self, sequence: Sequence, length: int) -> bool:
-        """Wait for another sequence when it is computing a longer prefix of the same prompt.
+        """Whether to wait for another sequence that is computing a longer prefix of the same prompt.
 
         Computing the same tokens twice would slow down both.
         """
@@ -99,7 +105,7 @@ class Memory(ABC):
 
 
 def common(a: Ids, b: Ids) -> int:
-    """How many leading ids are the same: `common([1, 2, 3], [1, 2, 4])` is 2."""
+    """Count the equal leading ids: `common([1, 2, 3], [1, 2, 4])` is 2."""
     size = min(a.size, b.size)
     if size == 0 or a[0] != b[0]:
         return 0
@@ -108,21 +114,21 @@ def common(a: Ids, b: Ids) -> int:
     return first if differs[first] else size
 
 
-# Which slot a sequence gets, and what of its prompt is already there.
+# Which slot a sequence gets, and how much of its prompt is already there.
 #
 # Rules:
 # - A prefix is shared only within a namespace: the same adapters, the same salt.
 # - The last token of a prompt is always computed again, because its logits are needed.
-# - Where whole blocks of a prompt are computed in another way, what is behind them in one prompt is of use to
-#   another only if its blocks end in the same place, and a block is computed again from its begin.
+# - If whole blocks of a prompt are computed differently, tokens behind them are shared only with prompts
+#   whose blocks end at the same position, and a block is computed again from its start.
 # - A slot whose tokens are mostly of use is continued in place; otherwise they are copied, so that a short
 #   common prefix does not cost another conversation its long history.
-# - Empty slots are taken first, then those that have been idle for longest. Among the staler half, one next
-#   to a running sequence is taken: sequences in adjacent slots are computed together, others one by one.
+# - Empty slots are used first, then those idle for longest. Among the longest idle half, a slot next to a
+#   running sequence is preferred: sequences in adjacent slots are computed together, others one by one.
 
 
 class Slots(Memory):
-    """For runners whose slots have memory of their own."""
+    """The KV cache of runners with separate memory for each slot."""
 
     def __init__(self, runner: SlotRunner) -> None:
         super().__init__(runner)
@@ -151,15 +157,16 @@ class Slots(Memory):
         return True
 
     def _blocks_end(self, sequence: Sequence) -> int:
-        """Where the whole blocks of a prompt end; 0 where there is one way, or pictures cut it elsewhere. Its
-        last token, which is always computed again, is behind them."""
+        """Return where the whole blocks of a prompt end; 0 without blocks, or if media cut the prompt
+        elsewhere. The last token, which is always computed again, is behind them.
+        """
         block = self._runner.block
         return (sequence.asked - 1) // block * block if block > 1 and not sequence.group.job.media else 0
 
     def gather(self) -> bool:
-        """Bring running sequences next to each other, by one exchange; whether there was one.
+        """Move one running sequence next to the others; return whether one was moved.
 
-        They come apart as some end before others, and what is apart is not computed in one pass.
+        Gaps appear as sequences end, and sequences that are not adjacent are not computed in one pass.
         """
         if len(self.slots) - self.idle < 2:
             return False
@@ -183,7 +190,7 @@ class Slots(Memory):
         self._runner.keep(slot.index, slot.sequence.group.shown.position(slot.length))
 
     def release(self, slot: Slot) -> None:
-        """The sequence has ended; its tokens stay."""
+        """Free a slot. Its tokens stay cached for other sequences."""
         self._clock += 1
         slot.used = self._clock
         if (length := self._count_shared(slot)) < slot.length and slot.sequence is not None:
@@ -192,7 +199,7 @@ class Slots(Memory):
         super().release(slot)
 
     def forget(self, slot: Slot) -> None:
-        """Nothing in this slot can be relied on."""
+        """Discard the contents of a slot."""
         self._runner.keep(slot.index, 0)
         slot.length = 0
 
@@ -203,7 +210,7 @@ class Slots(Memory):
                 self.forget(other)
 
     def _match(self, sequence: Sequence) -> tuple[Slot | None, int]:
-        """The slot with the longest usable prefix of a prompt; an idle one where there is a choice."""
+        """Return the slot with the longest usable prefix of a prompt, preferably an idle one."""
         best, best_length, end = None, 0, self._blocks_end(sequence)
         prompt, group = sequence.prompt[:-1], sequence.group
         for slot in self.slots:
@@ -217,7 +224,7 @@ class Slots(Memory):
         return best, best_length
 
     def _count_shared(self, slot: Slot) -> int:
-        """How many tokens of a slot others can build on."""
+        """Count the tokens of a slot that other sequences can use."""
         if not self._runner.rereads or slot.sequence is None:
             return slot.length
         return min(slot.length, slot.sequence.asked)

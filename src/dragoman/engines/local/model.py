@@ -1,4 +1,4 @@
-"""A GGUF file: its header checked, then its weights, metadata, adapters and vocabulary."""
+"""GGUF files: the checked header, then weights, metadata, adapters and vocabulary."""
 
 import ctypes
 import math
@@ -17,13 +17,13 @@ from dragoman.engines.local import binding
 from dragoman.errors import ModelFileError
 from dragoman.hub.names import SPLIT
 
-# The header, walked through before the native library does: nothing in it may lead outside. What the
-# library reads it trusts more or less; counts and lengths that cannot be are how others were broken into.
-# Only what is impossible is refused here: whether a model can be run is for the library to say.
+# The header is parsed here before the native library does: nothing in it may point outside the file. The
+# library trusts much of what it reads, and impossible counts and lengths are how parsers get exploited. Only
+# what is impossible is refused here: whether a model can be run is for the library to decide.
 
 
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-"""Bytes of the kinds of values, but for texts and lists."""
+"""Bytes of the value types except strings and arrays."""
 _UINT32, _TEXT, _LIST = 4, 8, 9
 _READ_VERSIONS = (2, 3)
 _MOST_DIMENSIONS = 4
@@ -33,27 +33,27 @@ _SMALLEST_VALUE = 8 + 4 + 1
 
 
 class _WrongHeader(Exception):
-    """What is wrong, as the end of a sentence about the file."""
+    """The reason, as the end of a sentence about the file."""
 
 
 class GgufTensor(Struct, frozen=True):
-    """One of a file, as its header tells it."""
+    """A tensor of the file, as described in the header."""
 
     name: str
     shape: tuple[int, ...]
-    """Rows come last."""
+    """Dimensions; rows come last."""
     kind: int
     start: int
-    """Where its bytes begin."""
+    """Offset of its data in the file."""
 
 
 def read_header(path: Path) -> list[GgufTensor]:
-    """The tensors. Raises ModelFileError for a file, not an empty one, whose header cannot be true."""
+    """Read the tensors of a non-empty file. Raises ModelFileError if its header is impossible."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
             return _Header(data, len(data)).check()
         except _WrongHeader as wrong:
-            message = f"{path.name} is damaged or was not downloaded to its end: {wrong}."
+            message = f"{path.name} is damaged or incompletely downloaded: {wrong}."
             raise ModelFileError(message) from None
 
 
@@ -67,7 +67,7 @@ class _Header:
     def check(self) -> list[GgufTensor]:
         version = self._number("<I")
         if version not in _READ_VERSIONS:
-            # Older ones have shorter lengths, and the library refuses them by name.
+            # Older versions have shorter lengths, and the library refuses them by name.
             return []
         tensors, values = self._number("<Q"), self._number("<Q")
         self._fits(values, _SMALLEST_VALUE, "metadata")
@@ -77,7 +77,7 @@ class _Header:
         found = [self._tensor() for _ in range(tensors)]
         begin = -(-self._at // self._alignment) * self._alignment
         if any(each.start % self._alignment or begin + each.start > self._size for each in found):
-            raise _WrongHeader("a tensor is said to be where it cannot be")
+            raise _WrongHeader("a tensor has an impossible offset")
         return [replace(each, start=begin + each.start) for each in found]
 
     def _value(self) -> None:
@@ -86,7 +86,7 @@ class _Header:
         if key == b"general.alignment" and kind == _UINT32:
             self._alignment = self._number("<I")
             if self._alignment == 0 or self._alignment & (self._alignment - 1):
-                raise _WrongHeader("its alignment is no power of two")
+                raise _WrongHeader("its alignment is not a power of two")
         elif kind == _TEXT:
             self._skip_texts(1)
         elif kind == _LIST:
@@ -103,7 +103,7 @@ class _Header:
             self._skip(self._size_of(kind) * count)
 
     def _tensor(self) -> GgufTensor:
-        """Its data are said to begin so far behind the header."""
+        """Read a tensor's description; its offset is relative to the end of the header."""
         name = self._text()
         if len(name) > _LONGEST_NAME:
             raise _WrongHeader("the name of a tensor is too long")
@@ -112,17 +112,17 @@ class _Header:
             raise _WrongHeader("a tensor has more than four dimensions")
         shape = tuple(self._number("<Q") for _ in range(dimensions))
         if not 0 < math.prod(shape) < 2**63:
-            raise _WrongHeader("a tensor has a size that cannot be")
+            raise _WrongHeader("a tensor has an impossible size")
         kind = self._number("<I")
         return GgufTensor(name.decode(errors="replace"), shape, kind, self._number("<Q"))
 
     def _size_of(self, kind: int) -> int:
         if kind not in _SIZES:
-            raise _WrongHeader("a value of its metadata is of no known kind")
+            raise _WrongHeader("a metadata value has an unknown type")
         return _SIZES[kind]
 
     def _fits(self, count: int, least: int, what: str) -> None:
-        """Before anything is done so many times."""
+        """Check that `count` items can fit in the rest of the file, before a loop over them."""
         if count > (self._size - self._at) // least:
             raise _WrongHeader(f"it is too short for its number of {what}")
 
@@ -139,7 +139,7 @@ class _Header:
         return self._data[at : at + min(length, 256)]
 
     def _skip_texts(self, count: int) -> None:
-        # A vocabulary has hundreds of thousands, hence no call for each.
+        # A vocabulary has hundreds of thousands of strings, hence no call for each.
         at, size, data, unpack = self._at, self._size - 8, self._data, struct.Struct("<Q").unpack_from
         for _ in range(count):
             if at > size:
@@ -154,7 +154,7 @@ class _Header:
             raise _WrongHeader("it ends within its header")
 
 
-# The file, opened.
+# The opened file.
 
 
 _MAGIC = b"GGUF"
@@ -173,7 +173,9 @@ _Progress = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_float, ctypes.c_void_p)
 
 
 def _told_progress() -> "ctypes._FuncPointer | None":
-    """What the library calls while it loads, where somebody wants to know; true has it go on."""
+    """Create the progress callback for the library, if progress is wanted; its result True continues the
+    load.
+    """
     report = report_progress.get()
 
     def tell(done: float, _: object) -> bool:
@@ -189,7 +191,7 @@ _IN_MEMORY = 0
 
 
 class Model:
-    """Weights on loan from the native library."""
+    """A model loaded by the native library."""
 
     def __init__(
         self,
@@ -199,13 +201,13 @@ class Model:
         gpu_layers: int | None = None,
         mapped: bool = True,
     ) -> None:
-        """`mapped`: what is used as it is in the file stays in the system's cache of files, which can do
-        without it. Of what the library puts into another order there are two then, and there are no large
-        pages."""
+        """`mapped`: weights used as they are in the file stay in the system's file cache, which can evict
+        them. Weights that the library reorders then exist twice, and there are no large pages.
+        """
         self.path = path
         self.parts = list_parts(path)
         self.kinds = {tensor.kind for part in self.parts for tensor in check_file(part)}
-        """Of its weights, in the library's count."""
+        """Types of the weights, in the library's numbering."""
         self.library = binding.load()
         self.library.errors.clear()
         params = self.library.model_default_params()
@@ -219,19 +221,21 @@ class Model:
         self.pointer = self.library.model_load_from_file(str(path).encode(), params)
         if not self.pointer:
             raise ModelFileError(why_not_loaded(path, list(self.library.errors)))
-        # Freed with the last one who uses it; not at exit, where a context may still be at work.
+        # Freed with the last reference; not at exit, when a context may still be computing.
         weakref.finalize(self, self.library.model_free, self.pointer).atexit = False
         self.metadata = self._metadata()
         self.adapters: dict[str, int] = {}
         if self.library.model_has_encoder(self.pointer):
-            raise ModelFileError(f"{path.name} is an encoder model; the embedded engine runs decoders only.")
+            raise ModelFileError(
+                f"{path.name} is an encoder model; the embedded engine runs only decoder models."
+            )
 
     def load_adapters(self, files: Mapping[str, str]) -> None:
         for name, file in files.items():
             self.adapters[name] = self.read_adapter(name, Path(file).expanduser())
 
     def read_adapter(self, name: str, path: Path) -> int:
-        """The library's pointer to one, for `adapters`."""
+        """Load an adapter; return the library's pointer, for `adapters`."""
         check_file(path)
         pointer: int | None = self.library.adapter_lora_init(self.pointer, str(path).encode())
         if not pointer:
@@ -248,24 +252,24 @@ class Model:
 
     @property
     def width(self) -> int:
-        """Numbers in a hidden state."""
+        """Length of a hidden state."""
         return self._measure("embedding_length", 0)
 
     @property
     def mixes(self) -> bool:
-        """Whether it has experts, of which each token uses some."""
+        """Whether it is a mixture of experts."""
         return int(self.metadata.get(f"{self.metadata['general.architecture']}.expert_count", 0)) > 0
 
     @property
     def rewinds(self) -> bool:
-        """Whether the memory of a sequence can be cut back; the state of recurrent layers cannot."""
+        """Whether a sequence's KV cache can be truncated; the state of recurrent layers cannot."""
         return not (
             self.library.model_is_recurrent(self.pointer) or self.library.model_is_hybrid(self.pointer)
         )
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of key-value memory per token, at two bytes a number."""
+        """Bytes of KV cache per token, at two bytes per number."""
         kv_heads = max(1, self.library.model_n_head_kv(self.pointer))
         value = self._measure("attention.value_length", self._usual_head)
         layers: int = self.library.model_n_layer(self.pointer)
@@ -273,7 +277,7 @@ class Model:
 
     @property
     def key_length(self) -> int:
-        """Numbers in a key of one head."""
+        """Length of a key of one head."""
         return self._measure("attention.key_length", self._usual_head)
 
     @property
@@ -284,7 +288,7 @@ class Model:
 
     @property
     def templates(self) -> dict[str, str]:
-        """The chat templates in the file; the unnamed one is called "default"."""
+        """Chat templates in the file; the unnamed one is called "default"."""
         found = {}
         for key, text in self.metadata.items():
             if key == _TEMPLATE:
@@ -295,7 +299,7 @@ class Model:
 
     @property
     def named_ids(self) -> dict[str, int]:
-        """The tokens that chat templates know by name, as far as the file has them."""
+        """Ids of the tokens that chat templates know by name, as far as the file has them."""
         values = {
             name: _text(partial(self.library.model_meta_val_str, self.pointer, key.encode()))
             for name, key in _NAMED.items()
@@ -316,18 +320,18 @@ class Model:
         }
 
     def _measure(self, key: str, default: int) -> int:
-        """A number of the file's architecture, the largest where layers differ.
+        """Return a number of the file's architecture; the largest if layers differ.
 
-        The metadata is there even without the weights; then nobody has looked at it yet.
+        The metadata is read even without the weights, so the library has not checked it yet.
         """
         told = self.metadata.get(f"{self.metadata.get('general.architecture', '')}.{key}", str(default))
         try:
             return max(int(number) for number in told.strip("[]").split(","))
         except ValueError:
-            raise ModelFileError(f"{self.path.name} is damaged: its {key} is no whole number.") from None
+            raise ModelFileError(f"{self.path.name} is damaged: its {key} is not an integer.") from None
 
     def _metadata(self) -> dict[str, str]:
-        """The metadata as text, but for the vocabulary, which has functions of its own."""
+        """Read the metadata as text, except the vocabulary, which has its own functions."""
         library, model = self.library, self.pointer
         found = {}
         for index in range(library.model_meta_count(model)):
@@ -338,7 +342,9 @@ class Model:
 
 
 def _text(fill: Callable[[ctypes.Array[ctypes.c_char], int], int]) -> str:
-    """The text that a C function writes; it answers how long the text is, whether or not it fitted."""
+    """Return the text that a C function writes; the function returns its full length, whether or not it
+    fitted.
+    """
     buffer = ctypes.create_string_buffer(256)
     length = fill(buffer, len(buffer))
     if length >= len(buffer):
@@ -348,12 +354,12 @@ def _text(fill: Callable[[ctypes.Array[ctypes.c_char], int], int]) -> str:
 
 
 def list_parts(path: Path) -> list[Path]:
-    """All files of a model that was split, by its first: the library opens the others by itself."""
+    """List all files of a split model, given the first; the library opens the others itself."""
     found = SPLIT.search(path.name)
     if found is None:
         return [path]
     if int(found[1]) != 1:
-        raise ModelFileError(f"{path.name} is one part of a model; name the first, {_part(path, 1).name}.")
+        raise ModelFileError(f"{path.name} is one part of a model; pass the first, {_part(path, 1).name}.")
     return [_part(path, number) for number in range(1, int(found[2]) + 1)]
 
 
@@ -362,7 +368,7 @@ def _part(path: Path, number: int) -> Path:
 
 
 def check_file(path: Path) -> list[GgufTensor]:
-    """Say what is wrong with a file before the native library meets it; what it has."""
+    """Check a file before the native library opens it; return its tensors."""
     try:
         with path.open("rb") as file:
             magic = file.read(4)
@@ -371,25 +377,25 @@ def check_file(path: Path) -> list[GgufTensor]:
     except IsADirectoryError:
         raise ModelFileError(f"{path} is a folder; a GGUF file is needed.") from None
     except OSError:
-        raise ModelFileError(f"{path} cannot be read; are its permissions right?") from None
+        raise ModelFileError(f"{path} cannot be read; check its permissions.") from None
     if magic != _MAGIC:
         raise ModelFileError(f"{path} is not a GGUF file.")
     return read_header(path)
 
 
 def why_not_loaded(path: Path, lines: list[str]) -> str:
-    """Put the native library's last words into a sentence."""
+    """Convert the native library's last messages to a sentence."""
     text = "\n".join(lines)
     if "unknown model architecture" in text:
         architecture = text.split("unknown model architecture:")[-1].split("\n")[0].strip()
-        return f"{path.name} has the architecture {architecture}, which this build of llama.cpp cannot run."
+        return f"{path.name} has the architecture {architecture}, which this llama.cpp does not support."
     if any(sign in text for sign in _TRUNCATED):
-        return f"{path.name} is damaged or was not downloaded to its end."
+        return f"{path.name} is damaged or incompletely downloaded."
     last = lines[-1].split(": ", 1)[-1] if lines else "the native library gave no reason"
     return f"{path.name} cannot be loaded: {last}"
 
 
-# Its vocabulary as a Tokenizer.
+# The vocabulary as a Tokenizer.
 
 
 _UNKNOWN, _CONTROL = 1 << 0, 1 << 3
@@ -397,10 +403,10 @@ PIECE = 64 * 1024
 
 
 class LlamaTokenizer:
-    """Text to ids by the model's own rules, and the bytes of every id."""
+    """Tokenizer over the model's vocabulary."""
 
     def __init__(self, model: Model) -> None:
-        # Keeps the model alive too: the vocabulary is part of it.
+        # Also keeps the model alive, which the vocabulary is part of.
         self._model = model
         library = self._library = model.library
         vocab = self._vocab = library.model_get_vocab(model.pointer)
@@ -418,9 +424,9 @@ class LlamaTokenizer:
         self.infill = self._infill()
 
     def encode(self, text: str) -> list[int]:
-        """The ids of `text` as plain text: "<|im_end|>" gives the ids of its characters."""
+        """Encode `text` as plain text: "<|im_end|>" gives the ids of its characters."""
         data = text.encode()
-        # No tokenizer makes more tokens than bytes, but for the few that put a space in front.
+        # A text has at most as many tokens as bytes, except that some tokenizers add a space in front.
         room = len(data) + 8
         ids = (ctypes.c_int32 * room)()
         count = self._library.tokenize(self._vocab, data, len(data), ids, room, False, False)
@@ -430,12 +436,12 @@ class LlamaTokenizer:
             count = self._library.tokenize(self._vocab, data, len(data), ids, room, False, False)
         found: list[int] = []
         for at in range(0, count, PIECE):
-            # Not in one call, which would keep the interpreter to itself.
+            # In chunks: one long call would hold the GIL.
             found += ids[at : min(at + PIECE, count)]
         return found
 
     def texts(self, ids: Mapping[str, int]) -> dict[str, str]:
-        """What named tokens are as text: `{"pad_token": 2}` gives `{"pad_token": "<|im_end|>"}`."""
+        """Return named tokens as text: `{"pad_token": 2}` gives `{"pad_token": "<|im_end|>"}`."""
         return {
             name: self.pieces[token].decode(errors="replace")
             for name, token in ids.items()

@@ -1,4 +1,4 @@
-"""From a file or folder to a runner with its tokenizer and card, and which runner that is."""
+"""Opening of a model: from a file or folder to a runner with its tokenizer and card."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -37,11 +37,13 @@ if TYPE_CHECKING:
 
 _INT8 = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
 _PRICES = {
-    True: ", answers one by one to stay the same (--kv-cache f16: its own way)",
-    False: ", the same for all: long prompts take longer, answers may go three at a time, or one by one",
+    True: ", answers one by one for identical results (--kv-cache f16: faster, not identical)",
+    False: ", identical results: slower prefill, answers in batches of at most three, or one by one",
 }
 _SOME = 8
-"""So many readers of K kinds lose some twelfth of their rate by staying the same; 32 lose a third."""
+"""Concurrent answers up to which identical results are the default for K-quants: they cost about a twelfth
+of the rate here, but a third at 32.
+"""
 _INSTALL = "pip install 'dragoman[openvino]'"
 
 
@@ -50,22 +52,22 @@ class OpenedModel(Struct):
     tokenizer: Tokenizer
     card: ModelCard
     options: LocalOptions
-    """With what this runner makes of them."""
+    """The options, completed by this runner's defaults."""
     drafter: Drafter | None = None
     pictures: "Pictures | None" = None
 
 
 def open_model(path: Path, options: LocalOptions) -> OpenedModel:
-    """Raises ModelFileError, SettingsError or BindingError when that is not possible."""
+    """Open a model, and its draft model if there is one. Raises ModelFileError, SettingsError or
+    BindingError.
+    """
     opened = _open_alone(path, options)
     if options.draft is None:
         return opened
     runner, draft = opened.runner, Path(options.draft).expanduser()
     try:
         if not isinstance(runner, PagedRunner) and not runner.rewinds:
-            raise ModelFileError(
-                f"{path.name} has layers that cannot be set back: no draft can guess for it."
-            )
+            raise ModelFileError(f"{path.name} has layers whose state cannot be truncated; remove `draft`.")
         opened.drafter = open_draft(draft, options, opened.tokenizer, path.name, runner.context)
     except BaseException:
         runner.close()
@@ -77,7 +79,7 @@ def open_model(path: Path, options: LocalOptions) -> OpenedModel:
 
 def _open_alone(path: Path, options: LocalOptions) -> OpenedModel:
     if options.runner != "torch" and options.weights != "auto":
-        message = "`weights` is for the runner torch; others keep them as the file has them. Leave it out."
+        message = "`weights` is only for the runner torch; remove it, or set `runner` to torch."
         raise SettingsError(message, param="weights")
     if options.mmproj is not None:
         return _open_seeing(path, options)
@@ -99,34 +101,32 @@ def _open_alone(path: Path, options: LocalOptions) -> OpenedModel:
 
 
 def _open_seeing(path: Path, options: LocalOptions) -> OpenedModel:
-    """With a projector, which llama.cpp alone can use."""
+    """Open a model with a projector, which only llama.cpp supports."""
     if options.runner not in ("auto", "llamacpp"):
-        message = (
-            f"The runner {options.runner} takes no projector (`mmproj`): use llamacpp, or `--no-mmproj`."
-        )
+        message = f"The runner {options.runner} has no support for `mmproj`; use llamacpp, or `--no-mmproj`."
         raise SettingsError(message, param="mmproj")
     if path.is_dir():
-        raise SettingsError(f"{path} is a folder; a projector (`mmproj`) is for GGUF files.", param="mmproj")
+        raise SettingsError(f"{path} is a folder; a projector (`mmproj`) needs a GGUF file.", param="mmproj")
     gpus = _gpus_for(options)
     on = f", on {gpus[0].description}" if gpus else ""
-    return _open_llamacpp(path, options, f"llama.cpp{on}, which alone takes a projector (--no-mmproj)")
+    return _open_llamacpp(path, options, f"llama.cpp{on}, required by the projector (--no-mmproj)")
 
 
 def _gpus_for(options: LocalOptions) -> list[GpuDevice]:
-    """What llama.cpp is to compute on beside the processor."""
+    """Return the GPUs that llama.cpp is to use."""
     gpus = binding.load().gpus() if options.gpu_layers != 0 else []
     if not gpus and (options.gpu_layers or 0) > 0:
         message = f"`gpu_layers` is {options.gpu_layers}, but the installed llama.cpp finds no GPU"
-        raise SettingsError(f"{message}; `dragoman doctor` says what to install.", param="gpu_layers")
+        raise SettingsError(f"{message}; `dragoman doctor` shows what to install.", param="gpu_layers")
     return gpus
 
 
 def _try_openvino(path: Path, options: LocalOptions) -> OpenedModel | str:
-    """Opened, or why the other runner is chosen. Everything that costs nothing is asked first."""
+    """Open with OpenVINO, or return why the other runner was selected. Cheap checks come first."""
     check_machine(options)
     model = Model(path, vocabulary_only=True)
     if len(model.parts) > 1:
-        raise NotForOpenVino("its weights are in several files")
+        raise NotForOpenVino("its weights are split into several files")
     shape = shape_of(model.metadata)
     check_context(options.context, model.trained_context)
     from dragoman.engines.local.openvino.adapters import read_adapters
@@ -189,9 +189,10 @@ def _open_pictures(model: Model, options: LocalOptions, threads: int) -> "Pictur
 
 
 def _settle_ways(model: Model, options: LocalOptions, gpus: Sequence[GpuDevice]) -> tuple[KeptKinds, bool]:
-    """What llama.cpp keeps keys and values in, and whether rows are computed evenly: where that was asked
-    for; for one reader, who has nothing of answers that are computed together; and for some, who lose little.
-    A draft's guesses are computed together."""
+    """Decide llama.cpp's KV cache types, and whether rows are computed evenly: if `deterministic` is set;
+    for one client, who does not use batches of answers; and for a few clients, whom it costs little. Draft
+    tokens are computed in batches.
+    """
     fused = options.flash_attention and not gpus
     readers = count_readers(options)
     alone = readers == 1 and options.draft is None
@@ -207,22 +208,22 @@ def _settle_ways(model: Model, options: LocalOptions, gpus: Sequence[GpuDevice])
 
 
 def _check_even(model: Model, kept: KeptKinds, options: LocalOptions, gpus: Sequence[GpuDevice]) -> None:
-    """Raise where llama.cpp cannot be deterministic, or nobody knows."""
+    """Raise SettingsError if llama.cpp cannot be deterministic, or is not known to be."""
     if gpus:
-        message = "Of llama.cpp on a GPU it is not known to be `deterministic`; set `gpu_layers` to 0."
+        message = "`deterministic` is not supported by llama.cpp on a GPU; set `gpu_layers` to 0."
         raise SettingsError(message, param="deterministic")
     if not options.flash_attention:
-        message = "llama.cpp is `deterministic` with fused attention alone; leave `flash_attention` on."
+        message = "`deterministic` needs fused attention in llama.cpp; leave `flash_attention` on."
         raise SettingsError(message, param="deterministic")
     if kept == OWN_KINDS and not model.rewinds:
-        message = f"With {kept} llama.cpp is not `deterministic` where layers cannot be set back"
+        message = f"`deterministic` is not supported with {kept} and layers whose state cannot be truncated"
         raise SettingsError(f"{message}, as in {model.name}: set `kv_cache` to int8.", param="kv_cache")
 
 
 def _open_openvino(
     model: Model, options: LocalOptions, adapters: Sequence["Adapter"], why: str
 ) -> OpenedModel:
-    """`model` has the vocabulary alone."""
+    """Open with OpenVINO; `model` has only the vocabulary loaded."""
     from dragoman.engines.local.openvino.converted import ensure_converted
     from dragoman.engines.local.openvino.runner import files_of, runner_of
 
@@ -234,7 +235,7 @@ def _open_openvino(
 
 
 def _open_folder(path: Path, options: LocalOptions) -> OpenedModel:
-    """A model that was exported for OpenVINO, with the files of its tokenizer."""
+    """Open a model that was exported for OpenVINO, with the files of its tokenizer."""
     if options.runner == "llamacpp":
         raise ModelFileError(f"{path} is a folder; llama.cpp needs a GGUF file.")
     try:
@@ -246,20 +247,20 @@ def _open_folder(path: Path, options: LocalOptions) -> OpenedModel:
         graph, trained = folder_graph(path)
         runner, details = runner_of(graph, trained, options)
     except NotForOpenVino as why:
-        raise ModelFileError(f"{path} cannot be run by OpenVINO: {why}.") from None
+        raise ModelFileError(f"OpenVINO cannot run {path}: {why}.") from None
     card, tokenizer = card_and_tokenizer(path, runner, options.name, details)
     return OpenedModel(runner, tokenizer, card, options)
 
 
 def _open_torch(path: Path, options: LocalOptions) -> OpenedModel:
-    """A folder of safetensors, or a GGUF file."""
+    """Open a folder of safetensors, or a GGUF file, with torch."""
     if not all(map(find_spec, ("torch", "safetensors", "gguf"))):
         raise ModelFileError("The runner torch is not installed: pip install 'dragoman[torch]'.")
     if options.kv_cache in ("int8", "f16"):
-        message = f"The runner torch keeps no keys and values in {options.kv_cache}; leave out `kv_cache`."
+        message = f"The runner torch does not support a KV cache in {options.kv_cache}; remove `kv_cache`."
         raise SettingsError(message, param="kv_cache")
     if options.gpu_layers is not None:
-        raise SettingsError("`gpu_layers` is for the runner llamacpp; leave it out.", param="gpu_layers")
+        raise SettingsError("`gpu_layers` is only for the runner llamacpp; remove it.", param="gpu_layers")
     from dragoman.engines.local.pytorch.opening import open_gguf, open_torch, settle_torch
 
     options = settle_torch(options)
@@ -272,25 +273,25 @@ def _open_torch(path: Path, options: LocalOptions) -> OpenedModel:
 
 
 def check_machine(options: LocalOptions, any_cpu: bool = False) -> None:
-    """Raise NotForOpenVino where no model can be run by OpenVINO, or `auto` does not take it."""
+    """Raise NotForOpenVino if OpenVINO cannot run any model here, or `auto` does not select it."""
     if find_spec("openvino") is None or find_spec("gguf") is None:
         raise NotForOpenVino(f"it is not installed ({_INSTALL})")
     if options.runner == "auto" and not any_cpu and not machine.cpu_flags() & _INT8:
-        raise NotForOpenVino("this CPU has no instructions for int8 (VNNI)")
+        raise NotForOpenVino("this CPU has no int8 instructions (VNNI)")
     if options.kv_cache == "bf16":
         _check_bfloat16(options.runner == "openvino" or any_cpu)
 
 
 def _check_bfloat16(no_other: bool) -> None:
-    """`no_other`: there is no runner that could take its place."""
+    """Raise if the CPU has no bfloat16. `no_other`: no other runner could be used instead."""
     from dragoman.engines.local.openvino.compiled import has_bfloat16
 
     if has_bfloat16():
         return
     if no_other:
-        message = "`kv_cache` is bf16, which OpenVINO has not on this CPU; set int8 or auto."
+        message = "`kv_cache` is bf16, which this CPU does not support in OpenVINO; set int8 or auto."
         raise SettingsError(message, param="kv_cache")
-    raise NotForOpenVino("this CPU has no bfloat16, which `kv_cache` asks for")
+    raise NotForOpenVino("this CPU does not support bfloat16, which `kv_cache` is set to")
 
 
 def _make_opened(

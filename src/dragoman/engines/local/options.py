@@ -1,4 +1,4 @@
-"""What can be set about the embedded engine, and what is refused before anything is queued for it."""
+"""Options of the embedded engine, and checks of jobs before they are queued."""
 
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
@@ -17,48 +17,54 @@ WeightKind: TypeAlias = Literal["auto", "int8", "fp8", "bf16"]
 
 
 class LocalOptions(Struct, frozen=True, kw_only=True):
-    """Everything has a default that is worked out from the model and the machine."""
+    """Options of the embedded engine; the defaults depend on the model and the machine."""
 
     runner: RunnerName = "auto"
-    """What computes. `auto` is the one that was faster when both were tried with this file on this CPU."""
+    """Backend that computes. `auto` selects the faster one by a benchmark with this file on this machine."""
     readers: int | None = None
-    """Answers expected at a time, for which runner and weights are chosen; by default `slots`, or one."""
+    """Expected concurrent answers, by which runner and weights are chosen; default `slots`, or one."""
     name: str | None = None
-    """The model's public name; by default the name of the file."""
+    """Public name of the model; default the file's name."""
     context: int | None = None
-    """Tokens one sequence may hold, prompt and answer together."""
+    """Maximum tokens of one sequence, prompt and answer together."""
     slots: int | None = None
-    """Sequences that are computed at the same time."""
+    """Sequences computed at the same time."""
     threads: int | None = None
-    """Compute threads; by default one per physical core this process may use."""
+    """Compute threads; default one per physical core that this process may use."""
     batch: int = 512
-    """Most tokens in one engine step, so also the most one step can stall."""
+    """Maximum tokens in one engine step, which bounds how long a step takes."""
     chunk: int = 128
-    """Most prompt tokens in one engine step while other sequences are being decoded."""
+    """Maximum prompt tokens in one engine step while other sequences decode."""
     pause: float = 0.13
-    """Seconds a step may take, about, that reads prompts beside answers, or half more than without."""
+    """Target seconds of a step that prefills beside answers; or 1.5 times the time of a step without
+    prefill.
+    """
     kv_memory: int | None = None
-    """Bytes for keys and values; by default a quarter of the free memory, 2 GiB at most."""
+    """Bytes of the KV cache; default a quarter of the free memory, at most 2 GiB."""
     kv_cache: KvCache = "auto"
-    """Keys and values in `int8`, `bf16` or `f16`, llama.cpp's own way; `auto`: 16 bits where possible."""
+    """Type of the KV cache: `int8`, `bf16` or `f16` (llama.cpp's default); `auto` is 16 bits where
+    possible.
+    """
     weights: WeightKind = "auto"
-    """Layers of the runner torch in `int8` or `fp8`, half the memory, or `bf16`; `auto` is that on a GPU."""
+    """Type of layer weights in torch: `int8` or `fp8`, at half the memory, or `bf16`; `auto` is that on a
+    GPU.
+    """
     deterministic: bool = False
-    """Whether an answer may not depend on others beside it: where that cannot be held, it is an error."""
+    """Whether an answer must not depend on concurrent ones; an error where that is not supported."""
     guesses: int = 7
-    """Most tokens that are guessed ahead in one step, from what was said before; 0 for none."""
+    """Maximum draft tokens per step, from repeated text; 0 turns them off."""
     draft: str | None = None
-    """A GGUF file of a smaller model with the same vocabulary, which guesses ahead."""
+    """GGUF file of a smaller model with the same vocabulary, for speculative decoding."""
     adapters: Mapping[str, str] = field(default_factory=dict)
     """LoRA adapters: public name to GGUF file."""
     mmproj: str | None = None
-    """A GGUF file with the projector of a model that sees or hears."""
+    """GGUF file with the projector of a model that takes images or audio."""
     limits: Limits | None = None
-    """Those within which pictures and sounds are decoded; by default the usual ones."""
+    """Limits for decoding images and audio; default the server's."""
     gpu_layers: int | None = None
-    """Layers that llama.cpp computes on a GPU, where its build has one; by default all, with 0 none."""
+    """Layers computed on a GPU by llama.cpp, if its build supports one; default all, 0 for none."""
     flash_attention: bool = True
-    """Fused attention where the architecture can do it: faster on every machine measured."""
+    """Whether to use fused attention where the architecture supports it: faster on every machine measured."""
 
     @property
     def adapter_files(self) -> list[Path]:
@@ -66,7 +72,7 @@ class LocalOptions(Struct, frozen=True, kw_only=True):
 
 
 class JobBounds(Protocol):
-    """What a runner can hold."""
+    """The capacity of a runner."""
 
     @property
     def context(self) -> int: ...
@@ -85,10 +91,10 @@ def check_job(job: Job, bounds: JobBounds, modalities: Set[MediaKind] = frozense
         if span.media.kind not in modalities:
             raise unsupported(span.media.kind, modalities)
     if job.media and job.sampling.prompt_logprobs is not None:
-        message = "Pictures and sounds have no log probabilities: leave out 'prompt_logprobs' and 'echo'."
+        message = "Images and audio have no log probabilities; remove 'prompt_logprobs' and 'echo'."
         raise BadRequest(message, param=Part("prompt_logprobs"))
     if job.n < 1:
-        raise BadRequest("A job is for one answer at least.", param=ANSWERS)
+        raise BadRequest("A job needs at least one answer; n must be at least 1.", param=ANSWERS)
     for name, _scale in job.adapters:
         if name not in bounds.adapters:
             known = ", ".join(sorted(bounds.adapters)) or "none"
@@ -112,4 +118,4 @@ def check_prompt(prompt: Sequence[int], bounds: JobBounds) -> None:
 
 def check_ids(param: Part, ids: Sequence[int], bounds: JobBounds) -> None:
     if ids and not (min(ids) >= 0 and max(ids) < bounds.vocabulary):
-        raise BadRequest(f"'{param}' holds an id that is not in the vocabulary.", param=param)
+        raise BadRequest(f"'{param}' has an id that is not in the vocabulary.", param=param)

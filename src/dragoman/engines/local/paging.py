@@ -1,4 +1,4 @@
-"""Key-value memory in pages, known by what is in them, and sequences that are kept in such pages."""
+"""The paged KV cache: pages identified by their contents, and sequences stored in pages."""
 
 from collections import Counter, OrderedDict
 from hashlib import blake2b
@@ -10,28 +10,27 @@ from dragoman.engines.local.memory import Memory, common
 from dragoman.engines.local.runner import PagedRunner
 from dragoman.engines.local.sequence import Sequence, Slot
 
-# Pages. Each is known by a hash of its tokens and of the page before it, so equal beginnings meet in the
-# same pages, whoever computed them. Rules:
+# Pages. Each is identified by a hash of its tokens and of the page before it, so equal prefixes share pages,
+# whichever sequence computed them. Rules:
 #
 # - A page has as many users as sequences that read it. Its first user may write behind what it has published.
-# - A page that nobody uses stays known until the memory is needed. Then the owner with the most pages gives
-#   up the one that it left first, so that no flood of one drives out what all others have.
-# - A page that is equal in part is copied by who wants to go on from there: nobody writes into
-#   another's page.
+# - A page without users stays cached until its memory is needed. Then the owner with the most pages loses the
+#   one it released first, so that one owner's flood does not evict the pages of all others.
+# - A sequence that continues from a partly equal page copies it: it never writes into another's page.
 
 
-# Pages after one that are looked through for one that is equal in part; the newest are most likely to be.
+# Successors of a page that are searched for a partly equal one; the newest are the likeliest.
 _LOOKED_AT = 16
 
 
 class KnownPrefix(Struct):
-    """How much of a prompt is there."""
+    """The cached prefix of a prompt."""
 
     pages: list[int]
     chain: list[bytes]
-    """One hash more than pages: the first stands for what is shared only within a namespace."""
+    """Hashes, one more than pages: the first identifies the namespace."""
     part: int | None = None
-    """A page whose first tokens go on from there, and how many."""
+    """A page whose first `part_length` tokens continue the prefix."""
     part_length: int = 0
 
 
@@ -39,7 +38,7 @@ class _Content(Struct):
     parent: bytes
     tokens: Ids
     name: bytes
-    """The hash, where the page is full; it is empty where it is not."""
+    """Hash of a full page; empty otherwise."""
 
 
 class PageStore:
@@ -49,21 +48,21 @@ class PageStore:
         self._free = list(range(count - 1, -1, -1))
         self._left: dict[str, OrderedDict[int, None]] = {}
         self._unused = 0
-        """Pages in `_left`, of all owners."""
+        """Number of pages in `_left`, of all owners."""
         self._owner = [""] * count
         self._held: Counter[str] = Counter()
-        """Pages of each owner, used or left."""
+        """Pages of each owner, used or cached."""
         self._content: dict[int, _Content] = {}
         self._named: dict[bytes, int] = {}
         self._after: dict[bytes, dict[int, Ids]] = {}
 
     @property
     def available(self) -> int:
-        """Pages that nobody uses."""
+        """Number of pages without users."""
         return len(self._free) + self._unused
 
     def find(self, root: bytes, prompt: Ids) -> KnownPrefix:
-        """The pages that hold the beginning of `prompt`."""
+        """Find the pages that hold a prefix of `prompt`."""
         found = KnownPrefix([], [root])
         for start in range(0, prompt.size, self.size):
             tokens = prompt[start : start + self.size]
@@ -77,7 +76,7 @@ class PageStore:
         return found
 
     def take(self, owner: str = "") -> int | None:
-        """A page to write into; None where all are in use."""
+        """Allocate a page to write into, evicting one if needed; None if all are in use."""
         if self._free:
             page = self._free.pop()
         elif self._left:
@@ -110,7 +109,7 @@ class PageStore:
             self._free.append(page)
 
     def _take_out(self, page: int) -> None:
-        """Of those that nobody uses."""
+        """Remove a page from those without users."""
         mine = self._left[self._owner[page]]
         del mine[page]
         self._unused -= 1
@@ -118,7 +117,9 @@ class PageStore:
             del self._left[self._owner[page]]
 
     def publish(self, page: int, parent: bytes, tokens: Ids) -> bytes:
-        """Tell what a page holds, after which others; the hash that stands for all of it."""
+        """Make a page's contents available to others, after those of `parent`; return the hash of the
+        whole prefix.
+        """
         name = _name(parent, tokens)
         full = tokens.size == self.size
         self._disown(page)
@@ -131,7 +132,7 @@ class PageStore:
         return name
 
     def withdraw(self, page: int) -> None:
-        """What a page in use holds is of use to no other sequence."""
+        """Make a page in use unavailable to other sequences."""
         self._disown(page)
 
     def _disown(self, page: int) -> None:
@@ -155,7 +156,7 @@ class PageStore:
 
 
 def root_of(namespace: object) -> bytes:
-    """Where the pages of a namespace begin. Equal namespaces are written alike."""
+    """Return the hash at which the pages of a namespace begin. Equal namespaces have equal `repr`."""
     return blake2b(repr(namespace).encode(), digest_size=16).digest()
 
 
@@ -163,18 +164,18 @@ def _name(parent: bytes, tokens: Ids) -> bytes:
     return blake2b(parent + tokens.tobytes(), digest_size=16).digest()
 
 
-# Sequences in pages: what of a prompt is already there, and room for more as they grow.
+# Sequences in pages: the cached prefix of a prompt, and more pages as sequences grow.
 #
 # Rules:
 # - A prefix is shared only within a namespace: the same adapters, the same salt.
 # - The last token of a prompt is always computed again, because its logits are needed.
-# - A sequence starts when there is room for its prompt, and for one page more of each that runs.
-# - Where a runner computes answers in another way than prompts, only prompts are shared: what is found in
-#   pages is then the same, to the bit, as what would be computed.
+# - A sequence starts when there is memory for its prompt, and for one more page of each running sequence.
+# - If a runner computes answers differently from prompts, only prompts are shared: cached pages are then
+#   bit-identical to what would be computed.
 
 
 class Paging(Memory):
-    """For runners with pages."""
+    """The KV cache of runners with pages."""
 
     def __init__(self, runner: PagedRunner) -> None:
         super().__init__(runner)
@@ -225,10 +226,10 @@ class Paging(Memory):
         return True
 
     def written(self, slot: Slot) -> None:
-        """Full pages are published, and the end of a prompt, on which further answers can build."""
+        """Publish full pages, and the end of a prompt, so that other sequences can use them."""
         sequence = slot.sequence
         if self._runner.rereads and sequence is not None and slot.length > sequence.prompt_length:
-            # All that is shared was there when the prompt had been read.
+            # Everything that can be shared was published when the prompt was computed.
             return
         for number in range(len(slot.chain) - 1, self._count_shared(slot) // self._runner.page):
             slot.chain.append(self._publish(slot, number))
@@ -242,8 +243,10 @@ class Paging(Memory):
         super().release(slot)
 
     def forget(self, slot: Slot) -> None:
-        """What was published before the step is as it was: a step writes behind it."""
-        # The end goes first, because it is of less use than what it builds on.
+        """Discard a sequence's pages. Pages published before the step stay valid, as a step writes behind
+        them.
+        """
+        # The end goes first, because it is less useful than what it builds on.
         self._leave(slot.pages[::-1])
         slot.pages, slot.chain, slot.length = [], [], 0
 
@@ -276,7 +279,7 @@ class Paging(Memory):
             self._publish(slot, number)
 
     def _count_shared(self, slot: Slot) -> int:
-        """How many tokens of a slot others can build on."""
+        """Count the tokens of a slot that other sequences can use."""
         if not self._runner.rereads or slot.sequence is None:
             return slot.length
         return min(slot.length, slot.sequence.asked)

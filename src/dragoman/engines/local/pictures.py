@@ -1,20 +1,21 @@
-"""Pictures and sounds of the embedded engine: measured for prompts, decoded, encoded once, and kept.
+"""Images and audio of the embedded engine: measured for prompts, decoded, encoded once, and cached.
 
-The problem. To encode a picture takes as long as many steps, and everybody else's answers must go on
-meanwhile. The same picture comes again with every turn of a conversation, and several may ask about it.
+The problem. Encoding an image takes as long as many steps, and all other answers must continue meanwhile. The
+same image comes again with every turn of a conversation, and several requests may ask about it.
 
-The idea. A thread of its own encodes what sequences want, one after another; who wants it waits without a
-slot, and others are placed before it. What was encoded is kept by the digest of its file, those used last, up
-to `KEPT` bytes. It is wanted only where the prefix that is known already does not reach over it: a second
-question about a picture finds it in keys and values, and encodes nothing.
+The idea. A separate thread encodes what sequences need, one after another; a sequence waits for it without a
+slot, and others are admitted before it. Encoded media are cached by the digest of the file, the most recently
+used ones up to `KEPT` bytes. A medium is needed only if the cached prefix does not cover it: a second
+question about an image finds it in the KV cache, and encodes nothing.
 
 Rules of this file:
-- `place` and `decode` are for any thread, `_encode` for the thread that encodes, all else for the engine's.
-- Several who want one picture cause one encoding. What nobody wants any more is not begun.
-- Of all that sequences hold and wait for, no more is begun than `KEPT`, but always one.
+- `place` and `decode` are for any thread, `_encode` for the encoding thread, everything else for the engine
+  thread.
+- Several sequences that need one image share one encoding. What no sequence needs any more is not started.
+- Media that sequences hold or wait for are limited to `KEPT` bytes, but one is always allowed.
 - Owners take turns.
-- The thread ends when it has nothing to do: threads of OpenMP belong to the one that computes, and a second
-  team of them would slow down the steps for as long as it is there.
+- The thread ends when it is idle: OpenMP's threads belong to the computing thread, and a second team of them
+  would slow down the steps as long as it exists.
 """
 
 import logging
@@ -46,24 +47,27 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("dragoman.engine")
 KEPT = 256 << 20
-"""Bytes of what was encoded."""
+"""Maximum bytes of encoded media in the cache."""
 PLACES = 4096
-"""Files of which is known what stands for them in a prompt."""
+"""Files whose ids in a prompt are cached."""
 DECODED = 64 << 20
-"""Bytes of pictures that were decoded to be measured, and will be encoded soon."""
+"""Maximum bytes of media that were decoded for measuring and will soon be encoded."""
 _PAUSE_S, _PART = 0.06, 1.1
-"""What a step that reads beside answers may take at least, and of what an encoding takes by itself. Beside
-answers an encoding takes half as long again and more, so steps that turn out long are within it, too."""
+"""Minimum time for a step that prefills beside answers while media are used, and the same as a multiple of
+one encoding. Beside answers an encoding takes half as long again or more, so this also covers steps that
+turn out longer.
+"""
 NICE = 5
-"""How far the thread that encodes stands behind the steps of answers, where the system has that for threads:
-a third of the time is left for it where all cores are wanted."""
+"""Niceness of the encoding thread, where the system supports it for threads; it leaves the thread a third
+of the time if all cores are busy.
+"""
 STOP_S = 10.0
 PLACEHOLDER = 0
-"""An id for rows that have none. Nobody computes with it."""
+"""Id for rows without ids. No step computes with it."""
 
 
 class Picture:
-    """A picture or a sound on its way: wanted, encoded, kept."""
+    """An image or audio on its way: needed, encoded, cached."""
 
     __slots__ = ("_kept", "error", "key", "media", "owner", "parts", "size", "users")
 
@@ -75,21 +79,21 @@ class Picture:
         self.size = size
         """Bytes of its rows."""
         self.users: set[ShownPictures] = set()
-        """Prompts that wait for it, or have yet to read it."""
+        """Prompts that wait for it, or have not prefilled it yet."""
         self.parts: list[EncodedPart] | None = None
         self.error: DragomanError | None = None
 
     def take_in(self) -> "list[ShownPictures]":
-        """It was encoded, or could not be; who waited for it."""
+        """Handle the end of its encoding; return the prompts that waited for it."""
         return self._kept.take_in(self)
 
 
 PictureKey: TypeAlias = tuple[str, str]
-"""The digest, and the salt: what strangers may not know of each other's prompts holds for pictures, too."""
+"""The digest and the cache salt: prompts with different salts do not share media either."""
 
 
 class ShownPictures(ShownMedia):
-    """Where a prompt has rows of pictures, and whether they are there. For the engine's thread."""
+    """The rows of media in a prompt, and whether they are encoded. For the engine thread."""
 
     __slots__ = ("_pictures", "_salt", "_starts", "_wanted", "owner", "parts")
 
@@ -160,56 +164,58 @@ class ShownPictures(ShownMedia):
 
 
 class ShownPart(Struct, frozen=True):
-    """Rows of a prompt from `start` to `end` that are those of a picture."""
+    """A media chunk's rows in a prompt, from `start` to `end`."""
 
     media: Media
     number: int
-    """Of the parts of the picture that have rows."""
+    """Index among the medium's chunks that have rows."""
     start: int
     end: int
     position: int
-    """Where its first row is."""
+    """Position of its first row."""
     moves: int
     whole: bool
     has_dimensions: bool
 
 
 class Pictures:
-    """All that an engine has seen. `tell` is called by the thread that encodes, when it is done with one."""
+    """Cache of encoded media. The encoding thread calls `tell` after each one."""
 
     def __init__(self, projector: Projector, decoder: "MediaDecoder") -> None:
         self.projector = projector
         self.tell: Callable[[Picture], None] = lambda picture: None
         self.encoded = 0
-        """How many were, since it was opened."""
+        """Number of encodings since it was opened."""
         self._took = 0.0
-        """Seconds of the last encoding, with the cores for itself: those its thread has computed."""
+        """CPU seconds of the encoding thread for the last encoding."""
         self._decoder = decoder
         self._measured: Lately[list[PicturePart]] = Lately(PLACES)
         self._decoded: Lately[Decoded] = Lately(DECODED)
         self._pictures: OrderedDict[PictureKey, Picture] = OrderedDict()
-        """All that are kept or on their way, the latest at the end."""
+        """Cached or pending media, most recently used last."""
         self._lock = threading.Lock()
         self._queues: OrderedDict[str, deque[Picture]] = OrderedDict()
-        """What is to be encoded, by owner. The first one's turn is next."""
+        """Media to encode, by owner, in order of their turns."""
         self._thread: threading.Thread | None = None
         self._closed = False
 
     # Prompts, from any thread.
 
     def place(self, media: Media) -> list[int]:
-        """The ids that stand for it in a prompt. What is damaged is found here, before anything is queued."""
+        """Return the ids that represent a medium in a prompt. Damaged files are found here, before
+        anything is queued.
+        """
         found: list[int] = []
         for part in self._measure(media):
             found += part.ids or [PLACEHOLDER] * part.rows
         return found
 
     def show(self, job: Job) -> tuple[Ids, ShownPictures]:
-        """The ids by which a prompt with pictures is known, and where they are. Raises BadRequest."""
+        """Return the ids that identify a prompt with media, and where the media are. Raises BadRequest."""
         prompt: Ids = np.array(job.prompt, np.int32)
         shown: list[ShownPart] = []
         behind = 0
-        """By how much positions lag behind places."""
+        """Difference between offsets and positions so far."""
         for span in job.media:
             at, number = span.start, 0
             for part in self._measure(span.media):
@@ -223,7 +229,7 @@ class Pictures:
                     number += 1
                 at += part.rows
             if at != span.start + span.count or at > len(prompt):
-                raise BadRequest("The prompt has not the ids that stand for its pictures and sounds.")
+                raise BadRequest("The prompt does not have the ids that represent its images and audio.")
         return prompt, ShownPictures(self, job, shown)
 
     def _measure(self, media: Media) -> list[PicturePart]:
@@ -245,20 +251,20 @@ class Pictures:
             samples = self._decoder.decode_audio(media, self.projector.rate)
             return Decoded("audio", len(samples.data) // 4, 0, samples.data)
 
-    # What sequences want, for the engine's thread.
+    # The needs of sequences, for the engine thread.
 
     @property
     def encoding(self) -> bool:
-        """Whether something is being encoded: that begins between two steps, and may end within one."""
+        """Whether something is being encoded; this starts between two steps, and may end within one."""
         return self._thread is not None
 
     @property
     def pause(self) -> float:
-        """Seconds for which answers may stand still beside pictures: about as long as one is encoded."""
+        """Seconds that a step may take beside media: about as long as one encoding."""
         return max(_PAUSE_S, _PART * self._took)
 
     def want(self, key: PictureKey, media: Media, user: ShownPictures) -> Picture | None:
-        """The picture, encoded or to be encoded. None where so much is held that it has to wait."""
+        """Return the medium, encoded or queued for encoding. None if so much is held that it has to wait."""
         picture = self._pictures.get(key)
         if picture is None:
             rows = sum(part.rows for part in self._measure(media) if part.is_shown)
@@ -275,15 +281,15 @@ class Pictures:
         return picture
 
     def leave(self, picture: Picture, user: ShownPictures) -> None:
-        """One prompt needs it no more."""
+        """Release a medium for one prompt."""
         picture.users.discard(user)
         self._make_room()
 
     def take_in(self, picture: Picture) -> list[ShownPictures]:
-        """See there."""
+        """See `Picture.take_in`."""
         users = list(picture.users)
         if picture.parts is None and picture.error is None and users:
-            # Somebody has come for it just when it was left out.
+            # A prompt requested it just after the encoding thread had skipped it.
             self._ask(picture)
         elif picture.parts is None:
             self._pictures.pop(picture.key, None)
@@ -298,7 +304,7 @@ class Pictures:
                 del self._pictures[key]
                 over -= picture.size
 
-    # The thread that encodes.
+    # The encoding thread.
 
     def _ask(self, picture: Picture) -> None:
         with self._lock:
@@ -309,7 +315,7 @@ class Pictures:
 
     def _run(self) -> None:
         if sys.platform == "linux":
-            # Its team of threads is begun by it, and stands where it does.
+            # Its OpenMP team inherits the niceness.
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         while (picture := self._next()) is not None:
             self._encode(picture)
@@ -336,25 +342,23 @@ class Pictures:
             parts = self.projector.encode(decoded)
             self._took = time.thread_time() - began
             if sum(part.rows.nbytes for part in parts) != picture.size:
-                raise EngineFailed("The picture was measured otherwise before it was encoded.")
+                raise EngineFailed("The encoded media have another size than was measured before.")
             self.encoded += 1
             picture.parts = parts
         except DragomanError as error:
             picture.error = error
         except Exception:
-            _log.exception("a picture or a sound could not be encoded")
-            picture.error = EngineFailed("The model could not look at this picture or hear this sound.")
+            _log.exception("Cannot encode an image or audio")
+            picture.error = EngineFailed("The model failed to encode this image or audio.")
 
     def close(self) -> None:
-        """What is being encoded is waited for: the library cannot break it off."""
+        """Close the cache; waits for a running encoding, which the library cannot interrupt."""
         with self._lock:
             self._closed = True
             self._queues.clear()
             thread = self._thread
         if thread is not None and not has_ended(thread, STOP_S):
-            _log.error(
-                "The thread that encodes has not ended within %.0f seconds; it is left behind.", STOP_S
-            )
+            _log.error("The encoding thread did not end within %.0f seconds; it is abandoned", STOP_S)
             return
         self._pictures.clear()
         self._decoder.close()
@@ -362,7 +366,7 @@ class Pictures:
 
 
 def name_rows(digest: str, number: int, rows: int) -> Ids:
-    """Numbers that stand for the rows of a picture where prompts are compared; no id is as large."""
+    """Return numbers that identify the rows of a medium when prompts are compared; all are above any id."""
     data = shake_128(f"{digest}/{number}".encode()).digest(4 * rows)
     found: Ids = ((np.frombuffer(data, np.uint32) & (NOT_IDS - 1)) | NOT_IDS).astype(np.int32)
     return found

@@ -1,17 +1,17 @@
-"""The pages of memory that this process has of the system: what was read of a file, and large ones.
+"""The operating system's memory pages of this process: those of mapped files, and large ones.
 
-A file that is mapped counts as memory of the process as far as it was read, though the system may take that
-back at any time. Whoever makes something else of it, a converter of its numbers or the runtime of its order,
-has a second copy. So what was read is given back meanwhile, and there are never two of everything. What is
-read once more comes from the system's cache of files.
+A mapped file counts as memory of the process as far as it was read, though the system may evict it at any
+time. A converter of its weights, or a runtime that reorders them, creates a second copy. So the pages that
+were read are released meanwhile, and there are never two full copies. What is read again comes from the
+system's file cache.
 
 A step of one answer reads all weights once. In the usual pages of 4 KiB that takes a quarter of a million
-look-ups for each gigabyte, and in a virtual machine each of them costs twice. Most systems give pages of
-2 MiB only to who asks for them, and neither llama.cpp nor OpenVINO does. So what is filled already is put
-together here, piece by piece: its bytes stay what they are. What nobody has written to is left alone, because
-a large page would make memory of it.
+page-table lookups per gigabyte, and in a virtual machine each of them costs twice. Most systems use pages of
+2 MiB only on request, and neither llama.cpp nor OpenVINO requests them. So memory that is filled is collapsed
+into large pages here, chunk by chunk, without changing its contents. Memory that was never written is left
+alone, because a large page would allocate it.
 
-Where the system cannot do either, nothing happens.
+Where the system supports neither, nothing happens.
 """
 
 import ctypes
@@ -24,14 +24,14 @@ from pathlib import Path
 
 _MAPS = Path("/proc/self/maps")
 
-# What was read of a file.
+# Pages of mapped files.
 
 _EACH_S = 0.05
 
 
 @contextmanager
 def read_pages_given_back(file: Path) -> Iterator[None]:
-    """Again and again, and once more at the end."""
+    """Release a mapped file's pages repeatedly while the block runs, and once more at the end."""
     ended = threading.Event()
 
     def work() -> None:
@@ -49,7 +49,7 @@ def read_pages_given_back(file: Path) -> Iterator[None]:
 
 
 def give_back(file: Path) -> None:
-    """Where the system does not say what is mapped, nothing is given back."""
+    """Release the pages of a mapped file; no effect where the system does not list its mappings."""
     if not hasattr(mmap, "MADV_DONTNEED"):
         return
     try:
@@ -62,7 +62,7 @@ def give_back(file: Path) -> None:
 
 
 def _ranges(lines: list[str], file: str) -> Iterator[tuple[int, int]]:
-    """Of what is only read: what was written there would be lost.
+    """Yield the address ranges of a file that are mapped read-only: written pages would be lost.
 
     >>> list(_ranges(["10-2f r--s 00000000 fe:00 77 /a b"], "/a b"))
     [(16, 47)]
@@ -78,16 +78,16 @@ def _ranges(lines: list[str], file: str) -> Iterator[tuple[int, int]]:
 
 LARGE = 2 << 20
 PIECE = 8 * LARGE
-"""So much is put together in one go, in some 20 ms."""
+"""Bytes that are collapsed at once, in about 20 ms."""
 _SMALL = mmap.PAGESIZE
 _COLLAPSE = 25
-"""`MADV_COLLAPSE`: at once. Before Linux 6.1 the system does it in its own time."""
+"""`MADV_COLLAPSE`, which collapses at once. Before Linux 6.1 the kernel does it later."""
 _ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _PRIVATE = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) rw-p 00000000 00:00 0\b", re.MULTILINE)
 
 
 def use_large_pages() -> Iterator[int]:
-    """Puts the memory that is filled now into large pages; how many there are, after each piece."""
+    """Collapse the filled memory into large pages; yield their number after each chunk."""
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return
     try:
@@ -108,7 +108,7 @@ def use_large_pages() -> Iterator[int]:
 
 
 def large_ranges(lines: str) -> Iterator[tuple[int, int]]:
-    """Of private memory that belongs to no file, as far as it has whole large pages.
+    """Yield the whole large pages within private anonymous memory.
 
     >>> list(large_ranges("1ff000-601000 rw-p 00000000 00:00 0 \\n1ff000-601000 rw-p 00000000 fe:00 7 /a"))
     [(2097152, 6291456)]

@@ -1,12 +1,12 @@
-"""A projector: the second GGUF file of a model that sees or hears, over llama.cpp's mtmd.
+"""The projector: the second GGUF file of a model that takes images or audio, through llama.cpp's mtmd.
 
-A picture stands in a prompt as parts: ids that the model wants around it (`<|vision_start|>`), and rows that
-are no ids but vectors, which the projector makes of the picture. Some models get a picture as several tiles,
-each a part of its own, with ids between them.
+An image is represented in a prompt by chunks: ids that the model expects around it (`<|vision_start|>`), and
+rows that are vectors instead of ids, which the projector computes from the image. Some models get an image as
+several tiles, each a chunk of its own, with ids between them.
 
-Most models count rows as they count ids. Those with positions of several dimensions (M-RoPE, as Qwen-VL has
-them) give all rows of a picture one point in time, and a height and a width in it; what comes behind goes on
-from there, so a picture with 1,000 rows may take no more than 40 positions.
+In most models rows count as ids do. Those with positions of several dimensions (M-RoPE, as in Qwen-VL) give
+all rows of an image one point in time, and a height and a width in it; the text after it continues from
+there, so an image with 1,000 rows may take no more than 40 positions.
 """
 
 import ctypes
@@ -30,16 +30,17 @@ from dragoman.media import MediaKind
 _TEXT, _IMAGE = 0, 1
 _DIMENSIONS = 4
 _LARGE = ((4096, 4096), (8192, 1024), (1024, 8192))
-"""Pictures that have as many rows as any has."""
+"""Image sizes that give as many rows as any image can."""
 
 
 class SecondTeam:
-    """`with team:` where something else is computed on these cores: steps bear it better then.
+    """An idle second OpenMP team: `with team:` while something else computes on these cores, which makes
+    steps suffer less.
 
-    Threads of GNU's OpenMP wait for each other at hundreds of places of a step, and stay awake for that. If
-    another process takes a core, the system may put two of them on the other one, where each keeps the other
-    from what it waits for: 20 ms become 600. They go to sleep instead while OpenMP has more threads than
-    there are cores. So a second team is there meanwhile, which does nothing.
+    Threads of GNU's OpenMP wait for each other at hundreds of barriers in a step, and spin for that. If
+    another process takes a core, the system may put two of them on the remaining one, where each keeps the
+    other from reaching the barrier: 20 ms become 600. They sleep instead of spinning while OpenMP has more
+    threads than there are cores. So a second team exists meanwhile, which does nothing.
     """
 
     def __init__(self, library: Library, threads: int) -> None:
@@ -64,40 +65,41 @@ class SecondTeam:
 
     @staticmethod
     def _stand_by(parallel: Callable[..., None], over: threading.Event) -> None:
-        # Of nothing there is nothing to free; the team stays until this thread ends.
+        # Its function is `free(NULL)`, which does nothing; the team exists until this thread ends.
         parallel(ctypes.CDLL(None).free, None, 2, 0)
         over.wait()
 
 
 class PicturePart(Struct, frozen=True):
-    """Of what stands in a prompt for a picture or a sound, in order."""
+    """A chunk of what represents an image or audio in a prompt, in order."""
 
     ids: tuple[int, ...]
-    """Of ids; empty for rows."""
+    """The ids of a chunk of ids; empty for rows."""
     rows: int
     moves: int
     """Positions that it takes."""
     whole: bool = False
-    """Whether its rows see each other, so that they have to be computed in one piece."""
+    """Whether its rows attend to each other, so that they have to be computed in one batch."""
 
     @property
     def is_shown(self) -> bool:
-        """Whether these are rows of the picture, and not ids around them."""
+        """Whether it has the media's rows, not ids around them."""
         return not self.ids
 
 
 class EncodedPart(Struct, frozen=True):
-    """The rows of one part, and where they are."""
+    """The rows of one chunk, and their positions."""
 
     rows: NDArray[np.float32]
     first: Ids | None = None
-    """With several dimensions: the positions of each row in all of them, in the order of the library, where
-    the part is at 0."""
+    """With several dimensions: the positions of each row in all of them, in the library's order, if the
+    chunk begins at 0.
+    """
     moved: Ids | None = None
-    """By how much each of these is further on where the part is at 1."""
+    """Increase of each of these positions if the chunk begins at 1."""
 
     def positions(self, begin: int, start: int, end: int) -> Ids | None:
-        """Of the rows from `start` to `end`, where the part is at `begin`."""
+        """Return the positions of the rows from `start` to `end`, if the chunk begins at `begin`."""
         if self.first is None or self.moved is None:
             return None
         found: Ids = self.first[:, start:end] + begin * self.moved[:, start:end]
@@ -105,14 +107,14 @@ class EncodedPart(Struct, frozen=True):
 
 
 class Decoded(Struct, frozen=True):
-    """A picture as RGB, or a sound as numbers at the projector's rate; without data it is only measured."""
+    """An image as RGB, or audio as samples at the projector's rate; without data it can only be measured."""
 
     kind: MediaKind
     width: int = 0
-    """Of a sound: how many numbers."""
+    """For audio, the number of samples."""
     height: int = 0
     data: bytes | memoryview | None = None
-    """One byte for each colour; of a sound 32-bit floats."""
+    """One byte per color; 32-bit floats for audio."""
 
     @property
     def bytes(self) -> int:
@@ -120,7 +122,7 @@ class Decoded(Struct, frozen=True):
 
 
 class Projector:
-    """`measure` is for any thread, `encode` for one at a time."""
+    """The projector's model. `measure` is for any thread, `encode` for one thread at a time."""
 
     def __init__(self, path: Path, model: Model, *, threads: int, gpu: bool) -> None:
         check_file(path)
@@ -133,8 +135,8 @@ class Projector:
         self._pointer = library.mtmd_init_from_file(str(path).encode(), model.pointer, params)
         if not self._pointer:
             raise ModelFileError(
-                f"{why_not_loaded(path, list(library.errors)).rstrip('.')}. Is it the projector of "
-                f"{model.path.name}? `--no-mmproj` does without."
+                f"{why_not_loaded(path, list(library.errors)).rstrip('.')}. Check that it belongs to "
+                f"{model.path.name}, or use `--no-mmproj`."
             )
         self._free = weakref.finalize(self, library.mtmd_free, self._pointer)
         self._free.atexit = False
@@ -144,9 +146,9 @@ class Projector:
         self.bytes = path.stat().st_size
         self.width = int(library.model_n_embd_inp(model.pointer))
         self.has_dimensions: bool = library.mtmd_decode_use_mrope(self._pointer)
-        """Whether positions have several."""
+        """Whether positions have several dimensions."""
         self.rate = int(library.mtmd_get_audio_sample_rate(self._pointer))
-        """Of sounds, in numbers a second."""
+        """Sample rate of audio."""
         senses: tuple[tuple[MediaKind, bool], ...] = (
             ("image", library.mtmd_support_vision(self._pointer)),
             ("audio", library.mtmd_support_audio(self._pointer)),
@@ -158,13 +160,15 @@ class Projector:
         self._free()
 
     def measure(self, decoded: Decoded) -> list[PicturePart]:
-        """What stands in a prompt for it. Raises BadRequest for what the model cannot take."""
+        """Return the chunks that represent a medium in a prompt. Raises BadRequest if the model cannot
+        take it.
+        """
         empty = Decoded(decoded.kind, decoded.width, decoded.height)
         with self._tokenized(empty) as chunks:
             return [self._describe(chunk) for chunk in chunks]
 
     def encode(self, decoded: Decoded) -> list[EncodedPart]:
-        """The rows of all parts that have some. It takes long, and cannot be broken off."""
+        """Encode all chunks that have rows. Slow, and cannot be interrupted."""
         library = self._library
         found = []
         with self._tokenized(decoded) as chunks:
@@ -173,7 +177,7 @@ class Projector:
                 if kind == _TEXT:
                     continue
                 if library.mtmd_encode_chunk(self._pointer, chunk):
-                    raise EngineFailed("The model could not look at this picture or hear this sound.")
+                    raise EngineFailed("The model failed to encode this image or audio.")
                 found.append(self._take(chunk, kind == _IMAGE))
         return found
 
@@ -190,7 +194,7 @@ class Projector:
     def _positions(self, chunk: int, count: int, is_image: bool, begin: int) -> Ids:
         if not is_image:
             return np.tile(np.arange(begin, begin + count, dtype=np.int32), (_DIMENSIONS, 1))
-        # The helper writes time, x, y and one more of each row. Batches want time, y, x of all.
+        # The helper writes time, x, y and a fourth number of each row. Batches take time, y, x of all rows.
         found: Ids = np.zeros((count, _DIMENSIONS), np.int32)
         tokens = self._library.mtmd_input_chunk_get_tokens_image(chunk)
         self._library.mtmd_helper_image_get_decoder_pos(tokens, begin, found.ctypes.data)
@@ -212,7 +216,7 @@ class Projector:
 
     @contextmanager
     def _tokenized(self, shown: Decoded | bytes) -> Iterator[Sequence[int]]:
-        """The library's chunks of a picture or sound; of a text, to see whether its struct is as declared."""
+        """Yield the library's chunks of a medium; or of a text, to check the layout of its struct."""
         library = self._library
         bitmap = None if isinstance(shown, bytes) else self._bitmap(shown)
         part = InputPart(bitmap=bitmap)
@@ -222,7 +226,7 @@ class Projector:
         try:
             parts = (ctypes.POINTER(InputPart) * 1)(ctypes.pointer(part))
             if library.mtmd_tokenize_from_parts(self._pointer, chunks, parts, 1, False):
-                raise BadRequest("The model cannot take this picture or sound.", code="unsupported_content")
+                raise BadRequest("The model cannot take this image or audio.", code="unsupported_content")
             count = library.mtmd_input_chunks_size(chunks)
             yield [library.mtmd_input_chunks_get(chunks, number) for number in range(count)]
         finally:
@@ -239,17 +243,21 @@ class Projector:
         return int(made)
 
     def _check_text(self) -> None:
-        """No function returns the struct of a text, so it is tried whether it is as declared."""
+        """Check the layout of the struct for texts by tokenizing one: no function returns the struct
+        itself.
+        """
         text = b"a b\0c"
         room = (ctypes.c_int32 * 64)()
         vocab = self._library.model_get_vocab(self._model.pointer)
         count = self._library.tokenize(vocab, text, len(text), room, len(room), False, False)
         with self._tokenized(text) as chunks:
             if [id_ for chunk in chunks for id_ in self._ids(chunk)] != room[:count]:
-                raise BindingError("The installed xllamacpp has another struct for texts than is declared.")
+                raise BindingError(
+                    "The installed xllamacpp has a different layout of mtmd's struct for texts."
+                )
 
     def _measure_whole(self) -> int:
-        """Rows of the largest part that has to be computed in one piece."""
+        """Return the rows of the largest chunk that has to be computed in one batch."""
         if "image" not in self.modalities or not self._library.mtmd_decode_use_non_causal(
             self._pointer, None
         ):

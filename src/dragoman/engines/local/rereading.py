@@ -1,11 +1,12 @@
-"""Answers that are read once more while nobody waits, because prompts go on from them.
+"""Idle prefill: answers are computed as prompts while the engine is idle, for requests that will continue
+them.
 
-Where a runner computes what is said in another way than what is read (`rereads`), keys and values of an
-answer are of no use to the prompt that goes on from it: in its last bits it would be another prompt than the
-same text sent to a server that has never seen it. So the answer has to be read again, and whoever talks with
-the model would wait for that. Mostly, though, there is time: people read, and agents run their tools. So the
-scheduler reads the answer in a job of its own once nothing has come for a moment, and breaks that off for
-whatever comes. What was read by then is kept like any other prompt.
+If a runner computes answers differently from prompts (`rereads`), the KV cache of an answer cannot be used by
+a prompt that continues it: in its last bits it would differ from the same text sent to a server that has
+never seen it. So the answer has to be computed again, and the client would wait for that. Usually there is
+time: people read, and agents run their tools. So the scheduler computes the answer as a prompt in a job of
+its own once no request has come for a moment, and interrupts it for any request. What was computed by then is
+cached like any other prompt.
 """
 
 from collections import deque
@@ -21,7 +22,7 @@ from dragoman.engines.protocol import BEHIND
 from dragoman.types import Job, Sampling, Step
 
 _MOST = 8
-"""Answers that wait for it; older ones are forgotten, and read when somebody goes on from them."""
+"""Maximum answers in the queue; older ones are dropped, and computed when a request continues them."""
 
 
 class Rereading:
@@ -33,31 +34,31 @@ class Rereading:
         return bool(self._due)
 
     def note(self, sequence: Sequence) -> None:
-        """An answer has come to its end, of which others may go on."""
+        """Queue an answer that has ended, if requests may continue it."""
         if not self._runner.rereads or isinstance(self._runner, Drawer):
-            # Where ids are chosen on another device, reading takes no time that anybody would notice.
+            # Where ids are sampled on another device, prefill is too fast to be worth it.
             return
         group, said = sequence.group, sequence.answer.output
         job = group.job
-        # Adapters may be taken away meanwhile, and what was seen may be forgotten.
+        # Adapters may be unloaded meanwhile, and encoded media evicted.
         alone = job.n == 1 and job.reuse_prefix and not job.adapters and not job.media
         ids: Ids = np.concatenate([group.prompt, np.array(said, np.int32)])
         if alone and len(said) >= WORTH_SHARING and len(ids) < self._runner.context:
             self._due.append(self._make(group, ids))
 
     def again(self, group: Group) -> None:
-        """It was broken off."""
+        """Queue a job again that was interrupted."""
         self._due.append(self._make(group, group.prompt))
 
     def take(self) -> Group | None:
-        """The latest: its reader is the likeliest to go on."""
+        """Return the latest answer: its client is the likeliest to continue."""
         return self._due.pop() if self._due else None
 
     def clear(self) -> None:
         self._due.clear()
 
     def _make(self, group: Group, ids: Ids) -> Group:
-        """A job that reads, says one token, and is heard by nobody."""
+        """Create a job that prefills, samples one token, and reports nothing."""
         job = Job(
             id=f"{group.job.id}-again",
             prompt=(),
@@ -74,4 +75,4 @@ class Rereading:
 
 
 def _nobody(step: Step) -> None:
-    """Takes what a quiet job would say."""
+    """Sink of such a job, which reports nothing."""

@@ -1,52 +1,55 @@
-"""Continuous batching: who computes what in the next step, and what came of it.
+"""Continuous batching: which sequences are computed in the next step, and what its results mean for them.
 
-The problem. A model computes many rows in one call nearly as fast as one, so all answers that are at work
-are computed together. They come and go at any time, though, and are in different places: one has a prompt of
-ten thousand ids yet to be read, the next one needs a single row for its next token.
+The problem. A model computes many rows in one call nearly as fast as one, so all running answers are computed
+together. They come and go at any time, though, and are at different points: one has a prompt of ten thousand
+ids to prefill, the next one needs a single row for its next token.
 
 The idea. Time is cut into steps. A job is a `Group` of `n` sequences, each of which is one answer: it waits,
-it runs in a slot (a place of its own in the model's memory), and it leaves when it ends. `step` is one round:
+it runs in a slot (its part of the KV cache), and it leaves when it ends. `step` is one round:
 
-    _admit    slots for those who wait
-    _plan     what each of those who run has computed now: a piece of its prompt, or one row for its newest
-              token, which may have guesses at the next ones behind it
-    runner    one call of the native library: rows in, logits out
-    _read     each sequence whose prompt is read chooses its next token; those who ended give their slot up
+    _admit     give slots to waiting sequences
+    _pieces    what each running sequence computes now: a chunk of its prompt, or one row for its newest
+               token; `_with_room` allocates memory for it, `Guesser.add_to` may add rows of draft tokens
+    _compute   one call of the runner: rows in, logits out
+    _read      sample the next token of each sequence whose prompt is done; those that ended free their slot
 
     sequence   slot   step 1           step 2           step 3
     A          0      decodes          decodes          decodes, and ends
     B          1      prompt 0-511     prompt 512-803   decodes
     C          -      waits            waits            waits; has slot 0 from step 4 on
 
-Where ids are chosen on another device (`Drawer`), nobody has to know them for the next step to begin there:
-its rows stand for what was chosen. So while a step is computed, the one before it is read.
+If ids are sampled on another device (`Drawer`), the next step can begin there before the host knows them: its
+rows refer to the sampled ids. So the results of a step are read while the next one is computed. The
+round is then:
 
-    _follow   the next step of those who certainly go on, begun on the device; prompts are read on in it
-    _land     what came of the step before: ids are fetched, said, and who has ended leaves
-    _choose   ids for the step that was begun, on the device; rules and masks that take part are known now
+    _follow    begin the next step (`_plan_after`, `_begin`) of the sequences that certainly continue; prompts
+               are prefilled in it, too
+    _land      read the step before: fetch its ids, report them, remove sequences that ended
+    _choose    sample ids for the step that was begun, on the device; constraints and masks are known now
 
-Who has ended at an id that nobody expected is in the step after it, too; what comes of that row is left out.
-Guesses are made of ids that are known, so where they are worth it, the step before is read first.
+A sequence that ends at an unforeseen id is already part of the next step; the result of that row is
+discarded. Draft tokens depend on known ids, so where they are worth it, the step before is read first.
 
-What came of a step is noted (`_say`) and taken by the engine's thread after it (`take`), which hands all of
-it to the event loop at once. Nobody waits inside of a step for anything but the computation.
+Results of a step are collected (`_say`) and taken by the engine thread after it (`take`), which passes all of
+them to the event loop at once. A step waits for nothing but the computation.
 
 Rules of this file:
-- Sequences that decode are in every step of their adapters; prompts share what is left of the step.
-- A prompt is cut into pieces, while others decode as small as time demands, so that nobody stalls for long.
-- Prompts are read in the order of service, but a part of each step is for the shortest.
-- Owners have equal shares: of slots and of turns (see shares.py), and of what a step reads of prompts.
-- Where rows cost little, sequences that decode add guesses at their next tokens.
-- Pieces are of ids or of a picture. Who has to wait for a picture to be encoded has no slot meanwhile.
-- Where memory runs out, those who came last step back, and begin again later; first the owner with the most.
-- Where the runner applies one set of adapters to all rows of a step, the sets take turns.
+- Sequences that decode are in every step of their adapters; prompts share the rest of the step.
+- A prompt is cut into chunks, which are small while others decode, so that no answer stalls for long.
+- Prompts are prefilled in the order of service, but a part of each step is for the shortest.
+- Owners have equal shares: of slots and turns (see shares.py), and of a step's prefill.
+- Where rows cost little, sequences that decode add draft tokens.
+- Chunks are of ids or of media. A sequence that waits for media to be encoded has no slot meanwhile.
+- If memory runs out, the sequences that came last are preempted, first those of the owner with the most.
+- If the runner applies one set of adapters to all rows of a step, the sets take turns.
 - Rows are in the order of their slots, because the native library splits a step where slots are not adjacent.
-- Where nothing is left to do, answers are read again for those who will go on from them (see rereading.py).
-- A step that was interrupted leaves nothing behind: its pieces are planned again. Where the runner cannot
-  interrupt a step, steps are short: quiet ones take about 10 ms, those of prompts alone about 250.
-- A step that failed is computed again before any client hears of it, each of its sequences by itself, so that
-  only the one that cannot be computed ends with an error (see `_recover` and step_guard.py).
-- Only the engine's thread comes here.
+- While nothing else is to be done, answers are prefilled for requests that will continue them (see
+  rereading.py).
+- A step that was interrupted has no effect: its chunks are scheduled again. If the runner cannot interrupt a
+  step, steps are short: about 10 ms for idle prefill, about 250 ms for prompts alone.
+- A step that failed is retried before any client gets an error, each of its sequences alone, so that only the
+  one that cannot be computed ends with an error (see `_recover` and step_guard.py).
+- Everything runs on the engine thread.
 """
 
 import logging
@@ -80,21 +83,22 @@ if TYPE_CHECKING:
 _log = logging.getLogger("dragoman.engine")
 _NOTHING: Mapping[Sequence, StepPiece] = {}
 QUIET_STEP_S, _QUIET_ROWS = 0.010, 8
-"""A step that no client waits for takes about so long, for the next request waits until it is over."""
+"""Target time and minimum rows of an idle prefill step, because the next request waits until it is over."""
 ALONE_STEP_S, _ALONE_ROWS = 0.25, 64
-"""The same of steps that only read prompts, where they cannot be interrupted. With fewer rows than these,
-weights would be read too often."""
+"""The same for steps with only prompts, where they cannot be interrupted. With fewer rows than these, the
+weights would be read too often.
+"""
 _CANNOT = "The model could not compute this answer."
 
 
 class Flight(Struct):
-    """A step that is being computed on another device, of which nobody has seen yet what comes of it."""
+    """A step that is being computed on another device; its results have not been read yet."""
 
     plan: Plan
     logits: Logits
     began: float
     answering: list[StepPiece] = []
-    """The pieces for which ids are chosen, and those."""
+    """The chunks for which ids are being sampled; `begun` is that sampling."""
     begun: Begun | None = None
 
 
@@ -120,7 +124,7 @@ class Scheduler:
         self._choosers = Choosers(choosers, self._guesser.most)
         self._drawer = runner if isinstance(runner, Drawer) else None
         self.rereading = Rereading(runner)
-        """What there is to read while nobody waits."""
+        """Answers to prefill while the engine is idle."""
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._suspects: set[Sequence] = set()
@@ -135,13 +139,13 @@ class Scheduler:
         self.account = Account()
         self._arrivals = count()
         self._flight: Flight | None = None
-        """The step that is being computed."""
+        """The step that is being computed on the device."""
         self._landed = 0.0
         self._out: list[tuple[Group, Step]] = []
         self.weight_version: str | None = None
-        """Which weights are in place, where somebody has said."""
+        """Version of the weights, if set."""
         self.in_step: list[Sequence] = []
-        """The sequences in the step that is being computed. Other threads may read it."""
+        """The sequences in the step that is being computed. May be read by other threads."""
 
     @property
     def busy(self) -> bool:
@@ -150,22 +154,22 @@ class Scheduler:
 
     @property
     def faults(self) -> EngineFaults:
-        """What has gone wrong in steps. Other threads may look."""
+        """Counters of failures in steps. May be read by other threads."""
         return self._guard.faults
 
     @property
     def kv_usage(self) -> float:
-        """The part of the memory that running sequences have. Other threads may look."""
+        """Fraction of the KV cache used by running sequences. May be read by other threads."""
         return self._memory.used
 
     def reread(self) -> None:
-        """Begin to read an answer again. Nothing else is to be done; what comes breaks it off."""
+        """Start an idle prefill, when nothing else is to be done; any request interrupts it."""
         group = self.rereading.take()
         if group is not None and self._memory.place(group.sequences[0]):
             self._running.append(group.sequences[0])
 
     def make_way(self) -> None:
-        """Break off what nobody waits for: there is something to do."""
+        """Interrupt the idle prefill, because there is work."""
         for sequence in [one for one in self._running if one.group.quiet]:
             self._leave(sequence)
             self.rereading.again(sequence.group)
@@ -183,7 +187,7 @@ class Scheduler:
             self._end(sequence, "abort")
 
     def end_all(self, finish: FinishReason, error: DragomanError | None = None) -> None:
-        """The last thing a scheduler does. It relies on nothing, because it may follow an error."""
+        """End all sequences, finally. It relies on no state, because it may follow an error."""
         ended = dict.fromkeys(self._waiting + self._running)
         self._waiting, self._running, self._flight = [], [], None
         for sequence in ended:
@@ -195,22 +199,22 @@ class Scheduler:
         self._guesser.close()
 
     def take(self) -> list[tuple[Group, Step]]:
-        """What there is to say since the last time."""
+        """Return the steps collected since the last call."""
         out, self._out = self._out, []
         return out
 
     @property
     def owners(self) -> set[str]:
-        """Of the answers that are at work."""
+        """Owners of running sequences."""
         return {sequence.owner for sequence in self._running}
 
     def names(self, adapter: str) -> bool:
-        """Whether anything that runs or waits has this adapter."""
+        """Whether any running or waiting sequence uses this adapter."""
         jobs = (sequence.group.job for sequence in self._waiting + self._running)
         return any(adapter == name for job in jobs for name, _ in job.adapters)
 
     def step(self, beside: Set[str] = frozenset()) -> None:
-        """Compute one step and note what came of it. `beside`: owners for whom other work is to be done."""
+        """Compute one step and collect its results. `beside`: owners of other work, such as embeddings."""
         began = time.perf_counter()
         if self._flight is not None and self._follow(self._flight, beside):
             return
@@ -234,7 +238,7 @@ class Scheduler:
             self._read(plan, logits)
 
     def _begin(self, plan: Plan, began: float) -> Flight | None:
-        """On the device things are done in order, so what is begun there counts as written."""
+        """Start a step on the device. Work there is done in order, so what is begun counts as written."""
         logits = self._compute(plan)
         if logits is None:
             return None
@@ -242,14 +246,14 @@ class Scheduler:
         return Flight(plan, logits, began)
 
     def _compute(self, plan: Plan) -> Logits | None:
-        """None where the step was interrupted, or failed."""
+        """Compute a step; None if it was interrupted or failed."""
         self.in_step = [piece.sequence for piece in plan.pieces]
         try:
             return self._guard.step(plan.rows())
         except StepInterrupted:
             self._go_back(plan.pieces)
         except StepFailed:
-            # The ids of a step before it are read first: they were chosen, and count.
+            # The results of the step before it are read first: its ids were sampled, and count.
             self.settle()
             self._recover(plan.pieces)
         finally:
@@ -262,14 +266,16 @@ class Scheduler:
         self._guesser.took(plan.pieces, seconds)
 
     def settle(self) -> None:
-        """Read what is being computed: nothing is under way then."""
+        """Read the results of the step in flight, so that none is being computed."""
         flight, self._flight = self._flight, None
         if flight is not None:
             self._land(flight)
 
     def _follow(self, flight: Flight, beside: Set[str]) -> bool:
-        """Begin the step after one that is being computed, and read that meanwhile. Whether it was possible:
-        all who run go on, and nobody else may come in."""
+        """Start the step after the one in flight, and read the results of that meanwhile. Returns False if
+        that is not possible: if sequences may have to be admitted, or it is not certain which ones
+        continue.
+        """
         assert self._drawer is not None
         if self._waiting and (self._memory.idle or self._are_several()):
             return False
@@ -282,7 +288,7 @@ class Scheduler:
         rebuilds = self.faults.rebuilds
         self.settle()
         if self.faults.rebuilds > rebuilds:
-            # What was begun was of the runner before.
+            # The new step belongs to the old runner.
             return True
         for piece in plan.pieces:
             if piece.newest is not None and piece.sequence.slot is not None:
@@ -311,7 +317,7 @@ class Scheduler:
         return Plan(pieces)
 
     def _choose(self, flight: Flight, drawer: Drawer) -> Flight:
-        """Have ids chosen for a step that is being computed, of those who have not left meanwhile."""
+        """Sample ids on the device for the step in flight, for sequences that have not left meanwhile."""
         row, choices = 0, []
         flight.answering = []
         for piece in flight.plan.pieces:
@@ -328,7 +334,8 @@ class Scheduler:
         try:
             steps = self._choosers.finish(flight.begun)
         except Exception as error:
-            # A device tells of a failed step when its results are fetched. Everything after it is in doubt.
+            # A device reports a failed step when its results are fetched. Everything computed after it is
+            # invalid.
             self._guard.note(error, "a step on the device")
             self._rebuild()
             return
@@ -344,8 +351,9 @@ class Scheduler:
                 self._tell(piece, step)
 
     def start_over(self) -> None:
-        """The weights are others, so nothing counts that was computed with those before. Answers at work read
-        their prompts again, and what they have said."""
+        """Discard everything computed, because the weights have changed. Running answers prefill their
+        prompts and their own tokens again.
+        """
         self.settle()
         self.make_way()
         self.rereading.clear()
@@ -354,13 +362,13 @@ class Scheduler:
         self._memory.clear()
 
     def _recover(self, pieces: list[StepPiece]) -> None:
-        """The step of these pieces raised: compute them again, or end an answer that failed by itself."""
+        """Handle a step that raised: retry its sequences alone, or end one that failed alone."""
         ended = [piece for piece in pieces if self._retry_or_end(piece)]
         if ended or not self._guard.reset():
             self._rebuild()
 
     def recover_embedding(self, error: Exception, *, again: bool) -> bool:
-        """A step of an embedding failed; whether it is worth another try."""
+        """Handle a failed step of an embedding; return whether to retry it."""
         self._guard.note(error, "a step of an embedding")
         self.settle()
         if not again or not self._guard.reset():
@@ -368,7 +376,9 @@ class Scheduler:
         return again
 
     def _retry_or_end(self, piece: StepPiece) -> bool:
-        """Let a sequence begin again by itself; where it was by itself already, end it. Whether it ended."""
+        """Preempt a sequence to compute it alone; if it was alone already, end it. Returns whether it
+        ended.
+        """
         sequence, slot = piece.sequence, piece.sequence.slot
         if slot is None:
             return False
@@ -386,13 +396,13 @@ class Scheduler:
         return False
 
     def _rebuild(self) -> None:
-        """Set up the runner again. Answers at work wait for it, and go on."""
+        """Recreate the runner. Running answers wait for it, and continue."""
         self.start_over()
         self._guard.rebuild()
         self._failures_in_a_row = 0
 
     def _failed_rows(self, plan: Plan, logits: Logits) -> set[StepPiece]:
-        """The pieces whose logits are not numbers. They are computed again; the others have their ids."""
+        """Return the chunks whose logits are not finite. They are retried; the others keep their results."""
         rows = self._guard.rows_without_numbers(logits)
         if not rows:
             self._failures_in_a_row = 0
@@ -412,13 +422,13 @@ class Scheduler:
         return failed
 
     def _trust_again(self) -> None:
-        """Suspects that have passed the place where their step failed."""
+        """Clear suspects that have passed the point at which their step failed."""
         for sequence in [one for one in self._suspects if one.computed >= one.failed_at]:
             sequence.failed_at = 0
             self._suspects.discard(sequence)
 
     def saw(self, picture: "Picture") -> None:
-        """A picture was encoded that some wait for, or could not be."""
+        """Handle media that were encoded, or could not be."""
         for shown in picture.take_in():
             for one in [one for one in self._waiting + self._running if one.group.shown is shown]:
                 if picture.error is not None:
@@ -430,7 +440,7 @@ class Scheduler:
             one.group.shown.waits = False
 
     def _let_go(self, group: Group) -> None:
-        """Of pictures, once all of a group have read them."""
+        """Release media once all sequences of a group have prefilled them."""
         if all(one.decoding for one in group.sequences) and group.shown.release():
             self._look_again()
 
@@ -441,7 +451,7 @@ class Scheduler:
                 self._memory.cut_back(slot)
 
     def _admit(self) -> None:
-        """Give slots to those who wait."""
+        """Give slots to waiting sequences."""
         if not self._waiting or not (self._memory.idle or self._are_several()):
             return
         places = Places(self._memory, self._running, self._waiting, self._step_back)
@@ -452,7 +462,7 @@ class Scheduler:
                 insort(self._running, sequence, key=_slot_index)
 
     def _are_several(self) -> bool:
-        """Whether somebody waits who is another than one that runs."""
+        """Whether a sequence waits whose owner differs from that of another running or waiting one."""
         owner = self._waiting[0].owner
         return any(one.owner != owner for one in self._running) or any(
             one.owner != owner for one in self._waiting
@@ -461,7 +471,9 @@ class Scheduler:
     def _pieces(
         self, beside: Set[str], encoding: bool, following: Mapping[Sequence, StepPiece] = _NOTHING
     ) -> list[StepPiece]:
-        """What each computes next. `following`: of those whose newest token is not known yet."""
+        """Return what each sequence computes next. `following`: pieces of sequences whose newest token is
+        not known yet.
+        """
         mine = self._running if not self._suspects else self._apart()
         if self._runner.adapters and not self._runner.mixes_adapters:
             adapters = self._turns.next(mine)
@@ -472,18 +484,18 @@ class Scheduler:
         return [following.get(one) or StepPiece(one, sizes.get(one, 1)) for one in due]
 
     def _apart(self) -> list[Sequence]:
-        """In every other step one sequence whose last step failed, by itself; else all others."""
+        """In every other step, return one sequence whose last step failed, alone; else all others."""
         self._suspects_turn = not self._suspects_turn
         others = [one for one in self._running if one not in self._suspects]
         suspects = [one for one in self._running if one in self._suspects]
         return suspects[:1] if self._suspects_turn or not others else others
 
     def _sizes(self, mine: list[Sequence], reading: list[Sequence], encoding: bool) -> dict[Sequence, int]:
-        """How much of each prompt is read now, beside the answers among `mine`."""
+        """Decide how much of each prompt to prefill now, beside the answers among `mine`."""
         alone = len(reading) == len(mine) and not self.account.crowded
         rows = self._rows_alone(mine[0].group.quiet, encoding) if alone else self._chunk
         if any(one.decoding for one in self._running):
-            # Also those with other adapters, whose turn is another one.
+            # Including those with other adapters, whose turn is another one.
             answers, most = sum(one.decoding for one in mine), self._longest
             rows = int(min(self._chunk, self._pace.rows(answers, encoding, self._pause, most)))
         rows, block = max(rows, self._runner.block), self._runner.block
@@ -491,7 +503,7 @@ class Scheduler:
         return level_apart(sizes) if self._runner.equal_pieces else sizes
 
     def _rows_alone(self, quiet: bool, encoding: bool) -> int:
-        """Rows of a step beside which nothing is to be done."""
+        """Return the rows of a step that only prefills."""
         if self._runner.interruptible:
             return self._chunk if quiet else self._batch
         least, seconds = (_QUIET_ROWS, QUIET_STEP_S) if quiet else (_ALONE_ROWS, ALONE_STEP_S)
@@ -500,11 +512,11 @@ class Scheduler:
 
     @property
     def _longest(self) -> float:
-        """Seconds for which answers may stand still, whatever the pace."""
+        """Maximum seconds for which answers may stand still, whatever the pace."""
         return math.inf if self._pictures is None else self._pictures.pause
 
     def _with_room(self, pieces: list[StepPiece]) -> list[StepPiece]:
-        """The pieces for which there is memory. Who came last steps back for those before."""
+        """Return the pieces for which there is memory, preempting the sequences that came last."""
         growing = [piece for piece in pieces if not self._memory.has(piece.sequence.slot, piece.end)]
         for piece in sorted(growing, key=lambda piece: piece.sequence.order):
             while (slot := piece.sequence.slot) is not None and not self._memory.extend(slot, piece.end):
@@ -519,7 +531,7 @@ class Scheduler:
         insort(self._waiting, sequence, key=_order)
 
     def _read(self, plan: Plan, logits: Logits) -> None:
-        """Go through the rows of logits, which are in the order of the plan, and choose what comes next."""
+        """Go through the rows of logits, in the plan's order, and sample the next tokens."""
         failed = self._failed_rows(plan, logits)
         self._note_read(plan, failed)
         row = 0
@@ -554,7 +566,7 @@ class Scheduler:
         self._say(piece.sequence, step)
 
     def _keep_followed(self, piece: StepPiece, step: Step) -> None:
-        """Of what was computed, the newest token can be relied on, and guesses that were said then."""
+        """Keep the newest token and the draft tokens that were accepted."""
         sequence = piece.sequence
         right = piece.followed(step.ids)
         self._guesser.learn(piece, step.ids, right)
@@ -564,7 +576,7 @@ class Scheduler:
         self._memory.written(sequence.slot)
 
     def _note_read(self, plan: Plan, failed: Set[StepPiece] = frozenset()) -> None:
-        """Parts of prompts are in their slots."""
+        """Note that chunks of prompts are in their slots."""
         for piece in plan.pieces:
             slot = piece.sequence.slot
             if piece.newest is None and slot is not None and piece not in failed:
@@ -588,7 +600,9 @@ class Scheduler:
         self._say(sequence, Step([], sequence.index, finish=finish, error=error))
 
     def _leave(self, sequence: Sequence) -> None:
-        """Take a sequence out of wherever it is. Nothing holds it then: grammars are not left for later."""
+        """Remove a sequence from wherever it is, and drop all references to it: grammars are not left for
+        the garbage collector.
+        """
         sequence.group.sequences.remove(sequence)
         self._suspects.discard(sequence)
         if sequence.slot is None:

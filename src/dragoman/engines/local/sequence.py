@@ -1,4 +1,4 @@
-"""The scheduler's nouns: a group is a job, a sequence one of its continuations, a plan one step of all."""
+"""Data of the scheduler: a group is a job, a sequence one of its continuations, a plan one step of all."""
 
 import asyncio
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ _private = count()
 
 
 class Slot:
-    """A place for one sequence. After the sequence has ended its tokens stay, for others to build on."""
+    """Memory for one sequence. When the sequence has ended, its tokens stay cached for others."""
 
     __slots__ = ("blocks_end", "chain", "ids", "index", "length", "namespace", "pages", "sequence", "used")
 
@@ -31,15 +31,15 @@ class Slot:
         self.ids: Ids = np.zeros(context, np.int32)
         self.length = 0
         self.blocks_end = 0
-        """Where the whole blocks of its prompt end, for runners to which that matters (`Runner.block`)."""
+        """Where the whole blocks of its prompt end, for runners that use blocks (`Runner.block`)."""
         self.namespace: Namespace = ()
         self.sequence: Sequence | None = None
         self.used = 0
-        """When it was last in use, on the scheduler's count."""
+        """When it was last released, on the cache's clock."""
         self.pages: list[int] = []
-        """Where its tokens lie, for runners with pages."""
+        """Its pages in order, for runners with pages."""
         self.chain: list[bytes] = []
-        """What stands for the tokens up to the end of each full page."""
+        """Hash of the tokens up to the end of each full page."""
 
     def write(self, position: int, tokens: Ids) -> None:
         """Note that tokens have been computed from `position` on."""
@@ -48,57 +48,57 @@ class Slot:
 
 
 NOT_IDS = 1 << 30
-"""Numbers from here on stand in prompts for rows of pictures and sounds, and are made of what these are: so
-prompts are compared as if all of it were ids."""
+"""Numbers from here on represent rows of media in prompts, derived from their contents, so that prompts
+can be compared as if they were all ids.
+"""
 
 
 class ShownMedia:
-    """Where a prompt has rows that are no ids: nowhere. `pictures.py` has one for prompts with pictures.
+    """Media rows of a prompt; this class is for prompts without any, `pictures.py` has the other.
 
-    Places count rows, and are what the scheduler reckons with. Positions are what the model counts, and may
-    be fewer.
+    Offsets count rows, and are used by the scheduler. Positions are what the model counts, and may be fewer.
     """
 
     __slots__ = ("waits",)
 
     def __init__(self) -> None:
         self.waits = False
-        """Whether something has to be encoded before the prompt can be read on."""
+        """Whether something has to be encoded before the prefill can continue."""
 
     def border(self, place: int) -> int:
-        """The next place behind this one at which such rows begin or end."""
+        """Return the next offset behind this one at which media rows begin or end."""
         return UNBOUNDED
 
     def begin(self, place: int) -> int:
-        """Where a prefix of so many rows has to be cut back to: nothing goes on from within a picture."""
+        """Return where to truncate a prefix of this length: a prefix cannot end within media."""
         return place
 
     def position(self, place: int) -> int:
         return place
 
     def is_shown(self, place: int) -> bool:
-        """Whether it is within a picture or a sound."""
+        """Whether the row at this offset belongs to media."""
         return False
 
     def is_whole(self, place: int) -> bool:
-        """Whether the piece that begins here cannot be cut."""
+        """Whether the chunk that begins here cannot be cut."""
         return False
 
     def rows(self, start: int, end: int) -> ShownRows | None:
-        """What to compute in the place of ids."""
+        """Return the media rows to compute instead of ids."""
         return None
 
     def sees(self, length: int) -> bool:
-        """Whether all is there that comes behind a prefix; what is not will be encoded."""
+        """Whether all media behind a prefix are encoded; requests the encoding of those that are not."""
         return True
 
     def release(self) -> bool:
-        """What was encoded has been read; whether there was anything."""
+        """Release the encoded media, which have been prefilled; return whether there were any."""
         return False
 
 
 class Group:
-    """A job on its way through the engine."""
+    """A job in the engine."""
 
     __slots__ = ("job", "loop", "namespace", "prompt", "quiet", "reported", "sequences", "shown", "sink")
 
@@ -115,19 +115,19 @@ class Group:
         self.loop = loop
         self.prompt = prompt
         self.shown = shown or ShownMedia()
-        # A job that does not want to share has a namespace of its own: it neither reads what others left
-        # nor leaves anything for them. Its own continuations still share their prompt.
+        # A job that does not share prefixes has a namespace of its own: it neither uses cached prefixes nor
+        # caches any for others. Its own continuations still share their prompt.
         self.namespace: Namespace = (
             job.adapters,
             job.cache_salt,
             None if job.reuse_prefix else next(_private),
         )
         self.sequences: list[Sequence] = []
-        """Those that are not over."""
+        """Continuations that are not over."""
         self.reported = False
-        """Whether the job's first step, which tells about its prompt, has been made."""
+        """Whether the job's first step, which reports facts about the prompt, has been created."""
         self.quiet = False
-        """Whether nobody has asked for it: it is read while there is nothing else to do (`Rereading`)."""
+        """Whether it is an idle prefill (`Rereading`), which no client has requested."""
 
 
 class Sequence:
@@ -155,7 +155,7 @@ class Sequence:
         self.group = group
         self.index = index
         self.order = order
-        """Priority, arrival, index: who goes first."""
+        """Order of service: priority, arrival, index."""
         job = group.job
         self.owner = job.owner if job.priority < BEHIND else behind_owner(job.owner)
         self.answer = answer
@@ -163,24 +163,26 @@ class Sequence:
         self.prompt: Ids = group.prompt
         self.prompt_length = len(group.prompt)
         self.computed = 0
-        """Tokens in the slot. Once the prompt is done, all but the newest."""
+        """Tokens in the slot. After the prefill, all but the newest."""
         self.cached = 0
         self.cancelled = False
         self.failed_at = 0
-        """Where a step of it has failed: up to there it is computed by itself; 0 if none has."""
+        """Length at which a step has failed: up to there it is computed alone; 0 if none has."""
         self.spoken = 0
-        """Tokens of the answer that were said when it got its slot."""
+        """Tokens of the answer generated before it got its slot."""
         self.trust: float | None = None
-        """How likely a guess at its next token is right, as far as guesses have shown."""
+        """Acceptance rate of its draft tokens; None before the first."""
         self.held_by: Sequence | None = None
-        """Another sequence that is computing a prefix this one can use, and how far it has to get."""
+        """Another sequence that is computing a prefix this one can use, until it has `held_until` tokens."""
         self.held_until = 0
         self.prompt_logprobs: list[TokenLogprob | None] | None = None
         if index == 0 and group.job.sampling.prompt_logprobs is not None:
             self.prompt_logprobs = [None]
 
     def step_back(self) -> None:
-        """Give up the slot, to begin again later with what has been said as part of the prompt."""
+        """Preempt the sequence: it gives up its slot, and will prefill its own tokens as part of the
+        prompt.
+        """
         self.slot = None
         self.computed = 0
         self.spoken = len(self.answer.output)
@@ -191,17 +193,19 @@ class Sequence:
 
     @property
     def said(self) -> int:
-        """Tokens of the answer since it has its slot."""
+        """Tokens of the answer generated in this slot."""
         return len(self.answer.output) - self.spoken
 
     @property
     def asked(self) -> int:
-        """Tokens that were sent; what follows them has been said, also where it is read again."""
+        """Length of the prompt as sent; what follows was generated, even if it is prefilled again."""
         return len(self.group.prompt)
 
     @property
     def unread(self) -> int:
-        """Tokens that one piece may have: it ends where what was sent does, or whole blocks, or a picture."""
+        """Maximum tokens of the next chunk: it ends where the prompt as sent does, or whole blocks, or
+        media.
+        """
         end = self.asked if self.computed < self.asked else self.prompt_length
         if self.slot is not None and self.in_blocks:
             end = self.slot.blocks_end
@@ -209,12 +213,12 @@ class Sequence:
 
     @property
     def in_blocks(self) -> bool:
-        """Whether its next piece is of whole blocks (`Runner.block`)."""
+        """Whether its next chunk is of whole blocks (`Runner.block`)."""
         return self.slot is not None and self.computed < self.slot.blocks_end
 
     @property
     def is_whole(self) -> bool:
-        """Whether its next piece cannot be cut."""
+        """Whether its next chunk cannot be cut."""
         return self.group.shown.is_whole(self.computed)
 
     @property
@@ -223,11 +227,11 @@ class Sequence:
 
     @property
     def suspect(self) -> bool:
-        """Whether a step that it was in has failed, and has not been computed since."""
+        """Whether a step with it has failed, and has not been computed since."""
         return bool(self.failed_at)
 
     def held(self) -> bool:
-        """Whether the sequence it waits for is still on its way."""
+        """Whether the sequence it waits for is still computing the prefix."""
         other = self.held_by
         return other is not None and other.slot is not None and other.computed < self.held_until
 
@@ -240,7 +244,7 @@ def make_group(
     ends: frozenset[int],
     pictures: "Pictures | None" = None,
 ) -> Group:
-    """A group with its sequences. Their order of service is set when the scheduler takes them."""
+    """Create a group with its sequences. The scheduler sets their order of service."""
     prompt: Ids = np.array(job.prompt, np.int32)
     group = Group(job, sink, loop, prompt)
     if pictures is not None and job.media:
@@ -259,15 +263,15 @@ def by_owner(sequences: Iterable[Sequence]) -> dict[str, list[Sequence]]:
     return found
 
 
-# One step, before it is computed: which tokens of which sequences.
+# One step before it is computed: which tokens of which sequences.
 
 
-# A pass costs about as much as this many tokens in it.
+# Fixed cost of a pass, in tokens.
 _PASS = 2
 
 
 class StepPiece:
-    """What one sequence computes in a step: its newest token, guesses after it, or a part of its prompt."""
+    """The part of a step for one sequence: its newest token with draft tokens, or a chunk of its prompt."""
 
     __slots__ = ("guesses", "newest", "outputs", "sequence", "size", "start")
 
@@ -276,7 +280,7 @@ class StepPiece:
         self.start = sequence.computed
         self.size = size
         self.newest = sequence.answer.output[-1] if sequence.decoding else None
-        """The token to be computed; None for a part of a prompt."""
+        """The token to compute; None for a chunk of a prompt."""
         self.guesses: list[int] = []
         if sequence.prompt_logprobs is not None and self.newest is None:
             self.outputs = size
@@ -289,16 +293,18 @@ class StepPiece:
 
     @property
     def answers(self) -> bool:
-        """Whether a token of the answer comes of it."""
+        """Whether it yields a token of the answer."""
         return self.newest is not None or self.end >= self.sequence.prompt_length
 
     def guess(self, tokens: list[int]) -> None:
-        """Compute these as well, as if the newest token of an answer were followed by them."""
+        """Add draft tokens behind the newest token."""
         self.guesses = tokens
         self.size = self.outputs = 1 + len(tokens)
 
     def following(self, place: int) -> "StepPiece":
-        """The next token of the answer, which is not known yet: it is chosen at that place."""
+        """Return the piece for the next token of the answer, which is not known yet; `place` is its index
+        in the sampling.
+        """
         piece = StepPiece.__new__(StepPiece)
         piece.sequence, piece.start, piece.size, piece.outputs = self.sequence, self.start + self.size, 1, 1
         piece.newest, piece.guesses = ~place, []
@@ -326,7 +332,7 @@ class StepPiece:
             rows.shown[index] = seen
 
     def go_back(self) -> bool:
-        """The step was broken off. Whether a part of a picture had been computed, which begins again."""
+        """Undo an interrupted step; return whether a partly computed medium must begin again."""
         sequence = self.sequence
         begin = sequence.group.shown.begin(self.start)
         if begin == self.start or sequence.slot is None:
@@ -335,11 +341,11 @@ class StepPiece:
         return True
 
     def read(self) -> None:
-        """The part of the prompt has been computed: it is in the slot."""
+        """Note that a chunk of the prompt has been computed."""
         self._note_written(self.sequence.prompt[self.start : self.end])
 
     def report_prompt(self, logits: Logits, first: int) -> None:
-        """Note how likely ids of the prompt were, where that is wanted: row i tells it of id i + 1."""
+        """Record the log probabilities of the prompt, if requested: row i has that of id i + 1."""
         sequence = self.sequence
         found = sequence.prompt_logprobs
         if self.newest is not None or found is None or len(found) >= sequence.prompt_length:
@@ -353,7 +359,7 @@ class StepPiece:
         found.extend(logprob(row, token, top) for row, token in zip(rows, following, strict=False))
 
     def followed(self, said: list[int]) -> int:
-        """The newest token was followed by what was said; how many guesses were right."""
+        """Note the newest token and the accepted draft tokens as computed; return how many were accepted."""
         sequence, right = self.sequence, max(0, len(said) - 1)
         if right or sequence.slot is None or self.newest is None:
             self._note_written(np.array([self.newest, *said[:right]], np.int32))
@@ -389,7 +395,7 @@ class Plan:
 
     @property
     def has_guesses(self) -> bool:
-        """Whether nobody can say yet what follows: how many ids come of it is not known."""
+        """Whether any piece has draft tokens, so that the number of resulting ids is unknown."""
         return any(piece.guesses for piece in self.pieces)
 
     def rows(self) -> Rows:
@@ -400,11 +406,11 @@ class Plan:
 
 
 def share_out(reading: list[Sequence], rows: int, outputs: int, block: int = 1) -> dict[Sequence, int]:
-    """How many tokens of each prompt go into a step of `rows` tokens and `outputs` extra rows of logits.
-    Whole blocks are not cut.
+    """Divide a step of `rows` tokens and `outputs` extra rows of logits between prompts; returns the tokens
+    of each. Whole blocks are not cut.
 
-    Each owner has an equal part. A quarter of it goes to the shortest prompts, so that a question does not
-    wait behind a book; the rest goes in the order of `reading`.
+    Each owner has an equal part. A quarter of it goes to the shortest prompts, so that a short question does
+    not wait behind a long document; the rest goes in the order of `reading`.
     """
     sizes: dict[Sequence, int] = {}
 
@@ -431,13 +437,13 @@ def share_out(reading: list[Sequence], rows: int, outputs: int, block: int = 1) 
         fill(mine, start + part)
     fill(reading, rows)
     if reading and reading[0].is_whole and reading[0] not in sizes:
-        # Its turn has come, however long it is; but then it is enough.
+        # Its turn has come, however long it is; it then has the step for itself.
         return {reading[0]: reading[0].unread}
     return sizes
 
 
 def level_apart(sizes: dict[Sequence, int]) -> dict[Sequence, int]:
-    """`level`, of ids and of pictures apart: they are not computed together."""
+    """Apply `level` to ids and to media separately, as they are not computed together."""
     shown = {one: size for one, size in sizes.items() if one.group.shown.is_shown(one.computed)}
     if not shown:
         return level(sizes)
@@ -448,9 +454,9 @@ def level_apart(sizes: dict[Sequence, int]) -> dict[Sequence, int]:
 
 
 def level(sizes: dict[Sequence, int]) -> dict[Sequence, int]:
-    """Cut pieces to one length where that pays, because each further length takes a pass of its own.
+    """Cut chunks to one length if that pays, because each further length takes a pass of its own.
 
-    `9, 10, 12` becomes `9, 9, 9`: what is cut off comes in the next step. `4, 27, 30` becomes `4, 27, 27`.
+    `9, 10, 12` becomes `9, 9, 9`: the rest comes in the next step. `4, 27, 30` becomes `4, 27, 27`.
     """
     lengths = sorted(set(sizes.values()))
 

@@ -1,16 +1,17 @@
-"""Who of several owners is served next: each that has jobs has an equal share of slots, steps and rows.
+"""Fair sharing between owners: each owner with jobs has an equal share of slots, steps and rows.
 
 Rules of this file:
-- A slot goes to the owner with the fewest, and of each owner to the first in the order of service.
-- Where there is none left, the owner with the most gives one up to who has at least two less: its last
-  sequence steps back. So nobody waits for another's long answers, and nothing is taken back and forth.
-- Where there are more owners than slots, a sequence steps back when it has had its turn.
-- Where several come and go, no step is long.
-- Time is shared between owners, and only then between kinds of work: what an owner's prompts and embeddings
-  take, others have as well before it has more. They take as long as many steps.
-- Answers do not stand still for long while prompts are read beside them (`Pace`).
-- What nobody waits for (`is_behind`) has what is left: it comes after all others, and makes way for them.
-- An owner whose next prompt finds no room blocks the others only if nothing of its own runs.
+- A slot goes to the owner with the fewest, and among an owner's sequences to the first in the order of
+  service.
+- If no slot is free, the owner with the most gives one up to an owner with at least two fewer: its last
+  sequence is preempted. So no owner waits for another's long answers, and slots do not move back and forth.
+- If there are more owners than slots, a sequence is preempted when it has had its turn.
+- While several owners come and go, no step is long.
+- Time is shared between owners first, and only then between kinds of work: time that an owner's prompts and
+  embeddings take, the others get as well before it has more. They take as long as many steps.
+- Answers do not stand still for long while prompts are prefilled beside them (`Pace`).
+- Background work (`is_behind`) gets what is left: it comes after all other work, and is preempted by it.
+- An owner whose next prompt does not fit in memory blocks the others only if nothing of its own runs.
 """
 
 import math
@@ -27,21 +28,23 @@ from dragoman.types import Adapters
 _T = TypeVar("_T", str, Adapters)
 
 TURN = 64
-"""Tokens of an answer that make up a turn, where owners have to take turns; more after a long prompt."""
+"""Tokens of an answer that make up a turn, if owners have to take turns; more after a long prompt."""
 
 
 def last_of_most(running: list[Sequence]) -> Sequence:
-    """Who steps back: of the owner with the most sequences the last in the order of service."""
+    """Pick the sequence to preempt: the last in the order of service, of the owner with the most
+    sequences; background work first.
+    """
     counts = Counter(sequence.owner for sequence in running)
     return max(running, key=lambda one: (is_behind(one.owner), counts[one.owner], one.order))
 
 
 CROWDED_S = 10.0
-"""After the last change of owners; from then on steps may be long."""
+"""Seconds after the last change of owners for which steps stay short."""
 
 
 class Places:
-    """One round of giving slots to those who wait; `step_back` takes the slot of one away."""
+    """One round of giving slots to waiting sequences; `step_back` preempts a running one."""
 
     def __init__(
         self,
@@ -66,7 +69,9 @@ class Places:
                 del self._waiting[owner]
 
     def _place_next(self, owner: str) -> bool:
-        """Whether one of an owner's sequences got a slot; who waits for a prefix does not block the rest."""
+        """Place one of an owner's sequences; return whether one got a slot. Sequences that wait for a
+        prefix do not block the rest.
+        """
         mine = self._waiting[owner]
         self._memory.full = False
         while mine and not self._memory.full:
@@ -89,7 +94,7 @@ class Places:
         return True
 
     def _make_way(self, owner: str) -> bool:
-        """Whether somebody could give up a slot."""
+        """Preempt a sequence of another owner, if the rules allow it; return whether one was."""
         others = [one for one in self._running if one.owner != owner and one.slot is not None]
         if not others:
             return False
@@ -110,14 +115,16 @@ def _had_its_turn(sequence: Sequence) -> bool:
 
 
 class Turns:
-    """A step has one set of adapters: owners take turns, and so do the sets of each."""
+    """Rotation of adapter sets, for steps with one set each: owners take turns, and so do the sets of each
+    owner.
+    """
 
     def __init__(self) -> None:
         self._owner = ""
         self._latest: dict[str, Adapters] = {}
 
     def next(self, running: list[Sequence]) -> Adapters:
-        """The adapters whose turn it is, among those that have something to compute."""
+        """Return the adapters whose turn it is, among those that have something to compute."""
         present: dict[str, set[Adapters]] = {}
         for sequence in running:
             present.setdefault(sequence.owner, set()).add(sequence.group.job.adapters)
@@ -131,51 +138,56 @@ class Turns:
 
 
 def _following(present: Iterable[_T], last: _T) -> _T:
-    """The next in order, and after the last the first."""
+    """Return the next in order, and after the last the first."""
     ordered = sorted(present)
     return next((one for one in ordered if one > last), ordered[0])
 
 
 class Account:
-    """Whose time it was. Answers are said on in every step, but prompts and embeddings can wait a little.
+    """Ledger of compute time. Decoding runs in every step; prefill and embeddings can be delayed.
 
-    Who has had time for such work owes it to all others, and has no more of it until they have had as much
-    time, for whatever it was: of a step every owner has the part of its rows. Who is alone owes embeddings to
-    its own answers: they have half of the time each, and who comes next finds no long piece begun at once.
+    An owner that used time for these is in debt to all others and gets no more until they have had as much
+    time, for any work: each step's time counts to its owners by their rows. An owner that is alone is in debt
+    to its own answers for embeddings: they get half of the time each, and a new owner's request finds no long
+    chunk just begun.
     """
 
     def __init__(self) -> None:
         self._came: str | None = None
         self._crowded_until = 0.0
         self._owed: dict[str, float] = {}
-        """Seconds, by owner."""
+        """Debt in seconds, by owner."""
         self._alone = True
-        """Whether one owner has all that there is to compute."""
+        """Whether all work belongs to one owner."""
 
     def came(self, owner: str) -> None:
-        """Something of this owner has come."""
+        """Note a request of this owner."""
         if self._came not in (None, owner):
             self._crowded_until = time.monotonic() + CROWDED_S
         self._came = owner
 
     @property
     def crowded(self) -> bool:
-        """Whether several owners come and go, so that a long step would keep the next one waiting."""
+        """Whether several owners come and go, so that a long step would delay the next request."""
         return time.monotonic() < self._crowded_until
 
     def must_wait(self, present: Set[str]) -> Set[str]:
-        """Of the owners with something to compute those that owe; never all of them."""
+        """Return the owners in debt, among those with something to compute; never all of them."""
         self._alone = len(present) < 2
         least = min((self._owed.get(owner, 0.0) for owner in present), default=0.0)
         return {owner for owner in present if self._owed.get(owner, 0.0) > least}
 
     def may_embed(self, owner: str, answering: Set[str], present: Set[str]) -> bool:
-        """`answering`: owners of answers at work; `present`: of all that there is to compute."""
+        """Whether an embedding of `owner` is due. `answering`: owners of running answers; `present`:
+        owners of any work.
+        """
         late = self.must_wait(present)
         return owner not in late and not (owner in answering and owner in self._owed)
 
     def may_be_read(self, sequences: list[Sequence], present: Set[str]) -> list[Sequence]:
-        """Those of which a part of the prompt is due. Where all owners read, a step has parts of all."""
+        """Return the sequences whose prefill is due. If all owners are in prefill, a step has parts of
+        all.
+        """
         reading = [sequence for sequence in sequences if not sequence.decoding]
         if not reading and not self._owed:
             return reading
@@ -188,7 +200,7 @@ class Account:
         return [sequence for sequence in reading if sequence.owner not in late]
 
     def stepped(self, pieces: Iterable[StepPiece], seconds: float) -> None:
-        """A step took so long."""
+        """Account for the time of a step."""
         if not self._owed and all(piece.newest is not None for piece in pieces):
             return
         if self._alone:
@@ -206,9 +218,9 @@ class Account:
             self._owe(owner, a_row * (read[owner] - (rows.total() - rows[owner])))
 
     def embedded(self, owner: str, seconds: float) -> None:
-        """A piece of an embedding took so long."""
+        """Account for the time of a chunk of an embedding."""
         if self._alone:
-            # Nobody was kept waiting by those before.
+            # No other owner was waiting for the time used before.
             self._owed.pop(owner, None)
         for other in self._owed.keys() | {owner}:
             self._owe(other, seconds if other == owner else -seconds)
@@ -219,23 +231,27 @@ class Account:
             del self._owed[owner]
 
 
-# How much of prompts is read beside answers.
+# The amount of prefill beside answers.
 
 
 _PASS, _ANSWER = 8, 1.75
-"""What a step costs by itself, and an answer in it, in rows of prompts. It need only be so roughly: what is
-known is what steps took that had about as many."""
+"""Estimated fixed cost of a step, and of an answer in it, in rows of prompts. A rough estimate is enough:
+the learned times come from steps with similar numbers.
+"""
 _WORSE, _BETTER, _MOMENT = 0.4, 0.2, 2.0
-"""How far one step moves what is known; and what it may be at most, of that: machines have moments."""
+"""How far one step moves the learned times, if slower or faster than expected; and the largest step time
+that counts, relative to the expected one, as machines have hiccups.
+"""
 _SLOWED = 2.0
-"""By what an encoding beside it makes a step longer, before that was seen."""
+"""Slowdown of a step by an encoding beside it, before it is measured."""
 _LONGER, _LEAST = 1.5, 0.125
-"""Where a step takes long by itself, by so much one that reads may take longer; and what reading has of its
-time at least, whatever else takes time."""
+"""Factor by which a step with prefill may take longer where steps are long anyway; and the minimum share
+of the step's own time that prefill gets in any case.
+"""
 
 
 class StepTime:
-    """What steps take: for each row that they are reckoned as by themselves, and for each that they read."""
+    """Learned step times: per row of fixed cost and answers, and per row of prefill."""
 
     def __init__(self, own: float = 0.0, row: float = 0.0) -> None:
         self.own = own
@@ -245,7 +261,7 @@ class StepTime:
         return (_PASS + _ANSWER * answers) * self.own + read * self.row
 
     def learn(self, answers: int, read: int, seconds: float) -> None:
-        """Which part it was that took longer or shorter than expected is told by steps that read nothing."""
+        """Update the times. Steps without prefill tell which of the two has changed."""
         if not (expected := self.of(answers, read)):
             self.own = self.row = seconds / (_PASS + _ANSWER * answers + read)
             return
@@ -256,11 +272,11 @@ class StepTime:
 
 
 class Pace:
-    """How many rows of prompts go into a step with answers, so that it takes no longer than so many seconds.
+    """Controls how many rows of prompts go into a step with answers, so that it takes a limited time.
 
-    Where a row takes 3 ms, 128 of them would keep all answers waiting for nearly half a second. What it takes
-    differs a hundredfold between machines and models, and grows while a picture is encoded on the same cores.
-    So it is learned from the steps, apart for those beside which something is encoded.
+    At 3 ms per row, 128 of them would keep all answers waiting for nearly half a second. The time per row
+    differs a hundredfold between machines and models, and grows while media are encoded on the same cores. So
+    it is learned from the steps, separately for those with an encoding beside them.
     """
 
     def __init__(self) -> None:
@@ -268,16 +284,16 @@ class Pace:
         self._slowed: StepTime | None = None
 
     def rows(self, answers: int, encoding: bool, pause: float, most: float = math.inf) -> float:
-        """Rows that a step may read beside so many answers, at least one.
+        """Return the rows to prefill beside these answers, at least one.
 
-        It may take `pause` seconds, or longer where it takes long by itself, but no more than `most`.
+        The step may take `pause` seconds, or longer where steps are long anyway, but no more than `most`.
         """
         known = self._known(encoding)
         own, limit = known.of(answers, 0), min(most, max(pause, _LONGER * self._usual.of(answers, 0)))
         return max(1.0, max(limit - own, _LEAST * own) / known.row) if known.row else math.inf
 
     def took(self, answers: int, read: int, encoding: bool, seconds: float) -> None:
-        """A step with so many answers that read so many rows took so long."""
+        """Learn from a step's time."""
         self._known(encoding).learn(answers, read, seconds)
 
     def _known(self, encoding: bool) -> StepTime:

@@ -1,13 +1,13 @@
-"""A runner behind a guard: a step that fails is noticed, counted and told, and the runner is put right.
+"""A guard around a runner: failed steps are detected, counted and logged, and the runner is repaired.
 
-A native library can fail in three ways: it raises, it gives logits that are not numbers, or it has come into
-a state in which every further step fails. None of them may end the engine's thread, or an answer that had no
-part in it. The scheduler decides which sequences are computed again (see `Scheduler._recover`); this file
-knows what it takes of the runner:
+A native library can fail in three ways: it raises, it returns logits that are not finite, or it is in a state
+in which every further step fails. None of them may end the engine thread, or an answer that was not part of
+it. The scheduler decides which sequences are retried (see `Scheduler._recover`); this file repairs the
+runner:
 
     first failure           `reset`: fresh requests, in milliseconds
-    failure of the retry    `rebuild`: everything but the weights is set up again, which takes seconds
-    more than three         EngineFailed: the engine takes no more requests, readiness says so, and a
+    failure of the retry    `rebuild`: everything but the weights is recreated, which takes seconds
+    more than three         EngineFailed: the engine takes no more requests, readiness reports it, and a
     rebuilds in a minute    supervisor opens a new one
 """
 
@@ -29,7 +29,7 @@ _LONGEST_TEXT = 300
 
 
 class StepGuard:
-    """Computes the steps of a runner. For the engine's thread only."""
+    """Computes the steps of a runner. For the engine thread only."""
 
     def __init__(self, runner: AnyRunner) -> None:
         self._runner = runner
@@ -39,7 +39,7 @@ class StepGuard:
         self._reason = ""
 
     def step(self, rows: Rows) -> Logits:
-        """As `Runner.step`; whatever the runner raises is a StepFailed."""
+        """Compute a step, as `Runner.step`; anything the runner raises becomes a StepFailed."""
         try:
             return self._runner.step(rows)
         except StepInterrupted:
@@ -49,26 +49,28 @@ class StepGuard:
             raise StepFailed(self._reason) from error
 
     def note(self, error: Exception, what: str) -> None:
-        """Count a failure, and log its reason: each kind once a minute."""
+        """Count a failure and log its reason, each kind once a minute."""
         self.faults.failed_steps += 1
         self._reason = _text_of(error)
         self._log_once(f"{type(error).__name__} {what.split(' of ')[0]}", f"{what} failed: {self._reason}")
 
     def rows_without_numbers(self, logits: Logits) -> list[int]:
-        """Rows in which the largest logit is not a finite number. Of rows on a device the sampler knows."""
+        """Return the rows whose largest logit is not finite. Rows on a device are checked by the sampler."""
         if not isinstance(logits, np.ndarray) or not len(logits):
             return []
-        # The maximum of a row is NaN where any of its numbers is.
+        # The maximum of a row is NaN if any of its numbers is.
         largest = logits.max(axis=1)
         rows: list[int] = np.flatnonzero(~np.isfinite(largest)).tolist()
         if rows:
             self.faults.failed_steps += 1
-            self._reason = "logits were not numbers"
-            self._log_once("rows", f"{len(rows)} of {len(logits)} rows of logits were not numbers")
+            self._reason = "logits were not finite"
+            self._log_once("rows", f"{len(rows)} of {len(logits)} rows of logits were not finite")
         return rows
 
     def reset(self) -> bool:
-        """After a first failure; False where that failed as well, so that only a rebuild is left."""
+        """Reset the runner after a first failure; return False if that failed as well, so that it must be
+        rebuilt.
+        """
         try:
             self._runner.reset()
         except Exception as error:
@@ -77,25 +79,25 @@ class StepGuard:
         return True
 
     def rebuild(self) -> None:
-        """Raises EngineFailed where that was done too often, or cannot be done."""
+        """Rebuild the runner. Raises EngineFailed after too many rebuilds, or if it fails."""
         now = time.monotonic()
         if len(self._rebuilt_at) == MOST_REBUILDS and now - self._rebuilt_at[0] < WITHIN_S:
-            _log.error("the runner failed again after %d rebuilds: %s", MOST_REBUILDS, self._reason)
+            _log.error("Runner failed again after %d rebuilds: %s", MOST_REBUILDS, self._reason)
             message = (
-                f"The model failed again after {MOST_REBUILDS} rebuilds within a minute; the log says why."
+                f"The model failed again after {MOST_REBUILDS} rebuilds within a minute; see the server log."
             )
             raise EngineFailed(message)
         self._rebuilt_at.append(now)
         self.faults.rebuilds += 1
-        _log.warning("the runner is rebuilt after repeated failures: %s", self._reason)
+        _log.warning("Rebuilding the runner after repeated failures: %s", self._reason)
         try:
             self._runner.rebuild()
         except Exception as error:
-            _log.error("the runner cannot be set up again: %s", _text_of(error))
+            _log.error("Cannot rebuild the runner: %s", _text_of(error))
             raise EngineFailed(
-                "The model cannot be set up again after a failure; the log says why."
+                "The model could not be reloaded after a failure; see the server log."
             ) from error
-        _log.warning("the runner is rebuilt, after %.1f seconds", time.monotonic() - now)
+        _log.warning("Runner rebuilt in %.1f seconds", time.monotonic() - now)
 
     def _log_once(self, kind: str, message: str) -> None:
         now = time.monotonic()
@@ -105,6 +107,8 @@ class StepGuard:
 
 
 def _text_of(error: Exception) -> str:
-    """A library's own words, on one line: it knows shapes and nodes, and nothing of prompts."""
+    """Return a library's message as one line. It may be logged: libraries report shapes and nodes, never
+    prompts.
+    """
     text = " ".join(str(error).split()) or "no message"
     return f"{type(error).__name__}: {text}"[:_LONGEST_TEXT]

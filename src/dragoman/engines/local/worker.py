@@ -1,9 +1,9 @@
-"""The engine's thread: it computes step after step, and takes its mail in between.
+"""The engine thread: computes step after step, and runs posted tasks in between.
 
-What is native goes down in one order, whoever says stop: no new mail, the running step broken off,
-everybody told, the threads of masks ended, and then the runner closed, on the thread that computed with it.
-Only when that thread is gone, for the system too, does `stop` return: libraries tidy up after a thread when
-Python has long forgotten it, and must not do so while the process takes them down.
+Native resources are closed in one order, however the stop begins: no new tasks, the running step interrupted,
+all jobs ended, the threads of masks ended, and then the runner closed, on the thread that computed with it.
+`stop` returns only when that thread is gone for the operating system, too: libraries clean up after a thread
+when Python has already forgotten it, and must not do so while the process unloads them.
 """
 
 import asyncio
@@ -30,11 +30,11 @@ from dragoman.types import Step
 if TYPE_CHECKING:
     from dragoman.engines.local.pictures import Pictures
 
-# Embeddings, worked off piece by piece between the steps of the scheduler.
+# Embeddings, computed chunk by chunk between the scheduler's steps.
 
 
 class Embedding:
-    """One request for vectors, and the future that waits for them. `owner` is whose it is, as with a job."""
+    """One request for embeddings, and its future. `owner` means the same as `Job.owner`."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Embedding:
         self.retried = False
 
     def advance(self) -> bool:
-        """Do one piece of the work; whether there is more."""
+        """Compute one chunk; return whether there is more."""
         if self.future.cancelled():
             return False
         try:
@@ -84,7 +84,7 @@ class Embedding:
         try:
             self._loop.call_soon_threadsafe(settle)
         except RuntimeError:
-            # The loop is closed: nobody waits any more.
+            # The loop is closed, so the result is not needed.
             return
 
 
@@ -94,14 +94,16 @@ class Embedding:
 _log = logging.getLogger("dragoman.engine")
 Mail: TypeAlias = Callable[[], None]
 STOP_S = 10.0
-"""A step that cannot be broken off is awaited for so long; a thread that has not ended by then is stuck."""
+"""Seconds to wait for a step that cannot be interrupted; after that the thread counts as stuck."""
 AGAIN_S = 0.1
 QUIET_S = 0.05
-"""When nothing has come for so long, what nobody waits for is done."""
+"""Idle seconds after which background work of the engine begins."""
 
 
 class Worker:
-    """Owns the runner and the scheduler. All methods but `_...` may be called from any thread."""
+    """Owner of the runner and the scheduler. Methods without a leading underscore may be called from any
+    thread.
+    """
 
     def __init__(self, runner: Runner, scheduler: Scheduler, pictures: "Pictures | None" = None) -> None:
         self._runner = runner
@@ -116,13 +118,13 @@ class Worker:
         self._paused = False
         self._turns = 0
         self._pages: Iterator[int] | None = use_large_pages()
-        """As long as there is memory that can be put into larger pages."""
+        """Iterator that collapses memory into large pages; None when it is done."""
         self.failure: DragomanError | None = None
-        """Why the engine takes no more work; None while it lives."""
+        """Why the engine takes no more work; None while it runs."""
 
     @property
     def pulse(self) -> int:
-        """Changes with every turn of the thread, and while a step is computed where the runner tells."""
+        """A counter that changes with every turn of the thread, and within a step if the runner tells."""
         return self._turns + (self._runner.pulse if isinstance(self._runner, Pulsing) else 0)
 
     def start(self) -> None:
@@ -133,18 +135,19 @@ class Worker:
     def check(self) -> None:
         """Raise the reason why the engine takes no more work, if there is one."""
         if self.failure is not None:
-            # A new one each time: an error that was raised holds its frames, and with them the weights.
+            # A new exception each time: one that was raised keeps its frames alive, and with them the
+            # weights.
             raise type(self.failure)(self.failure.message)
 
     def post(self, mail: Mail) -> None:
-        """Have something done by the engine's thread before its next step."""
+        """Run a task on the engine thread before its next step."""
         with self._lock:
             self.check()
             self._start()
             self._mail.put(mail)
 
     async def do(self, work: Mail) -> None:
-        """Have something done, and wait for it. Raises what it raises."""
+        """Run a task on the engine thread and wait for it. Raises what it raises."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
 
@@ -162,17 +165,17 @@ class Worker:
                 work()
             except Exception as error:
                 raised = error
-            # What was computed before it, and is read only now, arrives before the answer.
+            # Results computed before the task arrive before its own result.
             self._deliver(self._scheduler.take())
             with suppress(RuntimeError):
-                # The loop may be closed: then nobody waits any more.
+                # If the loop is closed, the result is not needed.
                 loop.call_soon_threadsafe(settle, raised)
 
         self.post(mail)
         await done
 
     async def pause(self, paused: bool) -> None:
-        """Compute nothing once this returns, until it is called with False. What comes meanwhile waits."""
+        """Stop computing from when this returns until it is called with False. Requests wait meanwhile."""
 
         def hold() -> None:
             self._paused = paused
@@ -198,32 +201,36 @@ class Worker:
         self._break_off()
 
     def _break_off(self) -> None:
-        """Interrupt the running step if it is of no use, or keeps a request waiting for what is not."""
+        """Interrupt the running step if it is only of cancelled sequences or idle prefill."""
         in_step = self._scheduler.in_step if self._runner.interruptible else []
         if in_step and all(sequence.cancelled or sequence.group.quiet for sequence in in_step):
             self._runner.interrupt()
 
     def stop(self) -> None:
-        """End everything and wait for the thread, which closes the runner. Not for ever: it may be stuck."""
+        """End everything and wait for the thread, which closes the runner. Gives up if the thread is
+        stuck.
+        """
         self._order_end(Unavailable("The engine has been stopped."))
         if self._thread is None:
             self._close_all()
         elif self._has_ended(self._thread):
-            # What nobody has read holds this worker, and with it the weights.
+            # Tasks left in the queue refer to this worker, and with it to the weights.
             self._read_mail(wait=False)
         else:
-            _log.error("The engine's thread has not ended within %.0f seconds; it is left behind.", STOP_S)
+            _log.error("The engine thread did not end within %.0f seconds; it is abandoned", STOP_S)
 
     def _has_ended(self, thread: threading.Thread) -> bool:
-        """Whether it has ended in time. It may have begun a step just when it was to be broken off."""
+        """Whether the thread ends in time. It is interrupted repeatedly, as it may have just begun another
+        step.
+        """
         until = time.monotonic() + STOP_S
         while not has_ended(thread, AGAIN_S) and time.monotonic() < until:
             self._runner.interrupt()
         return not thread.is_alive()
 
     def abandon(self) -> None:
-        """Wait no more for a thread that is stuck. If it gets on after all, it ends and closes the runner."""
-        self._order_end(EngineFailed("The engine was stuck and has been given up."))
+        """Abandon a stuck thread. If it continues after all, it ends and closes the runner."""
+        self._order_end(EngineFailed("The engine was stuck and has been abandoned."))
 
     def _order_end(self, reason: DragomanError) -> None:
         self._close(reason)
@@ -239,7 +246,7 @@ class Worker:
             atexit.register(self.stop)
 
     def _close(self, reason: DragomanError) -> None:
-        """Take no more mail. What came in before is in the box by then, and will still be read."""
+        """Accept no more tasks. Those posted before are in the queue by then, and will still run."""
         with self._lock:
             self.failure = self.failure or reason
 
@@ -249,13 +256,13 @@ class Worker:
     def _run(self) -> None:
         try:
             with suppress(StepInterrupted):
-                # By a stop. What was not tried yet is prepared when it comes.
+                # Interrupted by `stop`. Otherwise, what was not warmed up is prepared when needed.
                 self._runner.warm_up()
             while not self._stopping:
                 self._turn()
             self._end_all("The engine has been stopped.")
         except Exception as error:
-            _log.exception("the engine's thread ended by an error")
+            _log.exception("The engine thread ended by an error")
             message = "The engine failed and takes no more requests."
             self._close(EngineFailed(error.message if isinstance(error, EngineFailed) else message))
             self._end_all("The engine failed.", failed=True)
@@ -285,7 +292,7 @@ class Worker:
             self._advance(embedding)
 
     def check_unused(self, adapter: str) -> None:
-        """Raise if a job at work, or one that waits, names it. For the engine's thread."""
+        """Raise Conflict if a running or waiting job uses the adapter. For the engine thread."""
         if self._scheduler.names(adapter):
             raise Conflict(f"The adapter {adapter!r} is in use.")
 
@@ -295,7 +302,7 @@ class Worker:
         self._embeddings.append(embedding)
 
     def _next_embedding(self) -> Embedding | None:
-        """The first whose time it is."""
+        """Return the first embedding whose owner may have time now."""
         if not self._embeddings:
             return None
         answering, may = self._scheduler.owners, self._scheduler.account.may_embed
@@ -303,7 +310,7 @@ class Worker:
         return next((one for one in self._embeddings if may(one.owner, answering, present)), None)
 
     def _comes_mail(self, within: float) -> bool:
-        """Whether something comes within so many seconds, which is read then."""
+        """Wait for a task for some seconds; if there is one, run all tasks and return True."""
         try:
             mail = self._mail.get(timeout=within)
         except Empty:
@@ -315,7 +322,7 @@ class Worker:
     def _read_mail(self, wait: bool) -> None:
         if wait:
             self._mail.get()()
-        # Only this thread takes anything out.
+        # Only this thread takes tasks out.
         while not self._mail.empty():
             self._mail.get_nowait()()
 
@@ -324,8 +331,8 @@ class Worker:
         try:
             more = embedding.advance()
         except StepInterrupted:
-            # Meant for a step that was over just then, or for everything.
-            embedding.fail(Unavailable("The embedding was interrupted; try again."))
+            # The interrupt was meant for a step that had just ended, or the engine is stopping.
+            embedding.fail(Unavailable("The embedding was interrupted; retry."))
             more = False
         except Exception as error:
             more = self._scheduler.recover_embedding(error, again=not embedding.retried)
@@ -341,7 +348,7 @@ class Worker:
         deliver(out, lambda group: self.cancel(group, None))
 
     def _end_all(self, message: str, failed: bool = False) -> None:
-        # What was sent but not read yet has to be told as well.
+        # Tasks that were posted but not run yet may add jobs, which must be ended, too.
         self._read_mail(wait=False)
         error = EngineFailed(message) if failed else None
         self._scheduler.end_all("error" if failed else "abort", error)
@@ -351,10 +358,10 @@ class Worker:
 
 
 def has_ended(thread: threading.Thread, most: float) -> bool:
-    """Whether a thread has ended within so many seconds, or does not run at all any more."""
+    """Whether a thread ends within `most` seconds, for the operating system as well."""
     until = time.monotonic() + most
     thread.join(most)
-    # Python is done with a thread before the system is.
+    # Python forgets a thread before the operating system does.
     task = Path(f"/proc/self/task/{thread.native_id}")
     while not thread.is_alive() and task.exists() and time.monotonic() < until:
         time.sleep(0.0005)

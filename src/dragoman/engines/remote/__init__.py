@@ -1,4 +1,4 @@
-"""Other servers as an engine: any that speak OpenAI's completions, best those that return token ids."""
+"""Other servers as an engine: any with OpenAI's completions API, preferably those that return token ids."""
 
 from dragoman.engines.remote.engine import RemoteEngine
 from dragoman.engines.remote.pool import RemoteOptions

@@ -1,5 +1,6 @@
-"""Pictures and sounds at upstreams: no server takes them beside ids, so such jobs go as the conversation that
-their prompts were made of, which the upstream makes a prompt of itself."""
+"""Images and audio for upstreams. No server takes them beside ids, so such jobs are sent as the
+conversation that their prompt was rendered from, and the upstream renders it itself.
+"""
 
 from base64 import b64encode
 from collections.abc import Iterable, Mapping
@@ -13,11 +14,11 @@ from dragoman.media.read import data_url
 from dragoman.types import Conversation, Job, Message
 
 _SENSES: Mapping[str, MediaKind] = {"vision": "image", "audio": "audio"}
-"""What llama-server calls them."""
+"""llama-server's names of the modalities."""
 
 
 async def find_modalities(client: AsyncClient, model: Mapping[str, Any]) -> frozenset[MediaKind]:
-    """What an upstream says that its model takes: in its list of models, or where llama-server says it."""
+    """Return the modalities of an upstream's model, from its list of models or llama-server's properties."""
     told: Any = model.get("modalities")
     if told is None and isinstance(model.get("architecture"), dict):
         told = model["architecture"].get("input_modalities")
@@ -33,24 +34,24 @@ async def find_modalities(client: AsyncClient, model: Mapping[str, Any]) -> froz
 
 
 def chat_request(job: Job, fields: Mapping[str, Any], *, gives_ids: bool) -> Request:
-    """The fields are those of completions; those that chat has otherwise are changed."""
+    """Convert the fields of completions to those of chat, where they differ."""
     told = job.conversation
     if told is None:
-        raise EngineFailed("A job with media came without its conversation.")
+        raise EngineFailed("A job with media has no conversation.")
     if told.tools and not gives_ids:
-        # Its calls would come as calls, and nobody could say what the model wrote.
-        message = "This upstream gives text and no ids: with pictures or sounds it takes no tools."
+        # Its calls would be parsed already, and the model's own text would be unknown.
+        message = "This upstream returns no token ids: with images or audio it does not support tools."
         raise BadRequest(message, param=TOOLS, code="unsupported_field")
     asked = dict(fields)
     if (top := asked.pop("logprobs", None)) is not None:
         asked |= {"logprobs": True, "top_logprobs": top}
     if gives_ids:
-        # Servers of both kinds that give ids have these.
+        # Both kinds of servers that return ids have these fields.
         asked |= {"chat_template_kwargs": dict(told.template_kwargs) or None}
         if told.continue_final_message:
             asked |= {"continue_final_message": True, "add_generation_prompt": False}
     elif told.continue_final_message:
-        message = "This upstream takes no message to go on with where there are pictures or sounds."
+        message = "This upstream cannot continue a message that has images or audio."
         raise BadRequest(message, param=FINAL_MESSAGE, code="unsupported_field")
     messages = [_write_message(message, told) for message in told.messages]
     return chat(messages, asked | {"tools": list(told.tools) or None})

@@ -1,4 +1,4 @@
-"""Servers as an engine: each job is a completions request to one of them; cancelling it hangs up there."""
+"""Servers as an engine: each job is a completions request to one of them; cancelling it disconnects."""
 
 import asyncio
 import logging
@@ -43,7 +43,7 @@ from dragoman.types import (
     TextStep,
 )
 
-# The tokenizer of the model that they run, from what lies on this machine.
+# The tokenizer of the upstreams' model, from files on this machine.
 
 
 class GgufTokenizer(LlamaTokenizer):
@@ -58,24 +58,24 @@ class GgufTokenizer(LlamaTokenizer):
 
 
 def tokenizer_of(name: str) -> Tokenizer:
-    """A GGUF file, or what HfTokenizer takes: a folder with tokenizer.json, or a name."""
+    """Open a GGUF file, or what HfTokenizer takes: a folder with tokenizer.json, or a name."""
     path = Path(name).expanduser()
     return (
         GgufTokenizer(path) if path.suffix == ".gguf" else HfTokenizer(str(path) if path.exists() else name)
     )
 
 
-# What goes wrong at an upstream, as our clients are told.
+# Errors of an upstream, as reported to our clients.
 
 
 _CLIENTS_FAULT = frozenset({400, 413, 415, 422})
 _CLIENTS_KINDS = frozenset({BadRequest.type, "BadRequestError"})
-"""What OpenAI and vLLM call it inside of a stream, where there is no status."""
+"""Error types of OpenAI and vLLM inside of a stream, where there is no status."""
 _BUSY = frozenset({502, 503, 504})
 
 
 def error_of(error: ClientError) -> DragomanError:
-    """The upstream's words where they are about the request; what is about its insides stays in the log."""
+    """Convert an error. Messages about the request go to the client; internal ones stay in the log."""
     said = error.said or "The upstream refused the request and gave no reason."
     status = error.where.status if isinstance(error, Refused) else None
     if error.code == ContextOverflow.code:
@@ -87,16 +87,16 @@ def error_of(error: ClientError) -> DragomanError:
     after = error.reply.retry_after if isinstance(error, Refused) else None
     wait = None if after is None else max(ceil(min(after, 3600.0)), 1)
     if status == 429 or error.kind == Overloaded.type:
-        return Overloaded(error.said or "The upstream is busy; try again soon.", retry_after=wait)
+        return Overloaded(error.said or "The upstream is busy; retry soon.", retry_after=wait)
     if isinstance(error, CannotConnect | TimedOut) or status in _BUSY or error.code == Unavailable.code:
-        return Unavailable("The upstream does not answer; try again soon.", retry_after=wait)
+        return Unavailable("The upstream does not answer; retry soon.", retry_after=wait)
     if status in (401, 403):
-        return EngineFailed("The upstream does not take the key that this server has for it.")
-    return EngineFailed("The upstream failed; the server's log says more.")
+        return EngineFailed("The upstream rejected this server's API key.")
+    return EngineFailed("The upstream failed; see the server log.")
 
 
 def _part(error: ClientError) -> Part | None:
-    """An upstream is asked for completions, whose fields have the names that we use ourselves."""
+    """Return the field of an upstream's error; the fields of completions have the same names here."""
     return None if error.param is None else Part(error.param)
 
 
@@ -104,16 +104,16 @@ def _part(error: ClientError) -> Part | None:
 
 
 UNSAID = 2048
-"""Tokens of an answer, where neither the client nor anybody here knows how many there may be."""
+"""Maximum tokens of an answer, if the limit is unknown here."""
 
 
 def request_of(job: Job, traits: Traits, tokenizer: Tokenizer) -> Request:
     asked = job.sampling
     fields: dict[str, Any] = {
         "model": job.adapter or traits.model,
-        # Without a number some servers have 16.
+        # Without a number some servers use 16.
         "max_tokens": asked.most or UNSAID,
-        # Said even where it is the usual: some servers have other defaults.
+        # Sent even if it is the default: some servers have other defaults.
         "temperature": asked.temperature,
         "top_p": asked.top_p,
         "presence_penalty": asked.presence_penalty,
@@ -132,7 +132,7 @@ def request_of(job: Job, traits: Traits, tokenizer: Tokenizer) -> Request:
     if traits.server == "dragoman":
         fields |= {"typical_p": asked.typical_p, "cache_prompt": job.reuse_prefix}
     if traits.server == "vllm" and not asked.ignore_eos:
-        # vLLM knows one end of its own; the model may have several.
+        # vLLM knows one end id; the model may have several.
         fields["stop_token_ids"] = sorted(asked.stop_token_ids | tokenizer.end_ids)
     if job.media:
         return chat_request(job, fields, gives_ids=traits.gives_ids)
@@ -149,7 +149,7 @@ def _add_extensions(job: Job, asked: Sampling) -> dict[str, Any]:
         "ignore_eos": asked.ignore_eos,
         "stop_token_ids": sorted(asked.stop_token_ids) or None,
         "allowed_token_ids": None if asked.allowed_token_ids is None else list(asked.allowed_token_ids),
-        # Servers without priorities refuse any but the usual.
+        # Servers without priorities refuse any but the default.
         "priority": job.priority or None,
         "cache_salt": job.cache_salt or None,
         "structured_outputs": None if source is None else _write_structured(source),
@@ -165,14 +165,14 @@ def _write_structured(source: ConstraintSource) -> dict[str, Any]:
         case "gbnf":
             return {"grammar": source.text}
         case "lark":
-            # Without the first line, what has a `::=` in it would be taken for GBNF.
+            # Without the first line, a grammar with `::=` would be taken for GBNF.
             return {"grammar": LARK_LINE + source.text if "::=" in source.text else source.text}
         case "regex" | "structural_tag":
             return {source.form: source.text}
 
 
 def _text(job: Job, tokenizer: Tokenizer) -> str:
-    """The prompt for servers that take text only. They put the first token there themselves."""
+    """Return the prompt for servers that take only text. They add the first token themselves."""
     if not tokenizer.add_bos or tokenizer.bos_id is None:
         return job.text
     return job.text.removeprefix(tokenizer.pieces[tokenizer.bos_id].decode("utf-8", "replace"))
@@ -184,13 +184,14 @@ def _text(job: Job, tokenizer: Tokenizer) -> str:
 logger = logging.getLogger("dragoman.engine")
 
 _PAUSE_S = 0.25
-"""Before an upstream that has just failed is asked again."""
+"""Seconds before a request is sent again to an upstream that has just failed."""
 
 
 class RemoteEngine:
-    """`RemoteEngine.open(["http://10.0.0.1:8000"], tokenizer)` is the usual way to make one.
+    """Engine over upstream servers; usually created with `RemoteEngine.open(["http://10.0.0.1:8000"],
+    tokenizer)`.
 
-    Where the upstreams do not return ids, their text is the answer, and the card says so. Without a tokenizer
+    If the upstreams do not return ids, their text is the answer, and the card states so. Without a tokenizer
     they are sent text, too.
     """
 
@@ -205,14 +206,16 @@ class RemoteEngine:
     def open(
         cls, urls: Sequence[str], tokenizer: Tokenizer | None, options: RemoteOptions | None = None
     ) -> "RemoteEngine":
-        """Look at the upstreams; call it outside of an event loop. Raises BadUpstream where none will do."""
+        """Probe the upstreams and create the engine, outside of an event loop. Raises BadUpstream if none
+        can be used.
+        """
         return asyncio.run(cls.connect(urls, tokenizer, options))
 
     @classmethod
     async def connect(
         cls, urls: Sequence[str], tokenizer: Tokenizer | None, options: RemoteOptions | None = None
     ) -> "RemoteEngine":
-        """`open`, for code in an event loop."""
+        """Do the same as `open` in an event loop."""
         options = options or RemoteOptions()
         tokenizer = tokenizer or TextTokenizer()
         pool = Pool(urls, tokenizer, options)
@@ -222,7 +225,7 @@ class RemoteEngine:
         traits = next((upstream.traits for upstream in pool.upstreams if upstream.alive), None)
         if traits is None:
             why = "; ".join(f"{upstream.url}: {upstream.why}" for upstream in pool.upstreams)
-            raise BadUpstream(f"None of the upstreams can be used. {why}")
+            raise BadUpstream(f"No upstream can be used. {why}")
         return cls(pool, tokenizer, _card(traits, tokenizer, options), options)
 
     @property
@@ -242,10 +245,10 @@ class RemoteEngine:
 
     async def check(self) -> None:
         if not any(upstream.alive for upstream in self.upstreams):
-            raise EngineFailed("None of the upstreams answers.")
+            raise EngineFailed("No upstream answers.")
 
     def place(self, media: Media) -> Sequence[int]:
-        """It is the upstream that knows how many there are."""
+        """Return one placeholder id; only the upstream knows how many positions a medium takes."""
         return [placeholder_id(self.tokenizer, media.kind)]
 
     def generate(self, job: Job) -> AsyncGenerator[Step, None]:
@@ -255,7 +258,7 @@ class RemoteEngine:
         return RemoteJob([RemoteRun(self, single(job, index), index, sink) for index in range(job.n)])
 
     def describe_upstreams(self) -> list[dict[str, Any]]:
-        """For people and machines that look after the server."""
+        """Return the state of the upstreams, for operators and monitoring."""
         return [upstream.describe() for upstream in self.upstreams]
 
 
@@ -273,11 +276,11 @@ class RemoteJob:
 
 
 class RemoteRun:
-    """One continuation: asked of an upstream, and of another where that one fails.
+    """One continuation: a request to an upstream, and to another one if that fails.
 
-    As long as nothing was said it is begun anew. After that it goes on from the ids so far, where the rest of
-    the answer depends on nothing else: what was said becomes a part of the prompt. Nothing is said twice, and
-    nothing is left out, since what has been passed on is exactly what the next upstream is told.
+    Until something was generated it starts again. After that it continues from the ids so far, if the rest of
+    the answer depends on nothing else: they become a part of the prompt. Nothing is repeated or left out,
+    since exactly what has been passed on is sent to the next upstream.
     """
 
     def __init__(self, engine: RemoteEngine, job: Job, index: int, sink: Sink) -> None:
@@ -298,7 +301,9 @@ class RemoteRun:
         self._pause: asyncio.TimerHandle | None = None
 
     def begin(self, before: DragomanError | None = None) -> None:
-        """`before` is what went wrong the last time: if nobody takes it now, clients are told that."""
+        """Start the request. `before` is the error of the last attempt, which the client gets if no
+        upstream is left.
+        """
         try:
             upstream = self._pool.pick(self._key, self._tried)
         except (Unavailable, Overloaded) as error:
@@ -333,7 +338,7 @@ class RemoteRun:
         upstream.lines.ask(self._call)
 
     def _rest(self) -> Job:
-        """What is still to be said."""
+        """Return the job for the rest of the answer."""
         job, said = self._job, "".join(self._texts)
         if not self._ids and not said:
             return job
@@ -347,7 +352,7 @@ class RemoteRun:
                 asked,
                 max_tokens=asked.max_tokens if asked.most is None else max(asked.max_tokens - len(ids), 1),
                 min_tokens=max(asked.min_tokens - len(ids), 0),
-                # The chances of its first ids must not come again.
+                # The random numbers of its first ids must not be repeated.
                 seed=None if asked.seed is None else seed_of(asked.seed, len(ids)),
             ),
         )
@@ -359,7 +364,7 @@ class RemoteRun:
         elif isinstance(step, TextStep) and step.text:
             self._texts.append(step.text)
         if self._resumed:
-            # What the second upstream knew of the prompt is not what the first one did.
+            # The second upstream's prefix cache says nothing about the first one's.
             step.cached_tokens = None
         self._sink(step)
 
@@ -386,7 +391,7 @@ class RemoteRun:
             self.begin(error)
 
     def _finish_from(self, held: list[int]) -> bool:
-        """Whether what has come is the whole answer, though nobody has said so."""
+        """Whether the received ids are the whole answer, though its finish was not received."""
         asked, ends = self._job.sampling, self._engine.tokenizer.end_ids
         said = len(self._ids) + len(held)
         finish: FinishReason = "length"
@@ -401,7 +406,7 @@ class RemoteRun:
         return True
 
     def _can_go_on(self) -> bool:
-        """Whether the rest depends on nothing but the ids so far, and anybody is there to say it."""
+        """Whether the rest depends only on the ids so far, and another upstream is up."""
         asked = self._job.sampling
         alone = self._job.constraint is None and asked.samplers is None and not self._job.media
         plain = not (asked.presence_penalty or asked.frequency_penalty)

@@ -1,4 +1,4 @@
-"""From the events of a completions stream, or of a chat's, to steps."""
+"""From the events of a completions or chat stream to steps."""
 
 import msgspec
 from msgspec import Struct
@@ -12,7 +12,7 @@ from dragoman.types import FinishReason, Job, Step, TextStep, TokenLogprob
 
 
 class _HeardDelta(Struct):
-    """Of a chat, where ids come beside whatever the server makes of them."""
+    """Delta of a chat stream, where ids come beside the parsed content."""
 
     content: str | None = None
 
@@ -27,7 +27,7 @@ class _HeardChoice(Struct):
 
 
 class _Heard(Struct):
-    """What is read of a chunk."""
+    """The fields of a chunk that are used."""
 
     choices: list[_HeardChoice] = msgspec.field(default_factory=list)
     usage: Counts | None = None
@@ -43,9 +43,10 @@ _FINISHES: dict[str, FinishReason] = {
 
 
 class Hearing:
-    """`hear` gives what can be passed on at once, `last` the step that ends the answer.
+    """Converts a stream's events: `hear` returns the step to pass on at once, `last` the one that ends the
+    answer.
 
-    Where `sampled` is false the upstream gives text, and there are no ids.
+    If `sampled` is false the upstream returns text without ids.
     """
 
     def __init__(self, job: Job, tokenizer: Tokenizer, *, sampled: bool) -> None:
@@ -55,12 +56,12 @@ class Hearing:
         self._wanted = job.sampling.logprobs
         self._ends = tokenizer.end_ids | job.sampling.stop_token_ids
         self._held: Step | None = None
-        """A step with what may be the end of the answer, which has to come with its finish."""
+        """A step whose last id may end the answer, so that it must be passed on with the finish."""
         self._choice: _HeardChoice | None = None
-        """The one that had the finish."""
+        """The choice that had the finish."""
         self._cached: int | None = None
         self._prompt: int | None = None
-        """What the upstream says that the prompt has, where it alone knows what a picture takes."""
+        """The prompt's tokens as counted by the upstream, which alone knows the size of media."""
 
     @property
     def finished(self) -> bool:
@@ -68,11 +69,13 @@ class Hearing:
 
     @property
     def held(self) -> list[int]:
-        """Ids that came and were not passed on."""
+        """Ids that were received and not passed on."""
         return [] if self._held is None else self._held.ids
 
     def hear(self, data: bytes) -> Step | None:
-        """One event. Raises msgspec's errors for what is none, and EngineFailed for what cannot be right."""
+        """Handle one event. Raises msgspec's errors for invalid events, and EngineFailed for impossible
+        values.
+        """
         chunk = _decode(data)
         if chunk.usage is not None:
             told = chunk.usage.usage()
@@ -94,11 +97,11 @@ class Hearing:
         ids = choice.token_ids
         if not ids:
             if choice.text:
-                raise EngineFailed("The upstream gave text without its ids.")
+                raise EngineFailed("The upstream returned text without its token ids.")
             return None
         for id_ in ids:
             if not 0 <= id_ < self._size:
-                raise EngineFailed("The upstream gave an id that the vocabulary does not have.")
+                raise EngineFailed("The upstream returned an id that is not in the vocabulary.")
         step = Step(ids)
         if self._wanted is not None:
             step.logprobs = _logprobs(ids, entries_of(choice.logprobs), self._wanted)
@@ -111,12 +114,10 @@ class Hearing:
 
     def last(self) -> Step:
         if self._choice is None:
-            raise EngineFailed("The upstream did not say how the answer ended.")
+            raise EngineFailed("The upstream did not send a finish reason.")
         finish = _FINISHES.get(self._choice.finish_reason or "")
         if finish is None:
-            raise EngineFailed(
-                f"The upstream ended the answer for a reason of its own: {self._choice.finish_reason}."
-            )
+            raise EngineFailed(f"The upstream sent an unknown finish reason: {self._choice.finish_reason}.")
         step = self._held or (Step([]) if self._sampled else TextStep([]))
         step.finish, step.cached_tokens, step.prompt_tokens = finish, self._cached, self._prompt
         stop = self._choice.stop_reason
@@ -131,11 +132,11 @@ def _join(first: Step, second: Step) -> Step:
 
 def _logprobs(ids: list[int], entries: list[Token], wanted: int) -> list[TokenLogprob]:
     if len(entries) != len(ids):
-        raise EngineFailed("The upstream left out log probabilities that it was asked for.")
+        raise EngineFailed("The upstream did not return the requested log probabilities.")
     made = []
     for id_, token in zip(ids, entries, strict=True):
         if token.logprob is None:
-            raise EngineFailed("The upstream left out log probabilities that it was asked for.")
+            raise EngineFailed("The upstream did not return the requested log probabilities.")
         top = [(one.id, one.logprob) for one in token.top if one.id is not None and one.logprob is not None]
         top.sort(key=lambda entry: -entry[1])
         made.append(TokenLogprob(id_, token.logprob, tuple(top[:wanted])))

@@ -1,9 +1,8 @@
-"""Connections to an upstream, and what comes on them for one request.
+"""Connections to an upstream, and the data that they receive for one request.
 
-A token must cost little here, since this process may pass on those of many servers. So there is no task and
-no buffer between the socket and the sink of a job: what the event loop reads is parsed where it arrives, of
-each event nothing is decoded but what a step needs, and a connection that has brought an answer brings the
-next.
+A token must be cheap here, since this process may relay those of many servers. So there is no task and no
+buffer between the socket and the sink of a job: data is parsed where the event loop reads it, only the fields
+that a step needs are decoded, and connections are reused.
 """
 
 import asyncio
@@ -40,11 +39,13 @@ from dragoman.engines.remote.hearing import Hearing
 from dragoman.errors import DragomanError
 from dragoman.types import Step
 
-# One request, and what has come for it so far.
+# One request, and what was received for it.
 
 
 class StreamCall:
-    """`sink` gets the steps. `ended` is called once: with None after the last step, else with what failed."""
+    """One streaming request. `sink` gets the steps. `ended` is called once: with None after the last step,
+    else with the error.
+    """
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class StreamCall:
         self.hearing = hearing
         self.content = _write_request(setup, request)
         self.over = False
-        """Nothing more is to be told: it has ended, or nobody wants it."""
+        """Whether it has ended or was cancelled."""
         self.line: Line | None = None
         self._setup = setup
         self._sink = sink
@@ -79,10 +80,10 @@ class StreamCall:
 
     @property
     def begun(self) -> bool:
-        """Whether the head of the reply is here."""
+        """Whether the head of the reply was received."""
         return self._reply is not None
 
-    # What the connection says.
+    # Events of the connection.
 
     def began(self, status: int, headers: Mapping[str, str]) -> None:
         self._reply = reply = Reply.told(status, headers)
@@ -130,11 +131,11 @@ class StreamCall:
         error = said.get("error") if isinstance(said, dict) else None
         if error is not None or name == b"error":
             problem = problem_of(error) or problem_in(data)
-            told = problem.message if problem else "The server did not say what is wrong."
+            told = problem.message if problem else "The server sent an error without a message."
             raise StreamFailed(told, self._at(b"" if problem else data), problem)
 
     def _finish(self) -> None:
-        """The answer has come to its end; the rest of the reply is of no interest."""
+        """End the answer; the rest of the reply is ignored."""
         if self.over:
             return
         try:
@@ -147,7 +148,7 @@ class StreamCall:
         self._ended(None)
 
     def done(self) -> None:
-        """The whole reply is here."""
+        """Handle the end of the reply."""
         if self.over or self._reply is None:
             return
         if self._reply.status >= 300:
@@ -156,7 +157,7 @@ class StreamCall:
             self.fail(Refused(self._where if problem else self._at(body), problem, self._reply))
             return
         if self._sse is None:
-            # Not a stream, as it seems: a whole answer is a chunk that ends.
+            # Not a stream, it seems: a whole answer has the form of a last chunk.
             self._hear(bytes(self._whole), b"")
         else:
             for event in self._sse.end():
@@ -165,22 +166,26 @@ class StreamCall:
             self._end_early(BrokenStream("The stream ended before the answer did.", self._at(self._whole)))
 
     def lost(self) -> None:
-        """The connection is gone."""
+        """Handle the loss of the connection."""
         if self._reply is None:
-            self.fail(Unreached(f"The server at {self._setup.url} hung up without a word.", self._where))
+            self.fail(
+                Unreached(
+                    f"The server at {self._setup.url} closed the connection without a reply.", self._where
+                )
+            )
         elif not self.over:
-            message = f"The server at {self._setup.url} hung up in the middle of an answer."
+            message = f"The server at {self._setup.url} closed the connection during an answer."
             self._end_early(BrokenStream(message, self._where))
 
     def _end_early(self, problem: ClientError) -> None:
-        """Where the finish has come, nothing is missing but the words that are said after it."""
+        """End a broken answer: if the finish was received, nothing of the answer is missing."""
         if self.hearing.finished:
             self._finish()
         else:
             self.fail(problem)
 
     def time_out(self) -> None:
-        self._drop(TimedOut(f"The server at {self._setup.url} is silent for too long.", self._where))
+        self._drop(TimedOut(f"The server at {self._setup.url} has been silent for too long.", self._where))
 
     def _break(self, message: str, data: bytes) -> None:
         self._drop(BrokenStream(message, self._at(data)))
@@ -199,7 +204,7 @@ def _write_request(setup: Setup, request: Request) -> bytes:
     body = msgspec.json.encode(request.body)
     parts = urlsplit("http://localhost" if setup.url.startswith(UNIX) else setup.url)
     told = {"Host": parts.netloc.rpartition("@")[2], **headers_of(setup.key), **STREAM, **request.headers}
-    # What came with a request of ours must not become a line of its own here.
+    # Values from a client's request must not inject header lines.
     lines = [f"{name}: {value}" for name, value in told.items() if value.isascii() and value.isprintable()]
     head = [f"POST {parts.path}{request.path} HTTP/1.1", *lines, f"Content-Length: {len(body)}", "", ""]
     return "\r\n".join(head).encode() + body
@@ -209,7 +214,7 @@ def _write_request(setup: Setup, request: Request) -> bytes:
 
 
 _REST_S = 1.0
-"""For the end of a reply whose last event has come."""
+"""Seconds for the end of a reply whose last event was received."""
 MOST_IDLE = 64
 _KEEP_ASKING = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -219,12 +224,14 @@ _KEEP_ASKING = (
         if hasattr(socket, name)
     ),
 )
-"""After 15 seconds without a byte, each 5 seconds; three questions without an answer are the end."""
+"""TCP keepalive: after 15 idle seconds a probe every 5 seconds; three without a reply close the
+connection.
+"""
 MOST_HEAD = 64 * 1024
 
 
 class Line(asyncio.Protocol):
-    """One connection, and the call that it is busy with."""
+    """One connection, and the call that uses it."""
 
     def __init__(self, lines: "Lines") -> None:
         self._lines = lines
@@ -236,7 +243,7 @@ class Line(asyncio.Protocol):
         self.call: StreamCall | None = None
         self.heard = 0.0
         self.used = False
-        """Whether it has brought an answer before."""
+        """Whether it has completed a request before."""
 
     def send(self, call: StreamCall) -> None:
         assert self._transport is not None
@@ -256,21 +263,21 @@ class Line(asyncio.Protocol):
             self.call.time_out()
             self.hang_up()
 
-    # What asyncio says.
+    # Callbacks of asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Not by isinstance: those of uvloop are of no class of asyncio's.
+        # Not by isinstance: uvloop's transports are not of asyncio's classes.
         self._transport = cast("asyncio.Transport", transport)
         used = transport.get_extra_info("socket")
         if used is not None and used.family != socket.AF_UNIX:
-            # A path that is gone says nothing: neither would a server at work, so the kernel has to ask.
+            # A dead network path sends nothing, and neither does a busy server: so the kernel has to probe.
             for level, option, value in _KEEP_ASKING:
                 used.setsockopt(level, option, value)
 
     def data_received(self, data: bytes) -> None:
         self.heard = self._loop.time()
         if self.call is None:
-            # Nobody has asked for anything.
+            # Unexpected data on an idle connection.
             self.hang_up()
             return
         try:
@@ -287,7 +294,7 @@ class Line(asyncio.Protocol):
         if call is None:
             return
         if self.used and not self._size and not self._headers and not call.over:
-            # It was closed while nobody used it; that says nothing about the server.
+            # An idle connection was closed; that says nothing about the server.
             self._lines.ask(call, fresh=True)
         elif call.begun and not error and not self._has_end():
             call.done()
@@ -296,15 +303,15 @@ class Line(asyncio.Protocol):
         call.line = None if call.line is self else call.line
 
     def _has_end(self) -> bool:
-        """Where the length was told, the end of the connection is not the end of the reply."""
+        """Whether the reply's length is known: then the end of the connection is not the end of the reply."""
         return "transfer-encoding" in self._headers or "content-length" in self._headers
 
-    # What the parser says.
+    # Callbacks of the parser.
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._size += len(name) + len(value)
         if self._size > MOST_HEAD:
-            raise ValueError("The head of the reply is too long.")
+            raise ValueError("The header of the reply is too long.")
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
@@ -328,7 +335,7 @@ class Line(asyncio.Protocol):
 
 
 class Lines:
-    """The connections to one upstream. They belong to the event loop in which it is first asked."""
+    """The connection pool of one upstream. It belongs to the event loop in which it is first used."""
 
     def __init__(self, setup: Setup, silence_s: float) -> None:
         self.setup = setup
@@ -340,11 +347,11 @@ class Lines:
         self._secure: SSLContext | None = None
 
     def ask(self, call: StreamCall, *, fresh: bool = False) -> None:
-        """On a connection that is there, or on a new one."""
+        """Send a call on an idle connection, or on a new one."""
         if self._sweep is None:
             self._arm()
         if self._idle and not fresh:
-            # The newest: the others may rest until the server closes them.
+            # The newest: the others may stay idle until the server closes them.
             self._idle.pop().send(call)
             return
         task = asyncio.get_running_loop().create_task(self._open(call))
@@ -401,12 +408,12 @@ class Lines:
         self._sweep = asyncio.get_running_loop().call_later(pause, self._look)
 
     def give_up(self, silence_s: float) -> None:
-        """What has been silent for so long ends as if the connection were gone."""
+        """End calls that have been silent for this long as if the connection were lost."""
         for line in [*self.busy]:
             line.check(silence_s)
 
     def _look(self) -> None:
-        """One timer for all that is silent, rather than one for each piece that comes."""
+        """Check all connections with one timer, instead of one timer per received chunk."""
         self.give_up(self._silence_s)
         self._sweep = None
         if self.busy or self._opening:

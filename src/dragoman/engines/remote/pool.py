@@ -1,4 +1,4 @@
-"""The upstreams: what can be set about them, what they can do, which are there, which gets the next job."""
+"""The upstreams: options, capabilities, health, and the selection of one for each job."""
 
 import asyncio
 import logging
@@ -19,33 +19,33 @@ from dragoman.media import MediaKind
 from dragoman.routing import Router, RoutingKey
 from dragoman.types import SourceForm
 
-# What can be set.
+# Options.
 
 
 class RemoteOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str | None = None
-    """The model's public name; by default its name at the upstreams."""
+    """Public name of the model; default its name at the upstreams."""
     model: str | None = None
-    """Its name at the upstreams; by default the first that they have."""
+    """Name of the model at the upstreams; default their first."""
     key: str | None = None
-    """The key of the upstreams."""
+    """API key of the upstreams."""
     context: int | None = None
-    """Tokens one sequence may hold; by default what the upstreams say."""
+    """Maximum tokens of one sequence; default what the upstreams report."""
     connect_s: float = 5.0
-    """Seconds for a connection."""
+    """Seconds to wait for a connection."""
     silence_s: float = 600.0
-    """Seconds after which an upstream that says nothing is given up."""
+    """Seconds without data after which a request to an upstream fails."""
     check_s: float = 5.0
-    """Seconds between looks at whether the upstreams are there."""
+    """Seconds between health checks of the upstreams."""
     modalities: tuple[MediaKind, ...] | None = None
-    """What the model takes beside text; by default what the upstreams say."""
+    """Media kinds that the model takes besides text; default what the upstreams report."""
     tries: int = 3
-    """How often a job is given to an upstream."""
+    """Attempts for each job, at different upstreams if possible."""
     resume: bool = True
-    """Whether an answer goes on at another upstream, from what was said so far, when its own one fails."""
+    """Whether an answer continues at another upstream from its tokens so far, if its own upstream fails."""
 
 
-# What a server can do that is to be an upstream: seen once, by asking it for one token.
+# Capabilities of a server, probed once with a request for one token.
 
 
 Server: TypeAlias = Literal["dragoman", "vllm", "other"]
@@ -53,23 +53,23 @@ _SAMPLE = "The quick brown fox, 12 + 30 = 42: naïve Grüße!\n"
 _STANDARD = frozenset(
     {"temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "logprobs"}
 )
-"""What every server of this API takes."""
+"""Fields that every server of this API supports."""
 _UNSUPPORTED: Mapping[Server, frozenset[str]] = {
-    # The first cannot be streamed; the second are ids here, and the API has only texts for them.
+    # The first cannot be streamed; the second are ids here, but texts in the API.
     "dragoman": frozenset({"prompt_logprobs", "bad_words"}),
     "vllm": frozenset({"prompt_logprobs", "bad_words", "typical_p", "reuse_prefix"}),
     "other": frozenset(UNSUPPORTABLE) - _STANDARD,
 }
 _SOURCES: Mapping[Server, tuple[SourceForm, ...]] = {
     "dragoman": ("json_schema", "regex", "choice", "gbnf", "lark"),
-    # What its usual choice of a backend reads.
+    # The formats that its default backend reads.
     "vllm": ("json_schema", "regex", "choice", "gbnf", "structural_tag"),
     "other": (),
 }
 
 
 class BadUpstream(SettingsError):
-    """A server that cannot be used as one."""
+    """A server that cannot be used as an upstream."""
 
 
 class Traits(Struct, frozen=True, kw_only=True):
@@ -90,13 +90,13 @@ class Traits(Struct, frozen=True, kw_only=True):
         return _SOURCES[self.server]
 
     def like(self, other: "Traits") -> bool:
-        """Whether a job of the one can be given to the other."""
+        """Whether a job for one can be sent to the other."""
         mine, theirs = ((t.server, t.model, t.takes_ids, t.gives_ids) for t in (self, other))
         return mine == theirs
 
 
 async def look(client: AsyncClient, tokenizer: Tokenizer, model: str | None) -> Traits:
-    """Raises ClientError where nobody answers, and BadUpstream where the server will not do."""
+    """Probe a server. Raises ClientError if it does not answer, and BadUpstream if it cannot be used."""
     models = await client.models()
     chosen = _choose(models, model)
     takes = gives = False
@@ -121,19 +121,19 @@ def _choose(models: list[dict[str, Any]], name: str | None) -> dict[str, Any]:
     found = next((one for one in models if name is None or one["id"] == name), None)
     if found is None:
         known = ", ".join(one["id"] for one in models) or "none"
-        raise BadUpstream(f"It has no model {name or ''}; there is: {known}.")
+        raise BadUpstream(f"It has no model {name or ''}; available: {known}.")
     return found
 
 
 def _length(model: dict[str, Any]) -> int | None:
-    """Under the name that most have for it, or under llama-server's."""
+    """Return the context length, under its common name or llama-server's."""
     meta = model.get("meta")
     told = model.get("max_model_len") or (meta.get("n_ctx") if isinstance(meta, dict) else None)
     return told if isinstance(told, int) else None
 
 
 async def _check_tokenizer(client: AsyncClient, tokenizer: Tokenizer, model: str) -> None:
-    """Where the server can be asked: with another vocabulary, everything would be nonsense."""
+    """Compare the tokenizers, if the server can be asked: with different ones, answers would be nonsense."""
     body = {"model": model, "prompt": _SAMPLE, "add_special_tokens": False}
     try:
         reply = await client.request("POST", "/tokenize", body)
@@ -141,11 +141,11 @@ async def _check_tokenizer(client: AsyncClient, tokenizer: Tokenizer, model: str
         return
     theirs = reply.body.get("tokens") if isinstance(reply.body, dict) else None
     if theirs and theirs != tokenizer.encode(_SAMPLE):
-        raise BadUpstream("It has another tokenizer; give its own with --tokenizer.")
+        raise BadUpstream("It has a different tokenizer; pass the matching one with --tokenizer.")
 
 
 async def _ids(client: AsyncClient, tokenizer: Tokenizer, model: str) -> tuple[bool, bool]:
-    """Whether it takes prompts as ids, and whether it gives the ids of its answers."""
+    """Probe whether it takes prompts as ids, and whether it returns the ids of its answers."""
     try:
         answer = await client.completions(
             tokenizer.encode("Hello"), **_asked(model), return_token_ids=True
@@ -172,18 +172,18 @@ def _asked(model: str) -> dict[str, Any]:
 logger = logging.getLogger("dragoman.engine")
 
 FIRST_LOOK_S = 60.0
-"""The first look asks for a token, which a server that has just started may take long for."""
+"""Seconds for the first probe, which generates a token: a server that has just started may be slow."""
 MISSES = 2
-"""Looks in a row that may go unanswered: a server under load may be late once."""
+"""Consecutive health checks that may time out: a server under load may be late once."""
 FAILURES = 3
-"""Answers in a row that it may fail to bring, before it is left out."""
+"""Consecutive failed answers after which an upstream counts as down."""
 LONGEST_PAUSE_S = 60.0
 _TICK_S = 0.01
-"""By which a timer comes later than it was set to, so that the clock agrees."""
+"""Margin by which a timer is late, so that the clock has passed its time."""
 
 
 class Upstream:
-    """One server. It is `alive` as far as was seen last, and `ready` where it says that it takes new work."""
+    """One server. `alive`: it was up at the last check; `ready`: it accepts new work."""
 
     def __init__(self, url: str, options: RemoteOptions, router: Router) -> None:
         self._options = options
@@ -194,32 +194,32 @@ class Upstream:
         self.ready = True
         self.traits: Traits | None = None
         self.why = ""
-        """Why it was left out last."""
+        """Why it was last marked down."""
         self._missed = 0
         self._failures = 0
-        """In a row."""
+        """Consecutive failures."""
         self._out = 0
-        """How often it was left out for its failures since it last brought an answer."""
+        """How often it was marked down for failures since its last successful answer."""
         self._rests_until = 0.0
-        """It has asked for a pause."""
+        """End of the pause that it has requested with Retry-After."""
         router.add(self.url)
         router.drain(self.url)
 
     def _connect(self, url: str) -> None:
-        # No tries there: whether another upstream is better is decided here.
+        # No retries there: this pool decides whether another upstream is better.
         timeouts = Timeouts(connect=self._options.connect_s, read=self._options.silence_s)
         self.client = AsyncClient(url, self._options.key, timeouts=timeouts, retries=0)
         self.lines = Lines(self.client.setup, self._options.silence_s)
 
     async def restart(self) -> None:
-        """Connections belong to the event loop that made them."""
+        """Close the connections, which belong to the event loop that made them, and create new clients."""
         self.lines.close()
         await self.client.aclose()
         self._connect(self.url)
 
     @property
     def pause_s(self) -> float:
-        """Before it is looked at again: longer where it answers looks, and fails at work."""
+        """Seconds before the next check: longer for an upstream that passes checks but fails requests."""
         return min(self._options.check_s * 2.0**self._out, max(LONGEST_PAUSE_S, self._options.check_s))
 
     @property
@@ -228,9 +228,9 @@ class Upstream:
 
     def found(self, *, ready: bool = True) -> None:
         if not self.alive:
-            logger.info("The upstream %s is there", self.url)
+            logger.info("Upstream %s is up", self.url)
         elif ready != self.ready:
-            logger.info("The upstream %s %s", self.url, "is ready" if ready else "takes no new work")
+            logger.info("Upstream %s %s", self.url, "is ready" if ready else "accepts no new work")
         self.alive, self.ready, self._missed = True, ready, 0
         self._settle()
 
@@ -238,12 +238,12 @@ class Upstream:
         self._missed += 1
         if not self.alive or self._missed >= MISSES:
             self.lost("It does not answer in time.")
-            # It may hang, with all connections open: nobody waits for it but where it still speaks.
+            # It may hang with all connections open: only requests that still receive data continue.
             self.lines.give_up(self._options.connect_s)
 
     @property
     def rests_s(self) -> float:
-        """How long it still wants nothing new."""
+        """Seconds left of the pause that it has requested."""
         return max(self._rests_until - monotonic(), 0.0)
 
     def _rest(self, seconds: float) -> None:
@@ -259,11 +259,11 @@ class Upstream:
         self._failures = self._out = 0
 
     def failed(self, problem: ClientError) -> None:
-        """It did not bring an answer that was asked for."""
+        """Note that it failed a request."""
         if isinstance(problem, CannotConnect):
             self.lost(problem)
             return
-        logger.warning("The upstream %s failed: %s", self.url, problem)
+        logger.warning("Upstream %s failed a request: %s", self.url, problem)
         if isinstance(problem, Refused) and problem.where.status in (429, 503):
             if problem.reply.retry_after:
                 self._rest(problem.reply.retry_after)
@@ -277,9 +277,9 @@ class Upstream:
 
     def lost(self, why: object) -> None:
         if self.alive or str(why) != self.why:
-            logger.warning("The upstream %s is left out: %s", self.url, why)
+            logger.warning("Upstream %s is down: %s", self.url, why)
         self.alive, self.why = False, str(why)
-        # Whoever comes back there has nothing of what was computed.
+        # When it is up again, its prefix cache may be empty.
         self._router.restart(self.url)
         self._settle()
 
@@ -302,25 +302,25 @@ class Pool:
         self._tokenizer = tokenizer
         self._options = options
         self._kind: Traits | None = None
-        """What the first that was found is like."""
+        """Traits of the first upstream that was found."""
 
     def pick(self, key: RoutingKey, tried: Collection[Upstream] = ()) -> Upstream:
-        """Those that were tried come last."""
+        """Select an upstream for a request; those in `tried` come last."""
         ranked = self.router.rank(key, [upstream.url for upstream in tried])
         living = [self._by_url[name] for name in (*ranked, *self._by_url) if self._by_url[name].alive]
         if not living:
-            raise Unavailable("None of the upstreams answers; try again soon.")
+            raise Unavailable("No upstream answers; retry soon.")
         awake = next((upstream for upstream in living if not upstream.rests_s), None)
         if awake is None:
             soonest = ceil(min(upstream.rests_s for upstream in living))
-            raise Overloaded("All upstreams are busy; try again soon.", retry_after=soonest)
+            raise Overloaded("All upstreams are busy; retry soon.", retry_after=soonest)
         return awake
 
     async def look_at_all(self) -> None:
         await asyncio.gather(*(self._look(upstream) for upstream in self.upstreams))
 
     async def watch(self) -> None:
-        """Never returns. One that is dead comes back when it answers."""
+        """Check all upstreams for ever. One that is down comes back when it answers."""
         await asyncio.gather(*(self._watch(upstream) for upstream in self.upstreams))
 
     async def _watch(self, upstream: Upstream) -> None:
@@ -329,7 +329,7 @@ class Pool:
             await self._look(upstream)
 
     async def _look(self, upstream: Upstream) -> None:
-        """One that is new or comes back is looked at in full: it may have become another."""
+        """Check an upstream; one that was not up is probed in full, as it may run another model now."""
         try:
             async with asyncio.timeout(self._options.connect_s if upstream.alive else FIRST_LOOK_S):
                 ready = True
@@ -349,12 +349,14 @@ class Pool:
     def _fitting(self, traits: Traits) -> Traits:
         self._kind = self._kind or traits
         if not traits.like(self._kind):
-            raise BadUpstream("It is not like the others; all must be of one kind, with the same model.")
+            raise BadUpstream(
+                "It differs from the other upstreams: all must run the same kind of server and model."
+            )
         return traits
 
 
 async def _is_ready(upstream: Upstream) -> bool:
-    """One that is about to stop says so, and ends what it has begun."""
+    """Whether it accepts new work: a server that is about to stop reports that it does not."""
     if upstream.traits is None or upstream.traits.server != "dragoman":
         return True
     try:

@@ -1,4 +1,4 @@
-"""Models of the `transformers` library, by its own continuous batching: `dragoman[transformers]`."""
+"""Models of the `transformers` library, run by its own continuous batching: `dragoman[transformers]`."""
 
 from dragoman.engines.transformers.engine import TransformersEngine, TransformersOptions
 

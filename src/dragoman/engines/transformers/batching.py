@@ -1,8 +1,8 @@
-"""The library's continuous batching, with our hand on the logits.
+"""The library's continuous batching, with our own sampling.
 
-Its scheduler, its paged cache and its thread do the work. Of its own sampling nothing is used: it knows too
-few of the parameters and no constraints. A processor of ours sees the logits of each step, chooses the ids,
-and leaves rows in which they are the largest.
+Its scheduler, its paged cache and its thread do the work. Its own sampling is not used: it supports too few
+parameters and no constraints. A logits processor of ours gets the logits of each step, samples the ids, and
+returns rows in which they are the largest.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,24 +25,24 @@ from dragoman.types import Step
 
 
 class Listener(Protocol):
-    """Whom the library's thread tells what came of a step."""
+    """Receives the results of each step from the library's thread."""
 
     def said(self, steps: list[Said]) -> None: ...
 
     def failed(self, id: str) -> None: ...
 
     def ended(self) -> None:
-        """The thread has come to its end, by order or by an error."""
+        """The thread has ended, on request or by an error."""
 
 
 GPU_BATCH = 4096
-"""Ids of a step on a GPU, where the library may not choose."""
+"""Ids of a step on a GPU, if the library must not decide."""
 
 
 def why_not(text: Any) -> str | None:
-    """What there is in a model that is not for batches; found here, it is told when the model is opened."""
+    """Return a reason why a model does not support batching, or None; checked when the model is opened."""
     if getattr(text, "kv_lora_rank", None):
-        return "keys and values that are kept together (MLA)"
+        return "MLA (compressed keys and values)"
     others = set(getattr(text, "layer_types", None) or ()) - set(ATTN_TYPE_TO_ALLOCATOR)
     return f"layers of the kind {min(others)}" if others else None
 
@@ -50,13 +50,13 @@ def why_not(text: Any) -> str | None:
 def make_manager(
     model: Any, listener: Listener, *, page: int, pages: int | None, batch: int, rows: int, longest: int
 ) -> tuple[Any, int]:
-    """A manager that is not started yet, and what a step has for a prompt at least.
+    """Create a manager that is not started yet, and return it with the minimum size of a prompt in a step.
 
-    `pages` of None are found from the device's memory. The longest that must be in one step has its place
-    there, whatever else is in it.
+    If `pages` is None, the library sizes them by the device's memory. `longest` ids, which must be in one
+    step, always fit.
     """
     size = max(batch if pages is not None else GPU_BATCH, longest + rows)
-    # Choosing needs the logits on the host between two steps, so nothing may run ahead or be captured.
+    # Sampling needs the logits on the host between two steps, so asynchronous steps and CUDA graphs are off.
     config = ContinuousBatchingConfig(
         page_size=page,
         num_blocks=pages,
@@ -64,12 +64,12 @@ def make_manager(
         max_requests_per_batch=rows,
         use_async_batching=False,
         use_cuda_graph=False,
-        # That takes no mask.
+        # Flash attention takes no mask.
         auto_switch_to_flash=not longest,
         scheduler_type=WHOLE,
     )
-    # cuDNN makes a plan for every length that it has not seen, which takes longer than a step; and every step
-    # has another length.
+    # cuDNN creates a plan for every new length, which takes longer than a step; and every step has another
+    # length.
     torch.backends.cuda.enable_cudnn_sdp(False)
     plain = GenerationConfig(do_sample=False, eos_token_id=-1)
     model._get_logits_processor = lambda _config: LogitsProcessorList([_Chooser(listener)])
@@ -82,7 +82,9 @@ def make_manager(
 
 
 class _WholeScheduler(FIFOScheduler):  # type: ignore[misc]
-    """A prompt that a step has no room for is cut, but never through what is read in both directions."""
+    """Scheduler that cuts a prompt if a step has no space for it, but never through a block with
+    bidirectional attention.
+    """
 
     def _schedule_request(
         self, state: Any, request_tokens: list[int], token_budget: int, removed: set[str]
@@ -109,7 +111,7 @@ class _Chooser(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
         int32_tensor.zero_()
 
     def prepare_tensor_args(self, requests_with_new_token: Sequence[Any]) -> torch.Tensor:
-        """Told who is in the step, in the order of the rows; there is no number to remember of them."""
+        """Remember the requests of the step, in the order of its rows; they need no tensor arguments."""
         self._runs = [request.state.logit_processor_kwargs["run"] for request in requests_with_new_token]
         return torch.zeros(len(self._runs), dtype=torch.int32)
 
@@ -133,14 +135,14 @@ class _Chooser(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
             ):
                 steps[place] = self._runs[place].take(*chosen)
         if alone:
-            # Only rows that somebody must look at leave the device.
+            # Only rows that need the host leave the device.
             for place, row in zip(alone, scores[alone].cpu().numpy(), strict=True):
                 steps[place] = self._runs[place].advance(row)
         return steps
 
 
 class _Router(OutputRouter):  # type: ignore[misc]
-    """Answers have left with their steps; what is still to be told is which requests have failed."""
+    """Output router. Answers have left with their steps; only failed requests are reported here."""
 
     def __init__(self, listener: Listener) -> None:
         super().__init__()
@@ -165,11 +167,11 @@ class _Status(BackgroundThreadStatus):  # type: ignore[misc]
         self._listener.ended()
 
 
-# Vectors of prompts: the mean of the last hidden states.
+# Embeddings: the mean of the last hidden states.
 
 
 def mean_vectors(model: Any, prompts: Iterable[Sequence[int]]) -> list[list[float]]:
-    """One vector of length one per prompt; one at a time, because padding would change them."""
+    """Return one normalized vector per prompt, computed one at a time, because padding would change them."""
     with torch.no_grad():
         return [_vector(model.base_model, torch.tensor([list(ids)], device=model.device)) for ids in prompts]
 

@@ -1,4 +1,4 @@
-"""The engine over `transformers`: requests in, steps out, by the library's own thread."""
+"""The engine over `transformers`: requests in, steps out, on the library's own thread."""
 
 import asyncio
 import atexit
@@ -34,30 +34,30 @@ from dragoman.errors import (
 from dragoman.media import Media
 from dragoman.types import FinishReason, Job, Sampling, Sink, Step, TokenLogprob
 
-# What can be set.
+# Options.
 
 
 class TransformersOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything has a default that is worked out from the model and the machine."""
+    """Options of the transformers engine; the defaults depend on the model and the machine."""
 
     name: str | None = None
-    """The model's public name; by default the name of its folder."""
+    """Public name of the model; default the name of its folder."""
     context: int | None = None
-    """Tokens one sequence may hold, prompt and answer together."""
+    """Maximum tokens of one sequence, prompt and answer together."""
     slots: int | None = None
     """Sequences in one step."""
     threads: int | None = None
-    """Compute threads on a CPU; by default one per physical core this process may use."""
+    """Compute threads on a CPU; default one per physical core that this process may use."""
     device: str | None = None
-    """`cuda`, `cuda:1`, `cpu`, ...; by default a GPU if there is one."""
+    """`cuda`, `cuda:1`, `cpu`, ...; default a GPU if there is one."""
     dtype: str | None = None
-    """`bfloat16`, `float32`, ...; by default the checkpoint's on a GPU, and float32 on a CPU."""
+    """`bfloat16`, `float32`, ...; default the checkpoint's on a GPU, and float32 on a CPU."""
     batch: int = 512
-    """Most tokens in one step on a CPU, so also the most one step can stall."""
+    """Maximum tokens in one step on a CPU, which bounds how long a step takes."""
     page: int = 32
-    """Tokens in one page of key-value memory; whole pages of equal prefixes are shared."""
+    """Tokens in one page of the KV cache; full pages of equal prefixes are shared."""
     kv_memory: int | None = None
-    """Bytes of key-value memory on a CPU; by default a quarter of what is free, 2 GiB at most."""
+    """Bytes of the KV cache on a CPU; default a quarter of the free memory, at most 2 GiB."""
 
 
 # From a folder or a name to a model on its device.
@@ -70,23 +70,23 @@ _GPU_ROWS = 128
 class Loaded(Struct, kw_only=True):
     model: Any
     writes: bool
-    """Whether it is a language model. An encoder only gives vectors."""
+    """Whether it is a language model. An encoder only returns vectors."""
     context: int
     vocabulary: int
     rows: int
     pages: int | None
-    """Pages of key-value memory; None leaves it to the library, which knows the GPU."""
+    """Pages of the KV cache; None lets the library decide, which knows the GPU."""
     senses: Any = None
 
 
 def load(path: str, options: TransformersOptions) -> Loaded:
-    """Raises ModelFileError where the library or the model cannot be used."""
+    """Load a model. Raises ModelFileError if the library or the model cannot be used."""
     try:
         import torch
         from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMultimodalLM
         from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING
 
-        # What it needs is there, or it is told now.
+        # A missing dependency is reported now.
         from dragoman.engines.transformers.batching import why_not
     except ImportError:
         message = "This engine needs newer packages: pip install 'dragoman[transformers]'."
@@ -97,15 +97,15 @@ def load(path: str, options: TransformersOptions) -> Loaded:
         torch.set_num_threads(options.threads or machine.cores())
     folder = str(Path(path).expanduser()) if Path(path).expanduser().exists() else path
     try:
-        # Said, because where nothing is said it asks whoever sits at the terminal, and would take a yes.
+        # Explicit, because without a value it asks the user at the terminal, and would accept a yes.
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         writes = any(sign in name for name in config.architectures or () for sign in _WRITES)
         if writes and (reason := why_not(config.get_text_config())):
-            raise ValueError(f"its continuous batching has no place for {reason}; try the engine vllm")
+            raise ValueError(f"its continuous batching does not support {reason}; try the engine vllm")
         perceives = type(config) in MODEL_FOR_MULTIMODAL_LM_MAPPING
         kind = AutoModelForMultimodalLM if perceives else AutoModelForCausalLM if writes else AutoModel
         dtype = options.dtype or ("float32" if on_cpu else "auto")
-        # Nothing is unpickled, which could run anything.
+        # Unpickling could run arbitrary code.
         model = kind.from_pretrained(folder, dtype=dtype, trust_remote_code=False, use_safetensors=True)
         model = model.to(device).eval()
     except (OSError, ValueError, KeyError) as error:
@@ -137,7 +137,7 @@ def _size(model: Any, writes: bool, on_cpu: bool, options: TransformersOptions) 
 
 
 def _token_bytes(text: Any, number: int) -> int:
-    """Bytes of key-value memory per token."""
+    """Return the bytes of KV cache per token."""
     heads = int(getattr(text, "num_key_value_heads", None) or text.num_attention_heads)
     width = int(getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
     return 2 * int(text.num_hidden_layers) * heads * width * number
@@ -147,7 +147,7 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-# A job on its way through the engine: one request of the library for each of its continuations.
+# Jobs in the engine: one request of the library for each continuation.
 
 
 _log = logging.getLogger("dragoman.engine")
@@ -164,13 +164,15 @@ class Run:
         self.loop = loop
         self.over = False
         self.view: Any = None
-        """What it sees and hears."""
+        """Media in its prompt."""
         self._answer = answer
         self._plain = answer.plain
         self._takes_largest = answer.takes_largest
 
     def __deepcopy__(self, memo: object) -> "Run":
-        """The library copies what it was given when it starts a request again; the answer goes on."""
+        """Return itself: the library copies its arguments when it restarts a request, but the answer
+        continues.
+        """
         return self
 
     @property
@@ -182,21 +184,21 @@ class Run:
         return self._answer.sampling
 
     def uniform(self) -> float:
-        """The number in [0, 1) that decides the next draw."""
+        """Return the number in [0, 1) that decides the next draw."""
         return self._answer.uniform()
 
     def in_company(self, drawing: bool) -> bool:
-        """Whether its row may be chosen from together with others, where it is; `drawing` if not only the
-        largest can be taken there. What has been cancelled takes anything.
+        """Whether its row may be sampled together with others on the device; `drawing`: whether more than
+        the largest can be taken there. For a cancelled run any result will do.
         """
         return self.over or (self._plain if drawing else self._takes_largest)
 
     def take(self, token: int, logprob: TokenLogprob | None) -> Step | None:
-        """The step for an id that was chosen elsewhere, as `advance`."""
+        """Return the step for an id that was sampled elsewhere, as `advance`."""
         return self._step(lambda: self._answer.take(token, logprob))
 
     def advance(self, row: Logits) -> Step | None:
-        """The next step; None for a run that was cancelled while the step was computed."""
+        """Return the next step; None for a run that was cancelled while the step was computed."""
         return self._step(lambda: self._answer.advance(row))
 
     def _step(self, choose: Callable[[], Step]) -> Step | None:
@@ -205,8 +207,8 @@ class Run:
         try:
             step = choose()
         except Exception:
-            _log.exception("choosing an id failed")
-            return self.end("error", EngineFailed("The engine failed while it was choosing a token."))
+            _log.exception("Cannot sample an id")
+            return self.end("error", EngineFailed("The engine failed to sample a token."))
         self.over = step.finish is not None
         return step
 
@@ -241,7 +243,9 @@ class _TransformersHandle:
 
 
 class TransformersEngine:
-    """`TransformersEngine.open("models/qwen3")` loads; `start` or the first job starts the thread."""
+    """Engine over transformers. `TransformersEngine.open("models/qwen3")` loads; `start` or the first job
+    starts the thread.
+    """
 
     def __init__(
         self, loaded: Loaded, tokenizer: HfTokenizer, options: TransformersOptions, name: str
@@ -264,25 +268,25 @@ class TransformersEngine:
             self.card.modalities = loaded.senses.modalities
         self.weight_version: str | None = None
         self.failure: DragomanError | None = None
-        """Why the engine takes no more work; None while it lives."""
+        """Why the engine takes no more work; None while it runs."""
         self._loaded = loaded
         self._senses = loaded.senses
         self._options = options
         self._runs: dict[str, Run] = {}
         self._manager: Any = None
-        # Whoever pauses the library's loop must be the one who lets it go on.
+        # The thread that pauses the library's loop must be the one that resumes it.
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="dragoman-beside")
         self._encoding = ThreadPoolExecutor(1, thread_name_prefix="dragoman-encoding")
         self._paused = ExitStack()
 
     @property
     def live(self) -> int:
-        """Continuations that are still computed."""
+        """Continuations that are being computed."""
         return len(self._runs)
 
     @classmethod
     def open(cls, path: str, options: TransformersOptions | None = None) -> Self:
-        """Load a folder, or a name that transformers knows. Raises ModelFileError where it cannot."""
+        """Load a folder, or a name that transformers knows. Raises ModelFileError."""
         options = options or TransformersOptions()
         loaded = load(path, options)
         tokenizer = HfTokenizer(path, size=loaded.vocabulary)
@@ -291,7 +295,7 @@ class TransformersEngine:
     def submit(self, job: Job, sink: Sink) -> Handle:
         """Start a job; `sink` is called on the running event loop's thread."""
         if not self._loaded.writes:
-            raise BadRequest("This model gives embeddings only; it cannot write.", param=MODEL)
+            raise BadRequest("This model only returns embeddings; it cannot generate.", param=MODEL)
         self._start()
         loop = asyncio.get_running_loop()
         prompt = np.array(job.prompt, np.int32)
@@ -304,18 +308,18 @@ class TransformersEngine:
             runs.append(Run(f"{job.id}-{index}", answer, sink, loop))
         self._runs |= {run.id: run for run in runs}
         if job.media:
-            # In a thread of its own: the steps of others go on meanwhile.
+            # In a separate thread: other jobs' steps continue meanwhile.
             self._encoding.submit(self._perceive, job, runs)
         else:
             self._add(job.prompt, runs)
         return _TransformersHandle(self, runs)
 
     def place(self, media: Media) -> Sequence[int]:
-        """What the model's processor puts in the place of a picture or a sound."""
+        """Return the ids that the model's processor puts into a prompt for a medium."""
         return list(self._senses.place(media))
 
     def generate(self, job: Job) -> AsyncGenerator[Step, None]:
-        """Steps until every continuation has finished. Closing the iterator cancels the job."""
+        """Yield steps until every continuation has finished. Closing the iterator cancels the job."""
         return iterate(self, job)
 
     def _add(self, prompt: Sequence[int], runs: Iterable[Run]) -> None:
@@ -327,11 +331,11 @@ class TransformersEngine:
                 # Cancelled before the library knew of it.
                 self._manager.cancel_request(run.id)
         if self.failure is not None:
-            # The thread may have ended before it saw these, and nobody else would tell of them.
+            # The thread may have ended before it saw these requests.
             self.ended()
 
     def _perceive(self, job: Job, runs: list[Run]) -> None:
-        """Have what it shows encoded, and begin; those that were cancelled meanwhile do not."""
+        """Encode a job's media, and add the runs that were not cancelled meanwhile."""
         try:
             view = self._senses.view(job.media, lambda: all(run.over for run in runs))
             waiting = [run for run in runs if not run.over]
@@ -339,12 +343,12 @@ class TransformersEngine:
                 run.view = view
             self._add(view.prompt(job.prompt), waiting)
         except Exception as error:
-            _log.error("a picture or a sound was not encoded", exc_info=error)
+            _log.error("Cannot encode an image or audio", exc_info=error)
             for run in runs:
                 self.failed(run.id, error if isinstance(error, DragomanError) else None)
 
     async def embed(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-        """The mean of the last hidden states of each prompt, at length one."""
+        """Return the mean of the last hidden states of each prompt, normalized to length one."""
         for prompt in prompts:
             if len(prompt) > self.card.longest:
                 raise BadRequest(f"This model embeds at most {self.card.longest} tokens.", param=PROMPT)
@@ -361,20 +365,22 @@ class TransformersEngine:
             self._start()
 
     async def stop(self) -> None:
-        """End all jobs with finish "abort". There is no second start."""
+        """End all jobs with finish "abort". The engine cannot be started again."""
         await asyncio.to_thread(self.close)
 
     async def check(self) -> None:
-        """Return when the library's thread has come by; raise EngineFailed when it is dead."""
+        """Return when the library's thread has answered; raise EngineFailed when it is dead."""
         if self.failure is not None:
             raise self.failure.with_traceback(None)
         if self._manager is not None:
             await self._aside(lambda: self._between_steps(lambda: None))
 
     async def pause(self) -> None:
-        """Return when no step is being computed, so that weights may be changed. Jobs go on after it."""
+        """Return when no step is being computed, so that weights may be changed. Jobs continue after
+        `resume`.
+        """
         if not self._loaded.writes:
-            message = "This model gives embeddings only; its weights cannot be changed while it serves."
+            message = "This model only returns embeddings; its weights cannot be changed while it serves."
             raise BadRequest(message, code="unsupported_model")
         self._start()
         await self._aside(self._hold_still)
@@ -385,7 +391,7 @@ class TransformersEngine:
             self._paused.enter_context(self._senses.still())
 
     async def resume(self, weight_version: str | None = None) -> None:
-        """Go on. What was computed with other weights is not shared with new prompts."""
+        """Continue. Nothing computed with other weights is shared with new prompts."""
         if weight_version is not None:
             self.weight_version = weight_version
             self._evict()
@@ -394,12 +400,12 @@ class TransformersEngine:
         await self._aside(self._paused.close)
 
     def drop(self, run: Run) -> None:
-        """Forget a run; the library is rid of it before its next step."""
+        """Drop a run; the library removes it before its next step."""
         if self._runs.pop(run.id, None) is not None and self.failure is None:
             self._manager.cancel_request(run.id)
 
     def said(self, steps: list[Said]) -> None:
-        """From the library's thread, once a step."""
+        """Handle the steps of the library's thread, once per step."""
         for run, step in steps:
             step.weight_version = self.weight_version
             if step.finish == "length":
@@ -409,7 +415,7 @@ class TransformersEngine:
         deliver(steps, self.drop)
 
     def failed(self, id: str, error: DragomanError | None = None) -> None:
-        """From a thread that has said in the log what went wrong, or says it here."""
+        """End a failed run. From any thread."""
         run = self._runs.pop(id, None)
         step = None if run is None else run.end("error", error) if error else self._last_step(run)
         if run is not None and step is not None:
@@ -423,7 +429,7 @@ class TransformersEngine:
     def _last_step(self, run: Run) -> Step | None:
         if isinstance(self.failure, Unavailable):
             return run.end("abort")
-        return run.end("error", EngineFailed("The engine failed while it was writing the answer."))
+        return run.end("error", EngineFailed("The engine failed during the answer."))
 
     def _start(self) -> None:
         if self.failure is not None:
@@ -442,7 +448,7 @@ class TransformersEngine:
             )
             if self._senses is not None:
                 self._senses.serve(self._manager, lambda: self._between_steps(self._evict), room)
-            # Threads inherit it: one that computes must not keep a process alive that has come to its end.
+            # Threads inherit being daemons: a computing thread must not keep the process alive at its end.
             starter = Thread(target=self._manager.start, daemon=True)
             starter.start()
             starter.join()
@@ -452,7 +458,7 @@ class TransformersEngine:
         self._manager.batch_processor.cache.evict_cached_blocks()
 
     def close(self) -> None:
-        """`stop`, for those who have no event loop."""
+        """Stop the engine, for callers without an event loop."""
         self.failure = self.failure or Unavailable("The engine has been stopped.")
         self._paused.close()
         self._encoding.shutdown(cancel_futures=True)
@@ -476,8 +482,8 @@ class TransformersEngine:
         except DragomanError:
             raise
         except Exception:
-            _log.exception("work beside the steps failed")
-            raise EngineFailed("The engine failed at what it was asked.") from None
+            _log.exception("Cannot run work between steps")
+            raise EngineFailed("The engine failed in this call; see the server log.") from None
 
 
 def _details(loaded: Loaded) -> dict[str, str]:
@@ -493,6 +499,6 @@ def _details(loaded: Loaded) -> dict[str, str]:
 
 
 def _read_recommended(model: Any) -> dict[str, float]:
-    """What the model's own configuration says, without what the library adds to every one."""
+    """Return the sampling defaults of the model's own configuration, without the library's defaults."""
     config = getattr(model, "generation_config", None)
     return {} if config is None else sensible(config.to_diff_dict())

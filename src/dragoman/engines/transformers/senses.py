@@ -1,12 +1,13 @@
-"""What a model of `transformers` sees and hears: by its own processor and its own encoders.
+"""Images and audio for models of `transformers`, with their own processors and encoders.
 
-The library's continuous batching knows ids only, and shares pages whose ids are the same. So a picture takes
-part in it as a row of numbers above the vocabulary that nothing else has had: pages are known by the picture,
-too. What the model makes of the picture is laid over the embeddings of that row in every step that has some
-of it. It is had from the model's own forward, which is run on the processor's output up to the language
-model, and no further: what that would have been given is what it must be given in a batch.
+The library's continuous batching knows only ids, and shares pages with equal ids. So a medium is represented
+by a range of numbers above the vocabulary that no other medium has used, which also makes its pages unique.
+The model's embeddings of the medium replace those of that range in every step that has some of it. They come
+from the model's own forward pass, which is run on the processor's output up to the language model, and no
+further: its inputs are what it must get in a batch.
 
-Some models read a picture in both directions: its ids are all in one step, and see each other there.
+Some models attend to an image in both directions: its ids are all in one step, and attend to each other
+there.
 """
 
 import logging
@@ -29,38 +30,38 @@ from dragoman.media.decode import MediaDecoder, check_installed
 
 _log = logging.getLogger("dragoman.engine")
 KEPT_BYTES = 256 * 1024 * 1024
-"""Of what was made of pictures and sounds lately."""
+"""Maximum bytes of encoded media in the cache."""
 _HIGHEST = 2**31 - 1
 _PLAIN = frozenset({"inputs_embeds", "attention_mask", "position_ids", "past_key_values", "cache_position"})
 _DEEP = frozenset({"visual_pos_masks", "deepstack_visual_embeds"})
-"""What language models are given of a picture beyond embeddings: rows that are added after their layers."""
+"""Inputs of language models for an image beyond embeddings: rows added after their first layers."""
 _TRIED = 64
 
 
 class _Reached(Exception):
-    """The language model, and what it would have been given."""
+    """Carries the inputs that the language model would have got."""
 
 
 class Perceived(Struct):
-    """What is known of a picture or a sound: the ids in its place, and what the model makes of it."""
+    """Processed medium: the ids that represent it, and its embeddings once it is encoded."""
 
     ids: list[int]
     inputs: Mapping[str, Any]
-    """What the processor made of it; empty once it is encoded."""
+    """Output of the processor; empty once it is encoded."""
     first: int = 0
-    """Its row of numbers begins here."""
+    """First number of its range."""
     embeds: Any = None
     positions: Any = None
-    """Where models count in three directions: as if the prompt began here."""
+    """Positions in models with three dimensions, as if the prompt began here."""
     seen: Any = None
     deep: Sequence[Any] = ()
-    """At the ids that are `seen`, for each of the first layers."""
+    """Rows for the first layers, at the ids that `seen` marks."""
     blocks: Sequence[tuple[int, int]] = ()
-    """Where ids see each other, whichever comes first: from where on, and to where."""
+    """Ranges of ids that attend to each other in both directions: start and end."""
 
     @property
     def advance(self) -> int:
-        """How far positions go on behind it."""
+        """Positions that it takes."""
         return len(self.ids) if self.positions is None else int(self.positions.max()) + 1
 
     @property
@@ -70,7 +71,7 @@ class Perceived(Struct):
 
 
 class View(Struct):
-    """What stands in one prompt, by its places."""
+    """The media of one prompt, by offset."""
 
     parts: list[tuple[int, Perceived]]
 
@@ -81,29 +82,31 @@ class View(Struct):
         return made
 
     def within(self, begin: int, end: int) -> Iterator[tuple[int, Perceived, slice]]:
-        """What there is between two places of the prompt: from where on, of what, and how much of it."""
+        """Yield the media between two offsets of the prompt: relative start, medium, and its slice."""
         for start, part in self.parts:
             low, high = max(begin, start), min(end, start + len(part.ids))
             if low < high:
                 yield low - begin, part, slice(low - start, high - start)
 
     def blocks(self) -> Iterator[tuple[int, int]]:
-        """What is read in both directions: from where on in the prompt, and to where."""
+        """Yield the ranges with bidirectional attention: start and end in the prompt."""
         for start, part in self.parts:
             yield from ((start + low, start + high) for low, high in part.blocks)
 
     def whole(self, begin: int, count: int) -> int:
-        """So many of `count` ids from `begin` on that no block is cut through."""
+        """Return how many of `count` ids from `begin` on fit without cutting a block."""
         end = begin + count
         cut = next((low for low, high in self.blocks() if low < end < high), end)
         return max(cut - begin, 0)
 
     def see_whole(self, mask: Any, begin: int) -> None:
-        """In a mask of a step, with a row for each id from `begin` on and columns up to the last of them."""
+        """Allow bidirectional attention in a step's mask, with rows for the ids from `begin` on and
+        columns up to the last of them.
+        """
         rows, columns = mask.shape
         behind = columns - rows - begin
         for low, high in self.blocks():
-            # What is above of the diagonal is added to scores: from here on nothing is.
+            # Values above the diagonal are added to scores; they become zero here.
             if begin < high <= begin + rows:
                 low = max(low, begin)
                 mask[low - begin : high - begin, low + behind : high + behind].tril_()
@@ -124,7 +127,7 @@ class View(Struct):
 
 
 class Senses:
-    """`place` and `perceive` are for any thread."""
+    """Encoder of media. `place` and `perceive` are for any thread."""
 
     def __init__(self, model: Any, processor: Any) -> None:
         self._manager: Any = None
@@ -140,7 +143,7 @@ class Senses:
         self._next = self._size
         self._three = False
         self.longest_block = 0
-        """Ids of a picture that must be in one step."""
+        """Largest number of ids that must be in one step."""
         self._room = _HIGHEST
         self._hooks = [
             model.get_input_embeddings().register_forward_pre_hook(self._keep_within),
@@ -156,15 +159,16 @@ class Senses:
             hook.remove()
 
     def serve(self, manager: Any, start_over: Callable[[], None], room: int) -> None:
-        """`manager` knows who is in the step that is computed; `start_over` has all pages forgotten; a step
-        has at least `room` for a prompt."""
+        """Connect to a manager. `start_over` discards all pages; a step has at least `room` ids for a
+        prompt.
+        """
         self._manager, self._start_over, self._room = manager, start_over, room
 
     def place(self, media: Media) -> list[int]:
         return self._known(media).ids
 
     def perceive(self, media: Media) -> Perceived:
-        """It is encoded, where that was not done lately."""
+        """Return a medium, encoding it unless that is cached."""
         with self._computing:
             found = self._known(media)
             if found.embeds is None:
@@ -173,17 +177,17 @@ class Senses:
         return found
 
     def view(self, spans: Iterable[MediaSpan], is_over: Callable[[], bool]) -> View:
-        """All that stands in a prompt, as long as somebody waits for it."""
+        """Return all media of a prompt, encoding them until `is_over`."""
         return View([(span.start, self.perceive(span.media)) for span in spans if not is_over()])
 
     @contextmanager
     def still(self) -> Iterator[None]:
-        """Nothing is encoded meanwhile."""
+        """Block encodings during the block."""
         with self._computing:
             yield
 
     def forget(self) -> None:
-        """The weights have changed."""
+        """Discard everything encoded, because the weights have changed."""
         self._kept = Lately(KEPT_BYTES)
 
     def _known(self, media: Media) -> Perceived:
@@ -194,8 +198,10 @@ class Senses:
             except DragomanError:
                 raise
             except Exception as error:
-                _log.warning("a processor did not take a medium", exc_info=error)
-                raise BadRequest("The model's processor cannot take this.", code="invalid_value") from None
+                _log.warning("The model's processor rejected a medium", exc_info=error)
+                raise BadRequest(
+                    "The model's processor rejected this image or audio.", code="invalid_value"
+                ) from None
         self._keep(media, found)
         return found
 
@@ -214,7 +220,7 @@ class Senses:
             if kind == "image"
             else {"audio": [decoded], "sampling_rate": _rate(self._processor)}
         )
-        # Its tokenizer is not for two threads at once.
+        # Its tokenizer is not thread-safe.
         with self._processing:
             made = dict(self._processor(**given, return_tensors="pt"))
         return Perceived(made["input_ids"][0].tolist(), made)
@@ -242,7 +248,7 @@ class Senses:
         longest = max((high - low for low, high in blocks), default=0)
         if longest > self._room:
             message = (
-                f"The picture has {longest} ids that must be in one step, where {self._room} are the most."
+                f"The image has {longest} ids that must be in one step, but a step has at most {self._room}."
             )
             raise BadRequest(
                 f"{message[:-1]}; send a smaller one.", param=CONVERSATION, code="limit_exceeded"
@@ -251,7 +257,7 @@ class Senses:
         return blocks
 
     def _reach(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """What the language model is given for this, where that is something. It is not run."""
+        """Run the model up to its language model; return the inputs that this would get."""
         self._here.reaching = True
         try:
             with torch.no_grad():
@@ -265,9 +271,9 @@ class Senses:
             }
         finally:
             self._here.reaching = False
-        raise EngineFailed("The model has no language model within, which could be given a picture.")
+        raise EngineFailed("The model has no inner language model that takes embeddings.")
 
-    # Whether it works is tried, once, with something small.
+    # Support is tested once, with small media.
 
     def _takes(self, kind: MediaKind) -> bool:
         try:
@@ -280,24 +286,24 @@ class Senses:
             why = str(error)
         except Exception as error:
             why = f"{type(error).__name__} in its processor or its encoder"
-            _log.debug("a model was tried", exc_info=error)
+            _log.debug("A test of the model's processor failed", exc_info=error)
         if why:
-            _log.warning("The model gets no media of kind %s here: %s", kind, why)
+            _log.warning("Model takes no media of kind %s: %s", kind, why)
         return not why
 
     def _why_not(self, given: Mapping[str, Any], made: Perceived) -> str | None:
         if more := set(given) - _PLAIN - _DEEP:
-            return f"its language model needs {min(more)}, too"
+            return f"its language model also needs {min(more)}"
         if given["inputs_embeds"].shape[:2] != (1, len(made.ids)):
-            return "its ids and its embeddings are not as many"
+            return "the numbers of its ids and embeddings differ"
         if (0, len(made.ids)) in self._blocks(given):
-            # As PaliGemma does: what a picture stands among is not here to be seen.
-            return "it reads whole prompts in both directions, which batches do not"
+            # As PaliGemma does: the text around an image is not known here.
+            return "it attends to whole prompts in both directions, which batching does not support"
         positions = given.get("position_ids")
         self._three = self._three or (positions is not None and positions.ndim == 3)
         return None
 
-    # In the steps of a batch.
+    # The steps of a batch.
 
     def _keep_within(self, _module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return (args[0].clamp(max=self._size - 1), *args[1:])
@@ -335,18 +341,18 @@ class Senses:
 
 
 def open_senses(folder: str, model: Any) -> Senses | None:
-    """By the processor that lies beside the model; None where it takes text only here."""
+    """Create the encoder from the model's processor; None if the model takes only text here."""
     try:
         processor = AutoProcessor.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:
-        _log.warning("The model's processor cannot be loaded, so it takes text only: %s", describe(error))
+        _log.warning("Model takes only text: cannot load its processor: %s", describe(error))
         return None
     senses = Senses(model, processor)
     return senses if senses.modalities else None
 
 
 class _Deep:
-    """What is added after the first layers, at places of a step."""
+    """Rows that are added after the first layers, at positions of a step."""
 
     def __init__(self, embeds: Any) -> None:
         self._mask = torch.zeros(embeds.shape[:2], dtype=torch.bool, device=embeds.device)
@@ -393,7 +399,7 @@ def _masks(mask: Any) -> list[Any]:
 
 
 def _step_masks(given: Mapping[str, Any]) -> list[tuple[Any, Any]]:
-    """Each kind of mask of a step, and where the keys of each request end in it."""
+    """Return each kind of mask of a step, and where the keys of each request end in it."""
     masks, ends = given.get("attention_mask"), given["cu_seq_lens_k"]
     if isinstance(masks, dict):
         return [(mask, ends[kind]) for kind, mask in masks.items()]
@@ -401,10 +407,12 @@ def _step_masks(given: Mapping[str, Any]) -> list[tuple[Any, Any]]:
 
 
 def _find_blocks(mask: Any) -> list[tuple[int, int]]:
-    """`[(2, 6)]`, where of eight ids the third to the sixth see each other."""
+    """Find the ranges of ids that attend to each other: `[(2, 6)]` if of eight ids the third to the sixth
+    do.
+    """
     allowed = mask[0, 0] if mask.dtype == torch.bool else mask[0, 0] == 0
     size = len(allowed)
-    # The last that each of them sees.
+    # The last id that each of them attends to.
     last = (size - 1 - allowed.flip(1).int().argmax(1)).tolist()
     blocks, at = [], 0
     while at < size:

@@ -1,7 +1,7 @@
 """vLLM's core client, read directly: one message for each of its steps, about all requests at once.
 
-`AsyncLLM.generate` has a task, a queue and a detokenizer for every request between this and its caller;
-none of them is needed here.
+`AsyncLLM.generate` has a task, a queue and a detokenizer for every request between this and its caller; none
+of them is needed here.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from dragoman.engines.vllm.outputs import DEAD, FAILED, error_of, join_outputs
 from dragoman.errors import DragomanError, EngineFailed, Unavailable
 from dragoman.types import FinishReason, Step
 
-# How the messages of vLLM's core are had: off its socket, or from its client where that is not possible.
+# Messages of vLLM's core, read from its socket, or from its client if that is not possible.
 #
 # The client has a task and a queue between the socket and its reader, and each of them costs a turn of the
 # event loop for every step of the model.
@@ -23,16 +23,17 @@ from dragoman.types import FinishReason, Step
 
 Take: TypeAlias = Callable[[Sequence[Any]], None]
 MOST_DELAY_S = 0.01
-"""So long at most what the core says waits for requests that come at the same time."""
+"""Maximum seconds for which the core's output waits for requests that arrive at the same time."""
 MOST_UNSENT = 8
-"""Requests that wait to be sent together. Each time that the core is woken costs more than a request does."""
+"""Requests that are sent together. Each wake-up of the core costs more than a request does."""
 
 
 def reader(client: Any, take: Take, crowded: Callable[[], bool]) -> Callable[[], Coroutine[Any, Any, None]]:
-    """What hands all that has come to `take`, again and again, until the core is dead: then it raises.
+    """Return the coroutine function that passes all messages to `take` until the core is dead; then it
+    raises.
 
-    `crowded` says whether requests have come since it was last asked: they go first. From this call on, even
-    if it does not run yet, the client does not read by itself.
+    `crowded` returns whether requests have arrived since it was last called: they go first. From this call
+    on, even before the coroutine runs, the client no longer reads by itself.
     """
     plain = _is_plain(client)
     return _SocketReader(client, take, crowded).run if plain else partial(_read_queue, client, take)
@@ -45,7 +46,7 @@ def _is_plain(client: Any) -> bool:
         getattr(resources, "output_socket", None) is not None
         and getattr(resources, "output_queue_task", client) is None
         and all(hasattr(client, name) for name in ("decoder", "utility_results"))
-        # Several cores, or some that may be lost: there it looks for more than outputs.
+        # With several cores, or some that may be lost, it handles more than outputs.
         and not hasattr(client, "process_engine_outputs")
         and not getattr(client, "_engine_status", None)
     )
@@ -55,7 +56,7 @@ async def _read_queue(client: Any, take: Take) -> None:
     waiting = getattr(client, "outputs_queue", None)
     while True:
         messages = [await client.get_output_async()]
-        # The core may have gone on while the event loop had other things to do.
+        # The core may have continued while the event loop was busy.
         while waiting is not None and not waiting.empty():
             messages.append(await client.get_output_async())
         take(messages)
@@ -67,17 +68,17 @@ class _SocketReader:
 
         self._crowded = crowded
         self._latest = 0.0
-        """When that is read at the latest which waits now; 0: nothing does."""
+        """Deadline for reading the pending messages; 0 if there are none."""
         self._resources = client.resources
         self._decode = client.decoder.decode
         self._asked: dict[int, asyncio.Future[Any]] = client.utility_results
         self._take = take
-        # The client's own is for asyncio; this is the same socket, without futures.
+        # The client's own socket is for asyncio; this is the same socket, without futures.
         self._socket = zmq.Socket.shadow(client.resources.output_socket)
         self._now, self._nothing = zmq.NOBLOCK, zmq.Again
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # In the place of the client's own reader: while there is one it starts no other, and it cancels the
-        # one that there is when the core is dead.
+        # Replaces the client's own reader: as long as it is set the client starts no other, and cancels it
+        # when the core is dead.
         self._resources.output_queue_task = self._ended
 
     async def run(self) -> None:
@@ -90,10 +91,10 @@ class _SocketReader:
             loop.remove_reader(number)
 
     def _came(self) -> None:
-        """Again in every turn of the loop, until it is read.
+        """Handle a readable socket; called in every turn of the loop until it is read.
 
-        While many requests come at once the core has those first: it computes them together, and what it
-        says of them is written together.
+        While many requests arrive at once, they are sent to the core first: it computes them together, and
+        their output is written together.
         """
         if self._crowded():
             now = asyncio.get_running_loop().time()
@@ -104,7 +105,7 @@ class _SocketReader:
         self._readable()
 
     def _readable(self) -> None:
-        """The socket tells of a change only once: all that is there must be read."""
+        """Read all messages: the socket signals a change only once."""
         try:
             messages = []
             while (message := self._next()) is not None:
@@ -127,7 +128,7 @@ class _SocketReader:
         return self._decode(frames)
 
     def _answer(self, told: Any) -> None:
-        """What the core was asked beside requests."""
+        """Resolve a call of the core that is not a request."""
         asked = self._asked.pop(told.call_id, None)
         if asked is None or asked.done():
             return
@@ -137,13 +138,15 @@ class _SocketReader:
             asked.set_result(told.result.result)
 
 
-# How requests are handed to the core: each costs its client a future and a coroutine, and each frame the
-# search for what its flags are together.
+# Sending of requests to the core. The client would create a future and a coroutine for each, and combine
+# flags for each frame.
 
 
 def sender(client: Any) -> Callable[[Any], bool]:
-    """What sends a request at once; false where only the client can. To be made before the `reader`."""
-    # Others than this one choose a core for each request.
+    """Return a function that sends a request at once, or returns False if only the client can. To be
+    created before the `reader`.
+    """
+    # The other client types select a core for each request.
     plain = type(client).__name__ == "AsyncMPClient" and _is_plain(client)
     names = ("encoder", "input_socket", "core_engine", "client_index", "ensure_alive")
     return _SocketSender(client).send if plain and all(hasattr(client, name) for name in names) else _never
@@ -191,7 +194,7 @@ _INPUTS = ("process_inputs",)
 
 
 def lacking(llm: Any) -> str | None:
-    """What keeps us from reading the core directly; None if nothing does."""
+    """Return what prevents reading the core directly; None if nothing does."""
     client, inputs = getattr(llm, "engine_core", None), getattr(llm, "input_processor", None)
     missing = [name for name in _CLIENT if not hasattr(client, name)]
     missing += [name for name in _INPUTS if not hasattr(inputs, name)]
@@ -201,7 +204,7 @@ def lacking(llm: Any) -> str | None:
 
 
 class Taker(Protocol):
-    """Whoever waits for the outputs of a request."""
+    """Receiver of the outputs of a request."""
 
     def step(self, output: Any, version: str | None) -> Step | None: ...
 
@@ -211,7 +214,7 @@ class Taker(Protocol):
 
 
 class Core:
-    """All methods are for the event loop's thread."""
+    """The core client. All methods are for the event loop's thread."""
 
     def __init__(self, llm: Any) -> None:
         self._client = llm.engine_core
@@ -222,11 +225,11 @@ class Core:
         self._unsent: list[Any] = []
         """Requests of this turn of the event loop."""
         self._came_lately = False
-        """Whether requests have come since somebody asked."""
+        """Whether requests have arrived since the last call of `_crowded`."""
         self.failure: DragomanError | None = None
-        """Why it takes no more work; None while it lives."""
+        """Why it takes no more work; None while it runs."""
         self.kv_usage: float | None = None
-        """The part of its memory for keys and values that is in use, where it tells its statistics."""
+        """Used fraction of the KV cache, if statistics are on."""
 
     def start(self) -> None:
         if self.failure is not None:
@@ -248,14 +251,14 @@ class Core:
             self._send_all()
 
     def abort(self, ids: Sequence[str]) -> None:
-        """Their takers hear no more; vLLM is rid of them before its next step."""
+        """Abort requests: their receivers get nothing more, and vLLM drops them before its next step."""
         unsent = {request.request_id for request in self._unsent}
         known = [id for id in ids if self._takers.pop(id, None) is not None and id not in unsent]
         if known and self.failure is None:
             self._send(self._client.abort_requests_async(known))
 
     async def tasks(self) -> tuple[str, ...]:
-        """What the model can do. It is a round trip: the answer comes between two steps."""
+        """Return the model's tasks. This is a round trip: the answer comes between two steps."""
         self.start()
         assert self._reader is not None
         asked = asyncio.ensure_future(self._client.get_supported_tasks_async())
@@ -278,7 +281,7 @@ class Core:
         try:
             await read()
         except asyncio.CancelledError:
-            # By us, or by vLLM, which thus ends whoever reads a core that is no more.
+            # Cancelled by `stop`, or by vLLM, which ends the readers of a dead core in this way.
             self._die(None)
             raise
         except Exception as error:
@@ -291,12 +294,12 @@ class Core:
             self._end_all("error", self.failure)
 
     def _hand_out(self, told: Sequence[Any]) -> None:
-        """Steps of the core stay apart, so that each becomes an event, but where too many wait."""
+        """Pass on steps separately, so that each becomes an event; joined if too many are waiting."""
         for messages in [told] if len(told) > MOST_APART else [[message] for message in told]:
             self._hand_out_joined(messages)
 
     def _hand_out_joined(self, told: Sequence[Any]) -> None:
-        """One call of a sink for all that a job has to hear."""
+        """Call each receiver's sink once for all its outputs."""
         steps: dict[str, tuple[Taker, Step]] = {}
         for message in told:
             version = getattr(message, "weight_version", None)
@@ -308,19 +311,19 @@ class Core:
             try:
                 taker.sink(step)
             except Exception:
-                logger.exception("a sink raised; its job is dropped")
+                logger.exception("A sink raised; its job is dropped")
                 self.abort([id])
 
     def _read_output(self, output: Any, version: str | None, steps: dict[str, tuple[Taker, Step]]) -> None:
         id, takers = output.request_id, self._takers
         taker = takers.get(id) if output.finish_reason is None else takers.pop(id, None)
         if taker is None:
-            # It was cancelled while this was under way.
+            # The request was cancelled while the output was on its way.
             return
         try:
             step = taker.step(output, version)
         except Exception:
-            logger.exception("vLLM said what cannot be read; its job is dropped")
+            logger.exception("Cannot parse vLLM's output; its job is dropped")
             self.abort([id])
             steps.pop(id, None)
             taker.end("error", EngineFailed(FAILED))
@@ -340,7 +343,7 @@ class Core:
     async def _add(self, requests: Sequence[Any]) -> None:
         for request in requests:
             if request.request_id in self._takers:
-                # Else it was cancelled meanwhile.
+                # Otherwise it was cancelled meanwhile.
                 await self._add_one(request)
 
     async def _add_one(self, request: Any) -> None:
@@ -353,11 +356,13 @@ class Core:
                 taker.end("error", error_of(error))
 
     def _send(self, message: Coroutine[Any, Any, None]) -> None:
-        """At once, as long as the socket takes it, and in order: an abort never overtakes its request."""
+        """Send a message at once if the socket accepts it, and in order: an abort never overtakes its
+        request.
+        """
         self.spawn(_quietly(message))
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run it at once, and as a task from where it waits for something."""
+        """Run work at once, and as a task from where it first waits."""
         task = begin(work)
         if task is not None:
             self._sending.add(task)
@@ -370,12 +375,12 @@ class Core:
             try:
                 taker.end(finish, error)
             except Exception:
-                logger.exception("a sink raised at the end of its job")
+                logger.exception("A sink raised at the end of its job")
 
 
 async def _quietly(message: Coroutine[Any, Any, None]) -> None:
     try:
         await message
     except Exception as error:
-        # Of a core that died the reader tells.
-        logger.debug("vLLM's core took no message", exc_info=error)
+        # The reader reports a dead core.
+        logger.debug("vLLM's core did not accept a message", exc_info=error)

@@ -1,4 +1,4 @@
-"""vLLM as an Engine: straight from its core, or by its public door where the core cannot be read."""
+"""vLLM as an Engine: directly from its core, or through its public API if the core cannot be read."""
 
 import asyncio
 import gc
@@ -16,11 +16,13 @@ from dragoman.errors import DragomanError, EngineFailed, ModelFileError
 from dragoman.media import Media
 from dragoman.types import FinishReason, Job, Sink, Step, TokenLogprob
 
-# By its public door, `AsyncLLM.generate`.
+# The engine over the public API, `AsyncLLM.generate`.
 
 
 class VllmGenerating:
-    """Around any `AsyncLLM`, also one that others use. It costs a task and a queue for each answer."""
+    """Engine around any `AsyncLLM`, also one that other code uses. It needs a task and a queue for each
+    answer.
+    """
 
     def __init__(
         self, llm: Any, *, name: str | None = None, adapters: Mapping[str, str] | None = None
@@ -31,7 +33,7 @@ class VllmGenerating:
         self.tokenizer = self._model.tokenizer
 
     async def generate(self, job: Job) -> AsyncIterator[Step]:
-        """The steps of one continuation. Closing the iterator aborts the request."""
+        """Yield the steps of one continuation. Closing the iterator aborts the request."""
         params = self._model.sampling_params(job)
         prompt = (
             self._model.prompt(job) if not job.media else await asyncio.to_thread(self._model.prompt, job)
@@ -52,11 +54,11 @@ class VllmGenerating:
                     first = False
 
     def place(self, media: Media) -> Sequence[int]:
-        """What vLLM's processing puts in the place of a picture or a sound."""
+        """Return the ids that vLLM's processor puts into a prompt for a medium."""
         return self._model.place(media)
 
     async def embed(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-        """What the model's pooler makes of each prompt, at length one."""
+        """Return the model's pooled vector of each prompt, normalized to length one."""
         params = self._model.pooling_params()
         return await asyncio.gather(
             *(self._vector(f"embed-{n}", prompt, params) for n, prompt in enumerate(prompts))
@@ -72,12 +74,12 @@ class VllmGenerating:
         await self._model.unload_adapter(name, self._llm.remove_lora)
 
     async def stop(self) -> None:
-        """End vLLM's processes, and with them all jobs. There is no second start."""
+        """End vLLM's processes, and with them all jobs. The engine cannot be started again."""
         self._model.close()
         await asyncio.to_thread(self._llm.shutdown)
 
     async def check(self) -> None:
-        """Raise EngineFailed when vLLM says that it is dead."""
+        """Raise EngineFailed when vLLM reports that it is dead."""
         with telling_errors():
             await self._llm.check_health()
 
@@ -86,7 +88,7 @@ class VllmGenerating:
             async for output in self._llm.encode(prompt_of(prompt, ""), params, id):
                 vector: list[float] = output.outputs.data.tolist()
                 return vector
-        raise EngineFailed("The engine gave no embedding.")
+        raise EngineFailed("The engine returned no embedding.")
 
 
 def _step(job: Job, output: Any, first: bool) -> Step:
@@ -112,16 +114,16 @@ def _step(job: Job, output: Any, first: bool) -> Step:
 
 
 def _make_logprob(id_: int, row: Mapping[int, Any], top: int) -> TokenLogprob:
-    """vLLM tells of the chosen id in any case, and of its rank; beside it the likeliest are wanted."""
+    """Convert vLLM's entries, which always include the sampled id besides the likeliest."""
     likeliest = sorted(row.items(), key=lambda entry: entry[1].rank)[:top]
     return TokenLogprob(id_, row[id_].logprob, tuple((other, entry.logprob) for other, entry in likeliest))
 
 
-# In its fastest form: steps by callback, straight from its core.
+# The engine in its fastest form: steps by callback, directly from the core.
 
 
 class _VllmHandle:
-    """A job of which vLLM may not know yet, because what it shows is still being processed."""
+    """Handle of a job; its requests may not be sent yet, while its media are processed."""
 
     __slots__ = ("_core", "_ids", "open")
 
@@ -131,7 +133,7 @@ class _VllmHandle:
         self.open = set(range(n))
 
     def begin(self, requests: list[Any], takers: list[CoreContinuation]) -> None:
-        """With those that were not cancelled meanwhile."""
+        """Send the requests of continuations that were not cancelled meanwhile."""
         self._ids = [request.request_id for request in requests]
         wanted = sorted(self.open)
         if wanted:
@@ -143,7 +145,7 @@ class _VllmHandle:
 
 
 class _Vector:
-    """A prompt whose embedding is awaited."""
+    """A prompt whose embedding is pending."""
 
     def __init__(self) -> None:
         self.future: asyncio.Future[list[float]] = asyncio.get_running_loop().create_future()
@@ -155,17 +157,17 @@ class _Vector:
             self.future.set_result(output.pooling_output.tolist())
 
     def sink(self, _step: Step) -> None:
-        """There are no steps of it."""
+        """No effect: an embedding has no steps."""
 
     def end(self, _finish: FinishReason, error: DragomanError | None = None) -> None:
         if not self.future.done():
-            self.future.set_exception(error or EngineFailed("The engine gave no embedding."))
+            self.future.set_exception(error or EngineFailed("The engine returned no embedding."))
 
 
 class VllmEngine:
-    """Around an `AsyncLLM` that was made outside of an event loop, so that nobody else reads its outputs.
+    """Engine around an `AsyncLLM` created outside of an event loop, so that no other code reads its outputs.
 
-    `adapters` are LoRA adapters: public name to folder. `open_vllm(model)` makes both.
+    `adapters` are LoRA adapters: public name to folder. `open_vllm(model)` creates both.
     """
 
     def __init__(
@@ -195,7 +197,7 @@ class VllmEngine:
         return handle
 
     async def _process(self, job: Job, handle: _VllmHandle, takers: list[CoreContinuation]) -> None:
-        """What was placed long ago is not kept any more."""
+        """Process media that are no longer cached, then send the requests."""
         try:
             prompt = await asyncio.to_thread(self._model.prompt, job)
             handle.begin(self._requests.of(job, prompt), takers)
@@ -204,15 +206,15 @@ class VllmEngine:
                 takers[index].end("error", error)
 
     def place(self, media: Media) -> Sequence[int]:
-        """What vLLM's processing puts in the place of a picture or a sound."""
+        """Return the ids that vLLM's processor puts into a prompt for a medium."""
         return self._model.place(media)
 
     def generate(self, job: Job) -> AsyncGenerator[Step, None]:
-        """Steps until every continuation has finished. Closing the iterator cancels the job."""
+        """Yield steps until every continuation has finished. Closing the iterator cancels the job."""
         return iterate(self, job)
 
     async def embed(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-        """What the model's pooler makes of each prompt, at length one."""
+        """Return the model's pooled vector of each prompt, normalized to length one."""
         requests = self._requests.embedding(prompts, await self._core.tasks())
         vectors = [_Vector() for _ in prompts]
         self._core.add(requests, vectors)
@@ -226,7 +228,7 @@ class VllmEngine:
         await self._model.load_adapters(self._llm.engine_core.add_lora_async)
 
     async def load_adapter(self, name: str, path: str) -> None:
-        """`path` is a folder, as PEFT writes it."""
+        """Load an adapter; `path` is a folder as PEFT writes it."""
         await self._model.load_adapter(name, path, self._llm.engine_core.add_lora_async)
 
     async def unload_adapter(self, name: str) -> None:
@@ -234,7 +236,7 @@ class VllmEngine:
         await self._model.unload_adapter(name, self._llm.engine_core.remove_lora_async)
 
     async def stop(self) -> None:
-        """End all jobs with finish "abort", and vLLM's processes. There is no second start."""
+        """End all jobs with finish "abort", and vLLM's processes. The engine cannot be started again."""
         self._model.close()
         await self._core.stop()
         await asyncio.to_thread(self._llm.shutdown)
@@ -250,7 +252,7 @@ class VllmEngine:
             await self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
 
     async def resume(self, weight_version: str | None = None) -> None:
-        """Go on. What was computed with other weights is not used again, not even by the jobs at work."""
+        """Continue. Nothing computed with other weights is used again, not even by running jobs."""
         core = self._llm.engine_core
         with telling_errors():
             if weight_version is not None:
@@ -267,9 +269,9 @@ logger = logging.getLogger("dragoman.engine")
 
 
 def open_vllm(model: str, options: VllmOptions | None = None) -> VllmEngine | VllmGenerating:
-    """Load a folder, or a name that Hugging Face's hub knows; call it outside of an event loop.
+    """Load a folder, or a name on Hugging Face's hub, outside of an event loop.
 
-    Raises SettingsError, ModelFileError or BindingError where that is not possible.
+    Raises SettingsError, ModelFileError or BindingError if that is not possible.
     """
     options = options or VllmOptions()
     try:
@@ -277,18 +279,18 @@ def open_vllm(model: str, options: VllmOptions | None = None) -> VllmEngine | Vl
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        # A server's own measures for this hardware: how many answers, and how much of prompts, in one step.
+        # Selects vLLM's server defaults for this hardware: sequences and prompt tokens per step.
         llm = AsyncLLM.from_engine_args(args, usage_context=UsageContext.OPENAI_API_SERVER)
     except DragomanError:
         raise
     except Exception as error:
-        logger.error("vLLM could not start", exc_info=error)
-        raise ModelFileError(f"vLLM cannot run {model}; the log says why.") from error
-    # A million objects of its libraries, which stay: to look for garbage among them holds all answers up.
+        logger.error("Cannot start vLLM", exc_info=error)
+        raise ModelFileError(f"vLLM cannot run {model}; see the server log.") from error
+    # A million permanent objects of its libraries: scanning them for garbage would stall all answers.
     gc.collect()
     gc.freeze()
     reason = lacking(llm)
     if reason is None:
         return VllmEngine(llm, name=options.name, adapters=options.adapters)
-    logger.warning("vLLM is driven by its generate(), which costs more: %s", reason)
+    logger.warning("Using vLLM's generate(), which is slower: %s", reason)
     return VllmGenerating(llm, name=options.name, adapters=options.adapters)

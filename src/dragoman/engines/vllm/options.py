@@ -1,4 +1,4 @@
-"""What can be set about a model that vLLM runs, and what becomes of it there."""
+"""Options for a model that vLLM runs, and their conversion to vLLM's arguments."""
 
 import dataclasses
 import difflib
@@ -19,35 +19,35 @@ _INSTEAD = {
     "max_num_queued_tokens": "--limit-queue",
     "api_key": "--api-key",
 }
-"""Arguments of vLLM that are settings of ours."""
+"""Arguments of vLLM that dragoman has a setting for."""
 MOST_ADAPTERS = 64
-"""That are kept beside those in use, where they come and go."""
+"""Adapters cached besides those in use, if adapters are loaded while serving."""
 
 
 class VllmOptions(Struct, frozen=True, kw_only=True):
     name: str | None = None
-    """The model's public name; by default the name of its folder."""
+    """Public name of the model; default the name of its folder."""
     context: int | None = None
-    """Tokens one sequence may hold, prompt and answer together: vLLM's `max_model_len`."""
+    """Maximum tokens of one sequence, prompt and answer together: vLLM's `max_model_len`."""
     slots: int | None = None
     """Sequences in one step: vLLM's `max_num_seqs`."""
     adapters: Mapping[str, str] = field(default_factory=dict)
     """LoRA adapters: public name to folder."""
     loads_adapters: bool = False
-    """Whether others may come later."""
+    """Whether adapters may be loaded later."""
     statistics: bool = False
-    """Whether somebody reads what its core tells of itself with each step: how full its memory is."""
+    """Whether the core reports statistics with each step: the use of its KV cache."""
     engine_args: Mapping[str, Any] = field(default_factory=dict)
-    """Anything else that vLLM's `AsyncEngineArgs` takes, by its name there."""
+    """Further arguments of vLLM's `AsyncEngineArgs`, by name."""
 
 
 def engine_args(model: str, options: VllmOptions) -> Any:
-    """vLLM's AsyncEngineArgs. What it does not know is refused by name."""
+    """Create vLLM's AsyncEngineArgs. Raises SettingsError for unknown arguments."""
     try:
         from vllm.engine.arg_utils import AsyncEngineArgs
     except ImportError as error:
         raise BindingError(
-            "vLLM is not installed here: `pip install vllm`, and dragoman after it."
+            "vLLM is not installed: run `pip install vllm`, then install dragoman again."
         ) from error
     given = {name.replace("-", "_"): value for name, value in options.engine_args.items()}
     _check(given, [each.name for each in dataclasses.fields(AsyncEngineArgs)])
@@ -60,21 +60,21 @@ def engine_args(model: str, options: VllmOptions) -> Any:
         ours |= _adapter_args(options.adapters.values())
     twice = given.keys() & ours.keys() - {"max_loras", "max_lora_rank"}
     if twice:
-        raise SettingsError(f"`{min(twice)}` is given twice: in the engine's arguments and as a setting.")
-    # Priorities are of no use otherwise.
+        raise SettingsError(f"`{min(twice)}` is set twice: in the engine's arguments and as a setting.")
+    # Priorities have no effect otherwise.
     usual: dict[str, Any] = {"scheduling_policy": "priority", "disable_log_stats": not options.statistics}
     if not model.endswith(".gguf"):
-        # `auto` would unpickle weights where there is nothing else.
+        # `auto` would unpickle weights if there are no others.
         usual["load_format"] = "safetensors"
     if options.loads_adapters:
-        # What is not kept is read again when it is asked for, and its folder may be gone by then.
+        # Adapters that are not cached are read again on use, when their folder may be gone.
         usual |= {"enable_lora": True, "max_cpu_loras": MOST_ADAPTERS}
     made = {"structured_outputs_config": _choose_structured(given), **_transfer_of(given)}
     return AsyncEngineArgs(**usual | ours | given | made)
 
 
 def _transfer_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Where keys and values come from and go to. A file says it in members, which vLLM does not read here."""
+    """Convert the configuration of KV cache transfer from a mapping, which vLLM does not accept here."""
     said = given.get("kv_transfer_config")
     if not isinstance(said, Mapping):
         return {}
@@ -83,14 +83,14 @@ def _transfer_of(given: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return {"kv_transfer_config": KVTransferConfig(**said)}
     except (TypeError, ValueError) as error:
-        raise SettingsError("The engine's argument `kv_transfer_config` is none that vLLM takes.") from error
+        raise SettingsError("The engine's argument `kv_transfer_config` is not valid for vLLM.") from error
 
 
 def _check(given: Iterable[str], known: Iterable[str]) -> None:
     known = list(known)
     for name in given:
         if name in _INSTEAD:
-            raise SettingsError(f"The engine's argument `{name}` is a setting of its own: {_INSTEAD[name]}.")
+            raise SettingsError(f"The engine's argument `{name}` has its own setting; use {_INSTEAD[name]}.")
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean `{near[0]}`?" if near else "."
@@ -98,19 +98,21 @@ def _check(given: Iterable[str], known: Iterable[str]) -> None:
 
 
 def _choose_structured(given: Mapping[str, Any]) -> Any:
-    """llguidance, unless another is chosen: it reads the very grammars that we write."""
+    """Select llguidance, unless another backend is set: it reads exactly the grammars that dragoman
+    writes.
+    """
     chosen = given.get("structured_outputs_config", {})
     return {"backend": "guidance", **chosen} if isinstance(chosen, dict) else chosen
 
 
 def _adapter_args(folders: Iterable[str]) -> dict[str, Any]:
-    """Room for all adapters at once, as large as the largest of them."""
+    """Return the arguments that fit all adapters at once, with the largest of their ranks."""
     from vllm.config.lora import MaxLoRARanks
 
     ranks = [rank_of(Path(folder).expanduser()) for folder in folders]
     room = next((size for size in sorted(get_args(MaxLoRARanks)) if size >= max(ranks)), None)
     if room is None:
-        raise ModelFileError(f"vLLM takes no adapter of rank {max(ranks)}.")
+        raise ModelFileError(f"vLLM does not support adapters of rank {max(ranks)}.")
     return {"enable_lora": True, "max_loras": len(ranks), "max_lora_rank": room}
 
 
@@ -119,7 +121,7 @@ def rank_of(folder: Path) -> int:
     try:
         rank = msgspec.json.decode(file.read_bytes())["r"]
     except (OSError, msgspec.DecodeError, KeyError, TypeError) as error:
-        raise ModelFileError(f"{folder} holds no LoRA adapter: {file.name} is missing or broken.") from error
+        raise ModelFileError(f"{folder} has no LoRA adapter: {file.name} is missing or damaged.") from error
     if not isinstance(rank, int):
-        raise ModelFileError(f"{file} names no rank of the adapter.")
+        raise ModelFileError(f"{file} has no valid rank `r`; it must be an integer.")
     return rank

@@ -1,4 +1,4 @@
-"""What vLLM says: outputs of its core as steps, and what it raises as what a client is told."""
+"""vLLM's outputs as steps, and its exceptions as errors for clients."""
 
 import logging
 from collections.abc import Iterable, Iterator
@@ -21,12 +21,12 @@ from dragoman.types import FinishReason, Job, Sink, Step, TokenLogprob
 
 logger = logging.getLogger("dragoman.engine")
 DEAD = "The engine failed and takes no more requests."
-FAILED = "The engine failed while it was writing the answer."
+FAILED = "The engine failed during the answer."
 
 
 @contextmanager
 def telling_errors() -> Iterator[None]:
-    """Around calls of vLLM: what comes out is ours, with the status that it deserves."""
+    """Convert vLLM's exceptions in the block to DragomanErrors, with the matching status."""
     try:
         yield
     except DragomanError:
@@ -36,21 +36,21 @@ def telling_errors() -> Iterator[None]:
 
 
 def error_of(error: Exception) -> DragomanError:
-    """By the names of classes: the tree of vLLM's errors grows, and its older versions raise ValueError."""
+    """Convert an exception by its class names: vLLM's errors change, and older versions raise ValueError."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if "VLLMNotFoundError" in kinds:
-        return ModelNotFound("vLLM cannot find the adapter of this model any more.", param=MODEL)
+        return ModelNotFound("vLLM no longer has the adapter of this model.", param=MODEL)
     if kinds & {"VLLMClientError", "ValueError"}:
         # These messages are written for clients: vLLM's own server shows them.
-        message = str(error.args[0]) if error.args else "vLLM does not take this request."
+        message = str(error.args[0]) if error.args else "vLLM rejected this request."
         named = getattr(error, "parameter", None)
         return BadRequest(message, param=Part(named) if named else None, code="invalid_value")
     if "GracefulHTTPError" in kinds:
-        return Unavailable("The engine takes no more requests for the moment; try again later.")
+        return Unavailable("The engine accepts no more requests at the moment; retry later.")
     if "EngineDeadError" in kinds:
         return EngineFailed(DEAD)
     logger.error("vLLM failed", exc_info=error)
-    return EngineFailed("The engine failed at what it was asked.")
+    return EngineFailed("The engine failed in this call.")
 
 
 # Steps.
@@ -60,12 +60,12 @@ _FINISHES: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort
 
 
 def finish_of(reason: Any) -> FinishReason:
-    """Whatever is not an ending that we know is an error, never a good answer."""
+    """Convert a finish reason; an unknown one is an error, never a good answer."""
     return _FINISHES.get(str(reason), "error")
 
 
 def join_outputs(step: Step, later: Step) -> Step:
-    """Two steps of one continuation as one."""
+    """Join two steps of one continuation."""
     step.ids += later.ids
     if step.logprobs is not None and later.logprobs is not None:
         step.logprobs += later.logprobs
@@ -75,7 +75,7 @@ def join_outputs(step: Step, later: Step) -> Step:
 
 
 class CoreContinuation:
-    """One of the answers of a job: makes steps of vLLM's outputs for its sink."""
+    """One answer of a job: converts vLLM's outputs to steps for its sink."""
 
     __slots__ = ("_begun", "_cached", "_index", "_prompt", "_stops", "_top", "_top_prompt", "sink")
 
@@ -93,7 +93,7 @@ class CoreContinuation:
         if not self._begun:
             self._read_prompt(output)
             if not output.new_token_ids and output.finish_reason is None:
-                # A piece of a long prompt was computed.
+                # Only a chunk of a long prompt was computed.
                 return None
         step = Step(output.new_token_ids, self._index, weight_version=version)
         if output.new_logprobs is not None:
@@ -109,7 +109,7 @@ class CoreContinuation:
         self.sink(Step([], self._index, finish=finish, error=error))
 
     def _read_prompt(self, output: Any) -> None:
-        """What is known of a prompt comes in pieces, as it is computed."""
+        """Collect facts about the prompt, which come in chunks as it is computed."""
         if output.prefill_stats is not None:
             self._cached = output.prefill_stats.num_cached_tokens
         if self._top_prompt is not None and output.new_prompt_logprobs_tensors is not None:
@@ -132,7 +132,9 @@ class CoreContinuation:
 
 
 def _make_logprobs(ids: Iterable[list[int]], logprobs: Iterable[list[float]], top: int) -> list[TokenLogprob]:
-    """vLLM puts the chosen id first and the likeliest after it, as many as anyone in the step asked for."""
+    """Convert vLLM's rows, which have the sampled id first and then as many of the likeliest as any
+    request of the step wants.
+    """
     return [
         TokenLogprob(row[0], values[0], tuple(zip(row[1 : top + 1], values[1 : top + 1], strict=True)))
         for row, values in zip(ids, logprobs, strict=True)

@@ -1,4 +1,4 @@
-"""From jobs to what vLLM is asked, and what is to be known of the model that it has loaded."""
+"""From jobs to vLLM's requests, and the properties of the loaded model."""
 
 import time
 from collections import OrderedDict
@@ -36,16 +36,17 @@ _SOURCES: Mapping[str, tuple[SourceForm, ...]] = {
 
 
 def sources_of(llm: Any) -> tuple[SourceForm, ...]:
-    """Only llguidance reads our grammars; other backends get what the client sent, where that is enough.
+    """Return the constraint formats: only llguidance reads our grammars; other backends get the client's own
+    source, where that is enough.
 
-    Calls that are forced or strict are more than that: xgrammar has its tags for them.
+    Forced or strict tool calls need more than that; xgrammar has structural tags for them.
     """
     backend = str(llm.vllm_config.structured_outputs_config.backend)
     return _SOURCES.get(backend, _PLAIN)
 
 
 def sampling_params(job: Job, ends: frozenset[int]) -> Any:
-    """vLLM's SamplingParams of the first continuation. Text is ours: nothing is detokenized there."""
+    """Create vLLM's SamplingParams of the first continuation, without detokenization."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -62,7 +63,7 @@ def sampling_params(job: Job, ends: frozenset[int]) -> Any:
         frequency_penalty=asked.frequency_penalty,
         repetition_penalty=asked.repetition_penalty,
         seed=asked.seed,
-        # vLLM knows one end of its own; the model may have several.
+        # vLLM knows one end id; the model may have several.
         stop_token_ids=sorted(asked.stop_token_ids if asked.ignore_eos else asked.stop_token_ids | ends),
         ignore_eos=asked.ignore_eos,
         logit_bias=dict(asked.logit_bias) or None,
@@ -76,13 +77,15 @@ def sampling_params(job: Job, ends: frozenset[int]) -> Any:
         skip_clone=True,
     )
     if asked.bad_words:
-        # As texts they would be tokenized once more; these are the ids that vLLM makes of them.
+        # As texts they would be tokenized again; these are the ids that vLLM derives from them.
         params._bad_words_token_ids = [list(word) for word in asked.bad_words]
     return params
 
 
 def sibling(params: Any, index: int) -> Any:
-    """The parameters of another continuation: with a seed of its own, and nothing about the prompt."""
+    """Return the parameters of another continuation: with its own seed, and without prompt log
+    probabilities.
+    """
     other = copy(params)
     if other.seed is not None:
         other.seed = seed_of(other.seed, index)
@@ -109,7 +112,7 @@ def _write_structured(source: ConstraintSource) -> Any:
 
 
 def prompt_of(ids: Sequence[int], salt: str) -> Any:
-    """Ids as vLLM takes them."""
+    """Convert ids to vLLM's form of a prompt."""
     prompt: dict[str, Any] = {"type": "token", "prompt_token_ids": list(ids)}
     return prompt | {"cache_salt": salt} if salt else prompt
 
@@ -120,7 +123,7 @@ def adapter_request(name: str, number: int, folder: str) -> Any:
     return LoRARequest(lora_name=name, lora_int_id=number, lora_path=folder)
 
 
-# What both ways of driving vLLM need of the model that it has loaded.
+# The loaded model, for both engines over vLLM.
 
 
 class VllmModel:
@@ -153,11 +156,11 @@ class VllmModel:
 
     def place(self, media: Media) -> list[int]:
         if self.senses is None:
-            raise EngineFailed("This model takes text only.")
+            raise EngineFailed("This model takes only text.")
         return self.senses.process(media).ids
 
     def prompt(self, job: Job) -> Any:
-        """As vLLM takes it. Where `is_ready` is false it takes time, and is for a thread."""
+        """Convert a job's prompt for vLLM. Slow if `is_ready` is false; then call it in a thread."""
         if self.senses is None or not job.media:
             return prompt_of(job.prompt, job.cache_salt)
         return self.senses.prompt(job.prompt, job.media, job.cache_salt)
@@ -170,14 +173,14 @@ class VllmModel:
             self.senses.close()
 
     async def load_adapters(self, add: Callable[[Any], Awaitable[Any]]) -> None:
-        """All of them at the start, so that none fails a client."""
+        """Load all adapters at startup, so that no request fails because of one."""
         for adapter in self.adapters.values():
             await _load(adapter, add)
 
     async def load_adapter(self, name: str, path: str, add: Callable[[Any], Awaitable[Any]]) -> None:
         if not self._adaptable:
             raise BadRequest(
-                "vLLM was started without room for adapters: --lora-dir or --lora makes some.",
+                "vLLM was started without support for adapters; start with --lora-dir or --lora.",
                 code="unsupported_model",
             )
         rank_of(Path(path))
@@ -192,7 +195,9 @@ class VllmModel:
     def sampling_params(self, job: Job) -> Any:
         if not self.writes:
             raise BadRequest(
-                "This model gives embeddings only; it cannot write.", param=MODEL, code="unsupported_model"
+                "This model only returns embeddings; it cannot generate.",
+                param=MODEL,
+                code="unsupported_model",
             )
         with telling_errors():
             return sampling_params(job, self.tokenizer.end_ids)
@@ -200,7 +205,7 @@ class VllmModel:
     def pooling_params(self) -> Any:
         if self.writes:
             raise BadRequest(
-                "This model writes and gives no embeddings; vLLM does either one or the other.",
+                "This model generates text and returns no embeddings; vLLM runs a model for one of the two.",
                 param=MODEL,
                 code="unsupported_model",
             )
@@ -217,12 +222,14 @@ async def _load(adapter: Any, add: Callable[[Any], Awaitable[Any]]) -> None:
         await add(adapter)
     except Exception as error:
         logger.warning("vLLM did not load an adapter", exc_info=error)
-        message = f"vLLM cannot load the adapter {adapter.lora_name}; is it one for this model, of a rank "
-        raise ModelFileError(message + "that it was started for (`max_lora_rank`)?") from error
+        message = (
+            f"vLLM cannot load the adapter {adapter.lora_name}; check that it is for this model, and of "
+        )
+        raise ModelFileError(message + "a rank that vLLM was started for (`max_lora_rank`).") from error
 
 
 def _end_ids(config: Any) -> list[int]:
-    """Ids at which vLLM ends answers by itself, besides the tokenizer's own."""
+    """Return the ids at which vLLM itself ends answers, besides the tokenizer's own."""
     found = (config.try_get_generation_config() or {}).get("eos_token_id")
     return [found] if isinstance(found, int) else list(found or ())
 
@@ -240,10 +247,10 @@ def _details(llm: Any) -> dict[str, str]:
     }
 
 
-# From jobs to the requests of vLLM's core.
+# From jobs to requests of vLLM's core.
 #
-# Most jobs of a server ask for the same sampling. vLLM checks and completes it once; after that, its
-# request is copied for another prompt.
+# Most jobs of a server use the same sampling parameters. vLLM validates and completes them once; after that,
+# its request is copied for other prompts.
 
 
 MOST_KEPT = 64
@@ -252,7 +259,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Requests:
-    """All methods are for the event loop's thread."""
+    """Builder of requests. All methods are for the event loop's thread."""
 
     def __init__(self, llm: Any, model: VllmModel) -> None:
         self._inputs = llm.input_processor
@@ -261,11 +268,13 @@ class Requests:
         self._numbers = count()
 
     def forget(self) -> None:
-        """Adapters have changed, and requests that are kept may name one."""
+        """Drop the cached requests: adapters have changed, and requests may name one."""
         self._kept.clear()
 
     def of(self, job: Job, prompt: Any = None) -> list[Any]:
-        """One for each continuation; what vLLM does not take is told here. The prompt may be made already."""
+        """Create one request for each continuation; raises what vLLM rejects. The prompt may be converted
+        already.
+        """
         first = self._first(job, prompt)
         requests = [first]
         for index in range(1, job.n):
@@ -303,7 +312,9 @@ class Requests:
         return made
 
     def _key(self, job: Job) -> bytes | None:
-        """What decides how vLLM completes a request; None where it must see the request itself."""
+        """Return a key of all that decides how vLLM completes a request; None if vLLM must validate the
+        request itself.
+        """
         asked, prompt = job.sampling, job.prompt
         if job.constraint is not None or job.media or asked.min_tokens or asked.max_tokens < 1:
             return None
@@ -330,7 +341,7 @@ class Requests:
         return self._rename(request, id)
 
     def _rename(self, request: Any, id: str) -> Any:
-        """With a name of its own: two clients may have chosen the same one."""
+        """Make the request's id unique: two clients may have chosen the same one."""
         request.external_req_id = id
         request.request_id = f"{id}-{next(self._numbers):x}"
         return request

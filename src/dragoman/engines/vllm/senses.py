@@ -1,7 +1,7 @@
-"""What a model that vLLM runs sees and hears: by vLLM's own processing of inputs.
+"""Images and audio for vLLM, processed by vLLM's own input processor.
 
-Each picture is processed once, alone, and kept; a request gets what came of it, with the place where it
-stands in the prompt. vLLM knows it by its digest: in its cache of encoders' outputs, and in prefixes.
+Each medium is processed once, separately, and cached; a request gets the result with its position in the
+prompt. vLLM identifies it by its digest: in its cache of encoder outputs, and in prefixes.
 """
 
 import time
@@ -19,15 +19,15 @@ from dragoman.media import Media, MediaKind, MediaSpan
 from dragoman.media.decode import MediaDecoder, check_installed
 
 KEPT_BYTES = 256 * 1024 * 1024
-"""Of what was made of pictures and sounds lately."""
+"""Maximum bytes of processed media in the cache."""
 RATE = 16_000
-"""At which sounds are given to vLLM, which makes another of it where a model wants that."""
+"""Sample rate at which audio is given to vLLM, which resamples it if a model needs another."""
 _KINDS: tuple[MediaKind, ...] = ("image", "audio")
 T = TypeVar("T")
 
 
 class Processed(Struct):
-    """What vLLM made of a picture or a sound, where it stood alone."""
+    """vLLM's result for a medium that was processed separately."""
 
     ids: list[int]
     kind: MediaKind
@@ -43,7 +43,7 @@ class Processed(Struct):
 
 
 class VllmSenses:
-    """For any thread."""
+    """Processor of media. For any thread."""
 
     def __init__(self, llm: Any) -> None:
         self._renderer = llm.renderer
@@ -58,7 +58,7 @@ class VllmSenses:
         self._decoder.close()
 
     def known(self, spans: Iterable[MediaSpan]) -> bool:
-        """Whether `prompt` has nothing left to do that takes time."""
+        """Whether all media are cached, so that `prompt` is fast."""
         return all(self._kept.get("", span.media.digest) is not None for span in spans)
 
     def process(self, media: Media) -> Processed:
@@ -71,7 +71,7 @@ class VllmSenses:
         return found
 
     def prompt(self, ids: Sequence[int], spans: Iterable[MediaSpan], salt: str) -> Any:
-        """Ids and what stands among them, as vLLM takes it."""
+        """Convert ids and media to vLLM's form of a prompt."""
         items: dict[str, list[Any]] = {}
         hashes: dict[str, list[str]] = {}
         places: dict[str, list[Any]] = {}
@@ -90,7 +90,9 @@ class VllmSenses:
     def _check_counts(self, counts: Counter[str]) -> None:
         for kind, count in counts.items():
             if count > self._most[kind]:
-                message = f"At most {self._most[kind]} of kind {kind} may be in one request, as vLLM is set."
+                message = (
+                    f"A request may have at most {self._most[kind]} media of kind {kind} (a limit of vLLM)."
+                )
                 raise BadRequest(message, param=CONVERSATION, code="invalid_value")
 
     def _decode(self, media: Media) -> Any:
@@ -101,36 +103,36 @@ class VllmSenses:
         return Image.fromarray(self._decoder.decode_image(media).array)
 
     def _process(self, media: Media, given: Any) -> Processed:
-        # What stands in a prompt that vLLM makes up for its own measurements.
+        # The text of a prompt that vLLM creates for its own measurements.
         text = self._processor.dummy_inputs.get_dummy_text({media.kind: 1})
         prompt = {
             "prompt_token_ids": self._renderer.tokenizer.encode(text, add_special_tokens=False),
             "multi_modal_data": {media.kind: [given]},
             "multi_modal_uuids": {media.kind: [media.digest]},
         }
-        # Not through the cache whose other half is in vLLM's core: nothing is sent there yet.
+        # Without the cache whose other half is in vLLM's core: nothing is sent there yet.
         made = self._renderer.process_for_engine(prompt, time.time(), skip_mm_cache=True)
         (where,), (item,) = made["mm_placeholders"][media.kind], made["mm_kwargs"][media.kind]
         if item is None:
-            raise EngineFailed("vLLM made nothing of what it was shown.")
+            raise EngineFailed("vLLM returned no data for this image or audio.")
         ids = [int(id_) for id_ in made["prompt_token_ids"][where.offset : where.offset + where.length]]
         return Processed(ids, media.kind, item, made["mm_hashes"][media.kind][0], where)
 
     def _in_turn(self, work: Callable[[], T]) -> T:
-        """vLLM has one thread for this, and libraries that must not be in two."""
+        """Run work on vLLM's one thread for this; its libraries are not thread-safe."""
         pool = getattr(self._renderer, "_mm_executor", None)
         found: T = work() if pool is None else pool.submit(work).result()
         return found
 
 
 def open_senses(llm: Any) -> VllmSenses | None:
-    """None for a model that takes text only, and where this version of vLLM has another way to do it."""
+    """Create the processor; None for a text-only model, or a version of vLLM with another interface."""
     if not llm.model_config.is_multimodal_model:
         return None
     try:
         senses = VllmSenses(llm)
     except Exception as error:
-        logger.warning("vLLM's model takes text only here", exc_info=error)
+        logger.warning("Model takes only text: cannot use vLLM's media processor", exc_info=error)
         return None
     return senses if senses.modalities else None
 
@@ -139,6 +141,6 @@ def _is_installed(kind: MediaKind) -> bool:
     try:
         check_installed(kind)
     except SettingsError as error:
-        logger.warning("The model gets no media of kind %s here: %s", kind, error)
+        logger.warning("Model takes no media of kind %s: %s", kind, error)
         return False
     return True

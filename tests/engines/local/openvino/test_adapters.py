@@ -26,7 +26,7 @@ def test_both_runners_change_a_model_in_the_same_way(
 
 @pytest.mark.parametrize(
     ("name", "rows", "why"),
-    [("blk.9.attn_q.weight", 64, "model has not"), ("blk.0.attn_output.weight", 63, "another shape")],
+    [("blk.9.attn_q.weight", 64, "model has not"), ("blk.0.attn_output.weight", 63, "different shape")],
 )
 def test_what_cannot_be_added(name: str, rows: int, why: str, weights: Path, tmp_path: Path) -> None:
     graph = ensure_converted(write_model(tmp_path / "model.gguf", weights))

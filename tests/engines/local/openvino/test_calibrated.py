@@ -116,8 +116,8 @@ def test_what_the_library_itself_takes_is_no_reason_against_it() -> None:
 def test_both_figures_are_told() -> None:
     openvino = other(one=0.5, many=4.0, memory=2.0, prompt=3.0)
     assert decide(Measurements(8, LLAMA, openvino), openvino, 1).why == (
-        "llama.cpp, chosen for one reader: it writes 100 tokens/s for one, 200 for 8, reads 300, takes 5,000"
-        " MB; OpenVINO 50, 800, 900, 10,000 MB (--runner openvino)"
+        "llama.cpp, selected for one client: decodes 100 tokens/s for one, 200 for 8, prefills 300, takes"
+        " 5,000 MB; OpenVINO 50, 800, 900, 10,000 MB (--runner openvino)"
     )
 
 
@@ -135,7 +135,7 @@ def test_for_how_many_readers(
 ) -> None:
     processes = asked(LLAMA, other())
     why = choice_for(model, options).why
-    assert f"chosen for {'one reader' if readers == 1 else f'{readers} readers'}:" in why
+    assert f"selected for {'one client' if readers == 1 else f'{readers} clients'}:" in why
     assert {order.readers for order in processes.orders} == {measured}
 
 
@@ -182,8 +182,8 @@ def test_what_openvino_refuses_is_known_from_then_on(model: Model, asked: Callab
 @pytest.mark.parametrize(
     ("replies", "runner", "why"),
     [
-        ((Failed("no memory"), other()), "openvino", "llama.cpp could not be tried (no memory)"),
-        ((LLAMA, Failed("it crashed")), "llamacpp", "OpenVINO could not be tried (it crashed)"),
+        ((Failed("no memory"), other()), "openvino", "the benchmark of llama.cpp failed (no memory)"),
+        ((LLAMA, Failed("it crashed")), "llamacpp", "the benchmark of OpenVINO failed (it crashed)"),
         ((LLAMA, replace(other(), others=1e6)), "openvino", "the machine is busy"),
     ],
 )
@@ -232,7 +232,7 @@ def test_without_memory_for_it_openvino_is_not_taken(
     processes = asked(LLAMA, other(one=2.0))
     assert choice_for(model, OPTIONS).runner == "openvino"
     monkeypatch.setattr(machine, "free_memory", lambda: 4000 * MB)
-    assert "needs 5,000 MB, and 4,000 MB are free" in choice_for(model, OPTIONS).why
+    assert "needs 5,000 MB and only 4,000 MB are free" in choice_for(model, OPTIONS).why
     monkeypatch.setattr(machine, "free_memory", lambda: 1 * MB)
     assert "too little free memory" in choice_for(model, replace(OPTIONS, threads=2)).why
     assert len(processes.orders) == 2
@@ -243,7 +243,7 @@ def test_small_files_are_not_measured(
 ) -> None:
     monkeypatch.setattr(calibrated, "_SMALL", 1 << 30)
     processes = asked(LLAMA, other())
-    assert "not measured" in choice_for(model, OPTIONS).why
+    assert "not benchmarked" in choice_for(model, OPTIONS).why
     assert not processes.orders
 
 
@@ -271,7 +271,7 @@ def test_a_file_that_is_damaged_is_told_by_the_process(weights: Path, tmp_path: 
     damaged = tmp_path / "damaged.gguf"
     damaged.write_bytes(weights.read_bytes()[:20_000_000])
     reply = calibrated._ask(Order("llamacpp", str(damaged), OPTIONS, 2))
-    assert isinstance(reply, Failed) and "not downloaded to its end" in reply.why
+    assert isinstance(reply, Failed) and "incompletely downloaded" in reply.why
 
 
 def test_a_process_that_crashes_or_hangs_is_told(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

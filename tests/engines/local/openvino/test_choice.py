@@ -37,14 +37,14 @@ def test_the_measures_of_a_model() -> None:
         ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.yarn_beta_fast": 16.0}, "yarn"),
         ({"general.architecture": "gemma2", "gemma2.attn_logit_softcapping": 50.0}, "attention has"),
         ({"llama.final_logit_softcapping": 30.0}, "logits have a soft cap"),
-        ({"llama.attention.value_length": 8}, "same width"),
-        ({"llama.attention.head_count_kv": "[4, 2]"}, "head_count_kv is not the same in all layers"),
-        ({"llama.attention.head_count_kv": [4, 2]}, "head_count_kv is not the same in all layers"),
-        ({"llama.attention.head_count_kv": 3}, "cannot be shared out"),
+        ({"llama.attention.value_length": 8}, "different widths"),
+        ({"llama.attention.head_count_kv": "[4, 2]"}, "head_count_kv differs between layers"),
+        ({"llama.attention.head_count_kv": [4, 2]}, "head_count_kv differs between layers"),
+        ({"llama.attention.head_count_kv": 3}, "not a multiple of its key heads"),
         ({"llama.attention.head_count": 0}, "head_count cannot be 0"),
-        ({"llama.block_count": "many"}, "block_count is no number"),
+        ({"llama.block_count": "many"}, "block_count is not a number"),
         ({"llama.attention.key_length": 2**40}, "key_length cannot be"),
-        ({"llama.rope.dimension_count": 5}, "turned in pairs"),
+        ({"llama.rope.dimension_count": 5}, "rotated in pairs"),
     ],
 )
 def test_what_it_cannot_run(changed: dict[str, Any], why: str) -> None:
@@ -91,13 +91,13 @@ def test_a_file_that_tells_heads_layer_by_layer(tmp_path: Path) -> None:
     options = LocalOptions(runner="openvino", slots=1, context=64, threads=1)
     opened = opening.open_model(write_tiny(tmp_path / "even.gguf", layers=2, kv_heads=[2, 2]), options)
     opened.runner.close()
-    with pytest.raises(ModelFileError, match="head_count_kv is not the same in all layers"):
+    with pytest.raises(ModelFileError, match="head_count_kv differs between layers"):
         opening.open_model(write_tiny(tmp_path / "odd.gguf", layers=2, kv_heads=[2, 1]), options)
 
 
 def test_tensors_that_do_not_go_with_the_measures_are_told_of(weights: Path, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model.gguf", weights, more={"attention.head_count": 8})
-    with pytest.raises(ModelFileError, match="tensors are not those of its architecture"):
+    with pytest.raises(ModelFileError, match="tensors do not match its architecture"):
         opening.open_model(model, LocalOptions(runner="openvino", slots=1, context=64, threads=1))
 
 

@@ -149,15 +149,15 @@ def test_what_it_cannot_load_is_told(engine: LocalEngine, model: Any, tmp_path: 
     good = weights_of(model, 1)
     name = next(iter(good))
     tries: list[tuple[dict[str, Any], dict[str, Any], type[DragomanError], str]] = [
-        (good, {"use_dora": True}, BadRequest, "more than LoRA"),
-        (good, {"peft_type": "IA3"}, BadRequest, "more than LoRA"),
+        (good, {"use_dora": True}, BadRequest, "not plain LoRA"),
+        (good, {"peft_type": "IA3"}, BadRequest, "not plain LoRA"),
         (good, {"r": "four"}, ModelFileError, "adapter_config.json"),
-        (good | {name: torch.zeros(RANK, 3)}, {}, BadRequest, "another shape"),
+        (good | {name: torch.zeros(RANK, 3)}, {}, BadRequest, "different shape"),
         ({"base_model.model.lm_head.lora_A.weight": torch.zeros(4, 4)}, {}, BadRequest, "lm_head"),
         ({}, {}, ModelFileError, "no adapter"),
     ]
     for number, (named, more, error, said) in enumerate(tries):
         with pytest.raises(error, match=said):
             asyncio.run(engine.load_adapter("bad", save(tmp_path / f"{number}", named, **more)))
-    with pytest.raises(ModelFileError, match="no folder with"):
+    with pytest.raises(ModelFileError, match="not a folder with"):
         asyncio.run(engine.load_adapter("bad", str(tmp_path / "nowhere")))

@@ -61,11 +61,14 @@ def test_a_row_does_not_depend_on_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"model_type": "mamba"}, "has no mamba models"),
-        ({"model_type": "llama"}, "does not say its hidden_size"),
-        ({**CONFIG, "mlp_bias": True}, "no mlp_bias of True"),
-        ({**CONFIG, "hidden_act": "relu"}, "no hidden_act of 'relu'"),
-        ({**CONFIG, "model_type": "qwen3", "use_sliding_window": True}, "no use_sliding_window of True"),
+        ({"model_type": "mamba"}, "not support mamba models"),
+        ({"model_type": "llama"}, "no valid hidden_size"),
+        ({**CONFIG, "mlp_bias": True}, "not support mlp_bias True"),
+        ({**CONFIG, "hidden_act": "relu"}, "not support hidden_act 'relu'"),
+        (
+            {**CONFIG, "model_type": "qwen3", "use_sliding_window": True},
+            "not support use_sliding_window True",
+        ),
         ({**CONFIG, "rope_scaling": {"rope_type": "longrope"}}, "longrope"),
         ({**CONFIG, "partial_rotary_factor": 0.5}, "a part of a head"),
     ],

@@ -33,7 +33,7 @@ def test_it_takes_weights_by_their_path(settings: Settings) -> None:
     async def main() -> list[Step]:
         await engine.start()
         try:
-            with pytest.raises(BadRequest, match="give a path"):
+            with pytest.raises(BadRequest, match="pass a path"):
                 await engine.update_weights({"x": torch.zeros(1)})  # type: ignore[attr-defined]
             await engine.update_weights(folder, "7")  # type: ignore[attr-defined]
             return [step async for step in engine.generate(asked)]

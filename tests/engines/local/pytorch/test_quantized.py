@@ -90,7 +90,7 @@ def test_what_was_changed_is_what_would_have_been_loaded(kind: Any, folder: Path
         loaded, _, _ = open_torch(tmp_path, options)
         expected = meant(loaded._weights)
         assert all(torch.equal(value, expected[name]) for name, value in meant(changed).items())
-        with pytest.raises(BadRequest, match="eight bits without scales"):
+        with pytest.raises(BadRequest, match="8 bits without scales"):
             asyncio.run(engine.update_weights({PRODUCT: named[PRODUCT].to(torch.float8_e4m3fn)}))
 
 
@@ -170,7 +170,7 @@ def test_a_folder_of_eight_bits_is_read_as_what_it_means(
 
 def test_eight_bits_without_scales_are_told(tmp_path: Path) -> None:
     save_file({PRODUCT: torch.zeros(2, 2).to(torch.float8_e4m3fn)}, tmp_path / "model.safetensors")
-    with pytest.raises(ModelFileError, match=f"{PRODUCT} in F8_E4M3, which takes scales"):
+    with pytest.raises(ModelFileError, match=f"{PRODUCT} in F8_E4M3 without the scales"):
         TensorFiles(tmp_path).read(PRODUCT)
 
 
@@ -183,13 +183,13 @@ def test_eight_bits_without_scales_are_told(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_quantized_otherwise_is_told(told: dict[str, Any]) -> None:
-    with pytest.raises(ModelFileError, match=r"quantized as .* use --engine vllm"):
+    with pytest.raises(ModelFileError, match=r"quantized with .* use --engine vllm"):
         decoder_of({"model_type": "llama", "quantization_config": told})
 
 
 def test_they_are_for_this_runner_alone(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "m.gguf")
-    with pytest.raises(SettingsError, match="`weights` is for the runner torch"):
+    with pytest.raises(SettingsError, match="`weights` is only for the runner torch"):
         LocalEngine.open(path, replace(OPTIONS, runner="llamacpp", weights="int8"))
     with closing(LocalEngine.open(path, replace(OPTIONS, context=64, weights="int8"))) as engine:
         assert "int8" in engine.card.details["runner"]

@@ -182,12 +182,12 @@ def test_all_of_them_or_none(engine: TrainableEngine, model: Any) -> None:
         ({NORM: torch.zeros(3)}, r"shape \[3\] instead of \[32\]"),
         ({NORM: torch.zeros(32, dtype=torch.int8)}, "floating-point"),
         ({NORM: "zeros"}, "floating-point"),
-        ({NORM: (print, ("x",))}, "no handle"),
+        ({NORM: (print, ("x",))}, "not a handle"),
     ]
     for more, said in wrong:
         with pytest.raises(BadRequest, match=said):
             asyncio.run(engine.update_weights(changed(model, 0.5) | more, "2"))
-    with pytest.raises(BadRequest, match="no weights"):
+    with pytest.raises(BadRequest, match="No weights"):
         asyncio.run(engine.update_weights({}, "2"))
     assert engine.weight_version is None
     assert logprobs(answer(engine)) == pytest.approx(logprobs(before), abs=1e-3)

@@ -64,7 +64,7 @@ def test_an_index_names_files_of_its_folder_alone(tmp_path: Path) -> None:
 
 
 def test_a_context_beyond_what_the_model_was_made_for_is_refused(folder: Path) -> None:
-    with pytest.raises(SettingsError, match="made for 512"):
+    with pytest.raises(SettingsError, match="trained for 512"):
         open_torch(folder, LocalOptions(runner="torch", context=1024))
 
 

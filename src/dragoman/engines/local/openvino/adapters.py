@@ -1,8 +1,8 @@
-"""LoRA adapters in a graph: a small term beside each product that they change.
+"""LoRA adapters in a graph: an added term beside each matrix product that they change.
 
-`W x` becomes `W x + B (s * (A x))`. The A of all adapters are one below the other, and their B one beside the
-other; `s` is an input of the graph: for each row the scales of the adapters that are asked for, and zeros
-for the others. A graph without adapters has nothing of this.
+`W x` becomes `W x + B (s * (A x))`. The A of all adapters are stacked vertically, their B horizontally; `s`
+is an input of the graph: for each row the scales of its adapters, and zeros for the others. A graph without
+adapters has none of this.
 """
 
 import re
@@ -23,13 +23,13 @@ from dragoman.engines.local.openvino.tensors import MatrixPart, Node, half_apart
 from dragoman.engines.local.runner import Rows
 
 INPUT = "adapters"
-"""[rows, 1, adapters]: how much of each a row has."""
+"""Input [rows, 1, adapters]: the scale of each adapter for each row."""
 _A, _B = ".lora_a", ".lora_b"
 _IN_LAYERS = re.compile(r"blk\.\d+\.(attn_(q|k|v|qkv|output)|ffn_(gate|up|down))\.weight")
 
 
 class Term(Struct, frozen=True):
-    """A has as many rows as B has columns: the rank."""
+    """Matrices of one product. A has as many rows as B has columns: the rank."""
 
     a: NDArray[np.float32]
     b: NDArray[np.float32]
@@ -38,11 +38,13 @@ class Term(Struct, frozen=True):
 class Adapter(Struct, frozen=True):
     name: str
     terms: dict[str, Term]
-    """By the weights that they are added to."""
+    """Terms by the names of the weights that they are added to."""
 
 
 class Product(Struct, frozen=True):
-    """What a product is of, as the name of its node says: names, outputs, and heads with paired rows."""
+    """The weights of a matrix product, as encoded in its node's name: names, outputs, and heads with
+    paired rows.
+    """
 
     parts: tuple[tuple[MatrixPart, int], ...]
 
@@ -52,7 +54,7 @@ class Product(Struct, frozen=True):
 
     @classmethod
     def of(cls, label: str) -> "Product":
-        """Of no parts, where this is the name of something else."""
+        """Parse the label of a node; the product has no parts if the node is something else."""
         found = [each.split(":") for each in label.split(" ")]
         if any(len(each) != 3 for each in found):
             return cls(())
@@ -60,7 +62,7 @@ class Product(Struct, frozen=True):
 
 
 def scales_of(rows: Rows, names: Sequence[str]) -> NDArray[np.float32]:
-    """[rows, adapters]"""
+    """Return the scales of the adapters for each row: [rows, adapters]."""
     chosen = {slot: dict(adapters) for slot, adapters in rows.adapters.items()}
     scales = {slot: [each.get(name, 0.0) for name in names] for slot, each in chosen.items()}
     none = [0.0] * len(names)
@@ -68,7 +70,9 @@ def scales_of(rows: Rows, names: Sequence[str]) -> NDArray[np.float32]:
 
 
 def read_adapters(files: Mapping[str, str], architecture: str) -> list[Adapter]:
-    """Raises NotForOpenVino for what is no LoRA of layers; llama.cpp says better what is wrong."""
+    """Read adapters. Raises NotForOpenVino for files that are not LoRA of layers; llama.cpp reports the
+    details.
+    """
     found = []
     for name, file in files.items():
         path = Path(file).expanduser()
@@ -78,7 +82,7 @@ def read_adapters(files: Mapping[str, str], architecture: str) -> list[Adapter]:
         except (OSError, ValueError, LookupError, NotImplementedError) as error:
             raise NotForOpenVino(f"the adapter {name!r} cannot be read") from error
         if strange := [each for each in found[-1].terms if not _IN_LAYERS.fullmatch(each)]:
-            raise NotForOpenVino(f"the adapter {name!r} changes {min(strange)}, which it cannot here")
+            raise NotForOpenVino(f"the adapter {name!r} changes {min(strange)}, which is not supported")
     return found
 
 
@@ -101,7 +105,9 @@ def _term(a: NDArray[np.float32], b: NDArray[np.float32], alpha: float) -> Term:
 
 
 def add_adapters(model: ov.Model, adapters: Sequence[Adapter], group: int) -> None:
-    """Change the graph, before its attention is that of pages. `group` is as in the weights of the layers."""
+    """Add adapters to a graph, before its attention becomes paged. `group` is the quantization group of
+    the layers.
+    """
     scales = ops.parameter([-1, 1, len(adapters)], np.float32)
     scales.output(0).get_tensor().set_names({INPUT})
     model.add_parameters([scales])
@@ -113,21 +119,23 @@ def add_adapters(model: ov.Model, adapters: Sequence[Adapter], group: int) -> No
             added.update(part.name for part, _ in product.parts)
     for adapter in adapters:
         if strange := adapter.terms.keys() - added:
-            raise NotForOpenVino(f"the adapter {adapter.name!r} has {min(strange)}, and the model has not")
+            raise NotForOpenVino(
+                f"the adapter {adapter.name!r} changes {min(strange)}, which the model has not"
+            )
 
 
 class _AdapterStack:
     """The terms of all adapters for one product.
 
-    Each has zeros up to a multiple of `group`: numbers of a group are rounded alike, and an adapter must say
-    the same whatever others there are.
+    Each rank is padded with zeros to a multiple of `group`: numbers of a group are rounded together, and the
+    result of an adapter must not depend on the others.
     """
 
     def __init__(self, product: Product, adapters: Sequence[Adapter], group: int) -> None:
         self.lowering: list[NDArray[np.float32]] = []
         self.raising: list[NDArray[np.float32]] = []
         self.owners: list[int] = []
-        """Which adapter each of them is of."""
+        """The adapter that each rank belongs to."""
         whole, start = sum(outputs for _, outputs in product.parts), 0
         for part, outputs in product.parts:
             for number, adapter in enumerate(adapters):
@@ -144,20 +152,20 @@ class _AdapterStack:
             start += outputs
 
     def matrices(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """A and B."""
+        """Return A and B."""
         return np.concatenate(self.lowering), np.concatenate(self.raising, axis=1)
 
 
 def _check(term: Term, adapter: str, name: str, outputs: int) -> None:
     if len(term.b) != outputs or term.b.shape[1] != len(term.a):
-        raise NotForOpenVino(f"the adapter {adapter!r} has another shape than {name}")
+        raise NotForOpenVino(f"the adapter {adapter!r} has a different shape than {name}")
 
 
 def _add_term(node: Node, product: Product, stack: _AdapterStack, scales: Node, group: int) -> None:
     states = _states(node)
     a, b = stack.matrices()
     if a.shape[1] != states.get_partial_shape()[2].get_length():
-        raise NotForOpenVino(f"an adapter has another width than {product.parts[0][0].name}")
+        raise NotForOpenVino(f"an adapter has a different width than {product.parts[0][0].name}")
     users = node.output(0).get_target_inputs()
     lowered = ops.matmul(states, int8_matrix(a, group), False, True)
     shares = ops.gather(scales, ops.constant(np.array(stack.owners)), ops.constant(np.int64(2)))
@@ -168,7 +176,7 @@ def _add_term(node: Node, product: Product, stack: _AdapterStack, scales: Node, 
 
 
 def _states(node: Node) -> ov.Output:
-    """What is multiplied. Products may be put together from several."""
+    """Return the input of a product, which may be put together from several."""
     while node.get_type_name() != "MatMul":
         node = node.input_value(0).get_node()
     return node.input_value(0)

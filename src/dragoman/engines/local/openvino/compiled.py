@@ -1,9 +1,9 @@
-"""A graph, compiled for this machine: the body, which keeps keys and values in pages, and the head.
+"""A graph compiled for this machine: the body with the paged KV cache, and the head.
 
-They are two, because the head gives logits. In the precision of the body, bfloat16, a logit of 20 would be
-known to a sixteenth; the head computes in float32, and only for the rows that are wanted. It also gives the
-largest of each block of logits, so that what is likely is found without going through all of them. A third
-one, where somebody asks, sums up what all of them weigh.
+They are separate because the head computes logits. In the body's precision, bfloat16, a logit of 20 would be
+accurate to a sixteenth; the head computes in float32, and only for the requested rows. It also returns the
+maximum of each block of logits, so that likely ids are found without a scan of the whole row. A third graph
+computes the sum of all relative probabilities, if needed.
 """
 
 import ctypes
@@ -29,30 +29,29 @@ from dragoman.engines.local.openvino.family import NotForOpenVino
 from dragoman.engines.local.openvino.graph import HEAD_QUANTIZED, QUANTIZED, WINDOWS
 from dragoman.engines.local.openvino.layout import READ
 
-# The stack on which signals of a thread are handled, kept out of OpenVINO's hands.
+# The alternate signal stack of a thread, protected from OpenVINO.
 #
-# The plugin for CPUs, when it is made, gives the thread that makes it a signal stack of the plugin's own.
-# When it goes, it unmaps that memory, and takes the stack back from the thread on which that happens: if
-# another thread lets go of the graph, as in a server that stops, the first is left with a stack that is not
-# there. Python handles signals on such a stack where there is one, so the next signal would be the
-# process's end: by SIGSEGV, and not by what the signal was to do. So what a thread had is put back once the
-# plugin is made.
+# The CPU plugin gives the thread that creates it a signal stack of its own. When it is destroyed, it unmaps
+# that memory and resets the stack of the thread on which that happens: if another thread releases the graph,
+# as in a server that stops, the first is left with a stack that no longer exists. Python handles signals on
+# such a stack if there is one, so the next signal would end the process with SIGSEGV. Therefore the thread's
+# previous stack is restored once the plugin is created.
 
 
 _DISABLED = 2
 
 
 class _SignalStack(ctypes.Structure):
-    """stack_t, as it is on Linux."""
+    """`stack_t` as on Linux."""
 
     _fields_ = (("place", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
 
 
 @contextmanager
 def signal_stack_kept() -> Iterator[None]:
-    """After the block this thread handles signals where it did before, whatever the block has set."""
+    """Restore this thread's signal stack after the block, whatever the block has set."""
     if sys.platform != "linux":
-        # Nobody sets one elsewhere.
+        # Elsewhere the plugin sets none.
         yield
         return
     libc, before = ctypes.CDLL(None), _SignalStack()
@@ -66,7 +65,7 @@ def signal_stack_kept() -> Iterator[None]:
 
 
 def signal_stack() -> int | None:
-    """Where this thread handles signals; None: on the stack on which it works."""
+    """Return the address of this thread's signal stack; None if signals use the normal stack."""
     found = _SignalStack()
     if sys.platform == "linux":
         ctypes.CDLL(None).sigaltstack(None, ctypes.byref(found))
@@ -80,21 +79,21 @@ def signal_stack() -> int | None:
 Array: TypeAlias = NDArray[Any]
 _log = logging.getLogger("dragoman.engine")
 PRECISIONS = {"int8": "u8", "bf16": "bf16", "f16": "f16"}
-# With scales for a whole page, as is the default, what is in it would be rounded again with each token that
-# is added, and depend on how it was filled. A scale for each token is smaller, and no less exact.
+# With scales for a whole page, which is the default, its contents would be rounded again with each added
+# token, and depend on how it was filled. A scale for each token takes less memory and is as exact.
 _EACH_TOKEN = {"KEY_CACHE_QUANT_MODE": "BY_TOKEN"}
 _CACHES = ("key_cache.", "value_cache.")
 _KEY_CACHE, _WINDOW = 3, 10
-"""Inputs of paged attention, by their numbers."""
-# A step with a number of rows that was not there before takes a megabyte of prepared code, in about four
-# pieces. Left alone, thousands of them are kept; so these are, the last ones: some 150 MB.
+"""Inputs of paged attention, by number."""
+# For each new number of rows the runtime prepares a megabyte of code, in about four pieces. By default
+# thousands of them are cached; this limits the cache to the most recent, about 150 MB.
 _PREPARED = 512
 
 
-# Exponentials and sums as one piece of code, though numbers of rows differ: in half the time, and nothing
-# is written in between.
+# Compile exponentials and sums into one kernel although the number of rows varies: this takes half the time,
+# and stores no intermediate results.
 _AT_ONCE = {"SNIPPETS_MODE": "IGNORE_CALLBACK"}
-# Of what is summed up in one go; float32 is exact enough for so many.
+# Numbers added up in one sum; float32 is exact enough for this many.
 _PART = 512
 
 
@@ -104,18 +103,20 @@ class Compiled(Struct):
     totals: Any
     vocabulary: int
     page: int
-    """Tokens in a page of keys and values."""
+    """Tokens in a page of the KV cache."""
     page_bytes: int
-    """Of one page in all layers."""
+    """Bytes of one page in all layers."""
     weights: Path
-    """The file of them, which is mapped."""
+    """The mapped file of weights."""
     adapters: tuple[str, ...] = ()
     mixes: bool = False
-    """Whether it has experts, so that every row reads weights of its own."""
+    """Whether it has experts, so that every row reads its own weights."""
 
 
 def best_kv_cache() -> str:
-    """bfloat16 is the fastest to read, where the CPU has it: by a quarter at 2,000 tokens."""
+    """Select the KV cache type. bfloat16 is the fastest to read, if the CPU has it: by a quarter at 2,000
+    tokens.
+    """
     if _has_tiles():
         return "f16"
     return "bf16" if has_bfloat16() else "int8"
@@ -129,9 +130,9 @@ def has_bfloat16() -> bool:
 def _has_tiles() -> bool:
     """Whether the CPU has AMX.
 
-    On the one that was measured, products in bfloat16 had other bits from five rows on, and a step that was
-    filled up to that took twice as long for one reader. In float32, with int8 products as elsewhere, steps
-    of 1 to 32 answers were faster by 5 to 35 %; to read a prompt took a quarter to a half longer.
+    On the one that was measured, products in bfloat16 had other bits from five rows on, and a step padded to
+    that took twice as long for one client. In float32, with int8 products as elsewhere, steps of 1 to 32
+    answers were faster by 5 to 35 %; prefill took a quarter to a half longer.
     """
     return "amx_bf16" in machine.cpu_flags()
 
@@ -184,29 +185,30 @@ def compile_graph(file: Path, *, threads: int, kv_cache: str, adapters: Sequence
 
 
 def _beside(threads: int) -> dict[str, Any]:
-    """For what is computed while Python works: on cores that this leaves, whichever those are."""
+    """Return settings for work done while Python runs: on cores that are free then, without pinning."""
     return {"INFERENCE_NUM_THREADS": max(1, threads // 2), "ENABLE_CPU_PINNING": False}
 
 
 class Body:
-    """The request of the body, with memory for `pages` pages. It is touched only as far as it is used.
+    """Inference request of the body, with memory for `pages` pages, which is touched only as far as it is
+    used.
 
     A run is never cancelled. `InferRequest.cancel` stops between two nodes of the graph: those before it keep
     the shapes of the cancelled run, and those behind it the shapes of the run before. A later run with the
-    earlier shapes then skips their shape inference, and fails or computes something else. So whoever wants
-    short reactions asks for short runs.
+    earlier shapes then skips their shape inference, and fails or computes something else. For short
+    reactions, the scheduler keeps runs short instead.
     """
 
     def __init__(
         self, compiled: Compiled, pages: int, tensors: Mapping[str, ov.Tensor] | None = None
     ) -> None:
-        """`tensors` are that memory, where another body of the same weights has it already."""
+        """`tensors` is that memory, if another body of the same weights has it already."""
         self._request = compiled.body.create_infer_request()
         self._inputs = {port.any_name for port in compiled.body.inputs}
         self.tensors = dict(tensors or {})
         self._caches: list[Array] = []
         self._said: dict[str, Array] = {}
-        """What the request was told the last time, in memory that it goes on reading."""
+        """The last inputs, in memory that the request keeps reading."""
         for port in compiled.body.inputs:
             name = port.any_name
             if name.startswith(_CACHES):
@@ -216,7 +218,7 @@ class Body:
                 self._caches.append(self.tensors[name].data.reshape(pages, -1))
 
     def run(self, inputs: dict[str, Array]) -> Array:
-        """The hidden states of all rows: a view that the next run overwrites."""
+        """Return the hidden states of all rows: a view that the next run overwrites."""
         for name in self._inputs & inputs.keys():
             self._say(name, inputs[name])
         self._request.infer()
@@ -224,7 +226,7 @@ class Body:
         return states.reshape(len(inputs["input_ids"]), -1)
 
     def _say(self, name: str, values: Array) -> None:
-        """Where the shape is what it was, as in most steps, numbers are all that changes."""
+        """Set an input. If its shape is unchanged, as in most steps, only the numbers are copied."""
         said = self._said.get(name)
         if said is not None and said.shape == values.shape:
             np.copyto(said, values)
@@ -244,13 +246,15 @@ class OutputHead:
         self._summing = compiled.totals.create_infer_request()
         self._has_maxima = len(compiled.head.outputs) > 1
         self._heat: Array | None = None
-        """Of the rows whose totals were begun and not asked for; None: there are none."""
+        """Inverse temperatures of the rows whose totals are being computed and were not fetched; None if
+        there are none.
+        """
         self.blocks: RowBlocks | None = None
 
     def run(self, states: Array, heat: Sequence[float] = ()) -> Array:
-        """Rows of logits: a view that the next run overwrites. So are the maxima in the blocks.
+        """Return rows of logits: a view that the next run overwrites, like the maxima of the blocks.
 
-        Totals at that heat are begun, and are computed beside whatever is done until they are asked for.
+        Totals at these inverse temperatures are started, and computed in parallel until they are fetched.
         """
         self._wait()
         self._request.set_input_tensor(0, ov.Tensor(states[:, None]))
@@ -264,7 +268,7 @@ class OutputHead:
         return logits.reshape(len(states), -1)
 
     def _totals(self, peaks: Array, heat: Array) -> Array:
-        # At the same heat they are asked for the same rows, and those are as they came.
+        # Requests with the same values mean the same rows, and those are unmodified.
         if self._heat is None or not np.array_equal(self._heat, heat):
             self._wait()
             self._begin(peaks, heat)
@@ -287,14 +291,14 @@ class OutputHead:
 
 
 def _groups(model: ov.Model, said: tuple[str, str]) -> dict[str, Any]:
-    """In what groups activations are quantized, where the graph says so."""
+    """Return the group size for quantized activations, if the graph has one."""
     if not model.has_rt_info([*said]):
         return {}
     return {QUANTIZED[-1]: int(model.get_rt_info([*said]).astype(int))}
 
 
 def _set_windows(model: ov.Model) -> None:
-    """Layers that do not see everything, where the graph says so, in the order of the layers."""
+    """Set the attention windows of layers, if the graph has any, in the order of the layers."""
     if not model.has_rt_info([*WINDOWS]):
         return
     windows = [int(text) for text in str(model.get_rt_info([*WINDOWS]).astype(str)).split(",")]
@@ -306,7 +310,7 @@ def _set_windows(model: ov.Model) -> None:
 
 
 def _divide(model: ov.Model) -> tuple[ov.Model, ov.Model]:
-    """Cut a graph before its last matrix product."""
+    """Split a graph before its last matrix product."""
     result = model.get_results()[0]
     node = result.input_value(0).get_node()
     while node.get_type_name() != "MatMul":
@@ -321,7 +325,7 @@ def _divide(model: ov.Model) -> tuple[ov.Model, ov.Model]:
 
 
 def _maxima(logits: ov.Output) -> list[ov.Node]:
-    """The largest of each block, where the vocabulary can be divided into blocks."""
+    """Return a node for the maximum of each block, if the vocabulary is a multiple of the block size."""
     vocabulary = logits.get_partial_shape()[-1].get_length()
     if vocabulary % BLOCK:
         return []
@@ -330,7 +334,9 @@ def _maxima(logits: ov.Output) -> list[ov.Node]:
 
 
 def _summing(vocabulary: int) -> ov.Model:
-    """Of rows of logits, and a peak and a heat for each: the sum of exp((logit - peak) * heat), in parts."""
+    """Create a graph that, for rows of logits with a peak and an inverse temperature each, sums exp((logit
+    - peak) * heat), in parts.
+    """
     logits = ops.parameter([-1, 1, vocabulary], np.float32)
     peaks, heat = (ops.parameter([-1, 1, 1], np.float32) for _ in range(2))
     size = math.gcd(vocabulary, _PART)

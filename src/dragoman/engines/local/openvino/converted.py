@@ -1,10 +1,10 @@
-"""OpenVINO's form of a GGUF file, made once and kept in the cache.
+"""The conversion cache: OpenVINO graphs of GGUF files, each converted once.
 
     ~/.cache/dragoman/openvino/SmolLM2-135M-Instruct.Q4_1-b179c9523d0e6a0f-7/openvino_model.xml
 
-The name holds the checksum of the source and the number of the recipe; where the source has four bits that
-could be kept, also whether they were, as in `-8-four` and `-8-wide`. Hashing gigabytes at each start would
-take longer than loading them, so a source that has not been touched since is known by its size and time.
+The name has the checksum of the source and the version of the conversion; if the source has 4-bit weights
+that could be kept, also whether they were, as in `-8-four` and `-8-wide`. Hashing gigabytes at each start
+would take longer than loading them, so an unchanged source is recognized by its size and time.
 """
 
 import hashlib
@@ -37,7 +37,9 @@ class _Source(Struct, frozen=True):
 
 
 def ensure_converted(path: Path, *, wide: bool = False) -> Path:
-    """The graph of a GGUF file; `wide` as in `Tensors`. Raises NotForOpenVino where it cannot be one."""
+    """Return the graph of a GGUF file, converting it if needed; `wide` as in `Tensors`. Raises
+    NotForOpenVino if that is impossible.
+    """
     folder, source = _place(path)
     if found := _find_known(folder, path, source, wide):
         return found / FILE
@@ -56,7 +58,7 @@ def ensure_converted(path: Path, *, wide: bool = False) -> Path:
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise ModelFileError(
-            f"OpenVINO's form of {path.name} cannot be kept in {folder} ({reason}): make room there, set "
+            f"Cannot store the OpenVINO graph of {path.name} in {folder} ({reason}); free disk space, set "
             "DRAGOMAN_CACHE to another folder, or use the runner llamacpp."
         ) from None
     return target / FILE
@@ -68,12 +70,12 @@ def is_converted(path: Path, *, wide: bool = False) -> bool:
 
 
 def _ends(wide: bool) -> tuple[str, str]:
-    """How names may end: without an end it is the same either way."""
+    """Return the possible endings of a name; it has none if `wide` makes no difference."""
     return "", "-wide" if wide else "-four"
 
 
 def _place(path: Path) -> tuple[Path, _Source]:
-    """Where converted files are, and what this one would be known by."""
+    """Return the cache folder, and the identity of the source."""
     stat = path.stat()
     return cache_folder() / "openvino", _Source(str(path.resolve()), stat.st_size, stat.st_mtime_ns)
 
@@ -91,21 +93,23 @@ def _find_known(folder: Path, path: Path, source: _Source, wide: bool) -> Path |
 
 
 def _convert(path: Path, folder: Path, wide: bool) -> str:
-    """How the name ends of what is in the folder now."""
+    """Convert the file into the folder; return the ending of its name."""
     told = partial(show_progress, doing="converting weights", did="converted weights")
     try:
         with read_pages_given_back(path):
             tensors = Tensors(path, told, wide=wide)
             model = build(tensors, shape_of(tensors.metadata))
     except (LookupError, ValueError, ArithmeticError, RuntimeError) as error:
-        _log.warning("OpenVINO's form of %s cannot be made", path.name, exc_info=error)
-        raise NotForOpenVino("its tensors are not those of its architecture") from error
+        _log.warning("Cannot convert %s for OpenVINO", path.name, exc_info=error)
+        raise NotForOpenVino("its tensors do not match its architecture") from error
     ov.save_model(model, folder / FILE, compress_to_fp16=False)
     return _ends(wide)[tensors.has_four_bits]
 
 
 def _keep(folder: Path) -> None:
-    """On the disk before it has its name: what has one is whole, even after a power failure."""
+    """Flush the folder to disk before it is renamed, so that a named one is complete even after a power
+    failure.
+    """
     for file in folder.iterdir():
         with file.open("rb") as opened:
             os.fsync(opened.fileno())
@@ -117,5 +121,5 @@ def _digest(path: Path) -> str:
 
 
 def _literal(text: str) -> str:
-    """A name in which nothing is a wildcard."""
+    """Escape wildcards in a name."""
     return "".join(f"[{sign}]" if sign in "*?[" else sign for sign in text)

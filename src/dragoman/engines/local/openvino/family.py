@@ -1,8 +1,8 @@
-"""Which models the graph can be built for, and their measures. Nothing of OpenVINO is imported here.
+"""The architectures that the graph supports, and their dimensions. This module does not import OpenVINO.
 
-They are all decoders with normed inputs, rotated heads and gated layers between. How they differ is a few
-numbers, which a file tells, or its architecture does; biases, norms behind layers and weights that are one
-piece are known by their tensors.
+They are all decoders with normalized inputs, rotary positions and gated layers. They differ in a few numbers,
+given by the file or by its architecture; biases, norms behind layers and fused weights are recognized by
+their tensors.
 """
 
 import math
@@ -13,19 +13,21 @@ from msgspec import Struct
 
 
 class Family(Struct, frozen=True):
-    """What an architecture says without a word in the file."""
+    """Properties of an architecture that its files do not state."""
 
     paired: bool = False
-    """Whether rows that are rotated together are neighbours in the file."""
+    """Whether rows that are rotated together are adjacent in the file."""
     gelu: bool = False
     embedding_by_width: bool = False
-    """Whether embeddings are multiplied by the root of their width."""
+    """Whether embeddings are multiplied by the square root of their width."""
     unrotated: int = 0
-    """Every so-and-so-manieth layer knows no positions."""
+    """Every n-th layer has no positions; 0 for none."""
     windowed: int = 0
-    """Every so-and-so-manieth layer sees all, the others a window, with a rotation of their own."""
+    """Every n-th layer attends to everything, the others to a window, with their own rotation; 0: all to
+    everything.
+    """
     mixes: bool = False
-    """Whether it may have experts, chosen by the largest shares, which then add up to 1."""
+    """Whether it may have experts, selected by the largest shares, which are then normalized to 1."""
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -39,36 +41,36 @@ FAMILIES: Mapping[str, Family] = {
     "gemma3": Family(gelu=True, embedding_by_width=True, windowed=6),
 }
 RECIPE = 8
-"""Goes up when the same file is converted in another way."""
+"""Version of the conversion; raised when the same file is converted differently."""
 _LARGE_GEMMA = 62
-"""Layers of the one that scales attention by its width instead of its heads."""
+"""Layers of the Gemma model that scales attention by its width instead of its heads."""
 _LOCAL_BASE = 10000.0
 _MOST = 1 << 20
-"""Of layers, heads and numbers in them."""
+"""Maximum number of layers, heads and elements in them."""
 
 
 class NotForOpenVino(Exception):
-    """Why a model is not run by OpenVINO, in words that fit after "because"."""
+    """The reason why OpenVINO does not run a model, in words that fit after "because"."""
 
 
 class Rotation(Struct, frozen=True):
-    """How heads are turned by position: how fast, and how that was stretched to longer texts."""
+    """Rotary positions: the speeds, and how they were scaled for longer contexts."""
 
     base: float
     width: int
-    """Numbers of a head that are turned; the rest stays as it is."""
+    """Elements of a head that are rotated; the rest is unchanged."""
     stretch: float = 1.0
-    """Positions count for so much less."""
+    """Factor by which positions are scaled down."""
     kind: Literal["linear", "yarn"] = "linear"
     trained: int = 0
-    """yarn: tokens before it was stretched."""
+    """For yarn: the context length before scaling."""
 
     def speeds(self) -> list[float]:
-        """Radians for each position, of each pair of numbers."""
+        """Return the radians per position of each pair of elements."""
         fast = [self.base ** (-2 * pair / self.width) for pair in range(self.width // 2)]
         if self.kind == "linear":
             return [speed / self.stretch for speed in fast]
-        # Pairs that turn often within the trained length stay as they are, slow ones are stretched.
+        # Pairs that turn often within the trained length are unchanged, slow ones are scaled.
         low, high = (self._turning(turns) for turns in (32.0, 1.0))
         low, high = max(0.0, math.floor(low)), min(self.width - 1.0, math.ceil(high))
         mixed = []
@@ -79,11 +81,11 @@ class Rotation(Struct, frozen=True):
 
     @property
     def strength(self) -> float:
-        """What cosines and sines are multiplied with."""
+        """Factor for cosines and sines."""
         return 1.0 + 0.1 * math.log(self.stretch) if self.kind == "yarn" else 1.0
 
     def _turning(self, turns: float) -> float:
-        """The pair that turns so often within the trained length."""
+        """Return the pair that makes this many turns within the trained length."""
         return self.width * math.log(self.trained / (turns * 2 * math.pi)) / (2 * math.log(self.base))
 
 
@@ -92,22 +94,22 @@ class Shape(Struct, frozen=True):
     heads: int
     kv_heads: int
     head: int
-    """Numbers in a head."""
+    """Elements of a head."""
     epsilon: float
     family: Family
     rotation: Rotation
     local_rotation: Rotation
-    """Of layers that see a window."""
+    """Rotation of layers with a window."""
     window: int
     attention_scale: float
     embedding_scale: float
     residual_scale: float
     logit_scale: float
     used_experts: int
-    """Of layers that have experts."""
+    """Experts used per token, in layers that have experts."""
 
     def window_of(self, layer: int) -> int:
-        """Tokens that a layer sees; 0: all."""
+        """Return the attention window of a layer in tokens; 0 for no limit."""
         every = self.family.windowed
         return self.window if every and (layer + 1) % every else 0
 
@@ -119,7 +121,9 @@ class Shape(Struct, frozen=True):
 
 
 def shape_of(metadata: Mapping[str, Any]) -> Shape:
-    """The measures in a file's metadata. Raises NotForOpenVino for what the graph does not know."""
+    """Read the dimensions from a file's metadata. Raises NotForOpenVino for models that the graph does not
+    support.
+    """
     return _Read(metadata).shape()
 
 
@@ -128,7 +132,9 @@ class _Read:
         self._metadata = metadata
         self._architecture = str(metadata.get("general.architecture", "unknown"))
         if self._number("attn_logit_softcapping"):
-            raise NotForOpenVino("its attention has a soft cap, which OpenVINO's attention in pages has not")
+            raise NotForOpenVino(
+                "its attention has a soft cap, which OpenVINO's paged attention does not support"
+            )
         if self._architecture not in FAMILIES:
             known = ", ".join(FAMILIES)
             raise NotForOpenVino(f"the architecture {self._architecture} is not among {known}")
@@ -136,17 +142,17 @@ class _Read:
 
     def shape(self) -> Shape:
         if self._number("expert_count") and not self._family.mixes:
-            raise NotForOpenVino("its mixture of experts is not among what it runs")
+            raise NotForOpenVino("its mixture of experts is not supported")
         if self._number("final_logit_softcapping"):
             raise NotForOpenVino("its logits have a soft cap")
         width, heads = self._integer("embedding_length"), self._integer("attention.head_count")
         head = self._integer("attention.key_length", width // heads or None)
         if self._integer("attention.value_length", head) != head:
-            raise NotForOpenVino("its keys and values have not the same width")
+            raise NotForOpenVino("its keys and values have different widths")
         layers = self._integer("block_count")
         kv_heads = self._integer("attention.head_count_kv", heads)
         if heads % kv_heads:
-            raise NotForOpenVino("its heads cannot be shared out among those of its keys")
+            raise NotForOpenVino("its number of heads is not a multiple of its key heads")
         base = self._positive("rope.freq_base_swa", _LOCAL_BASE)
         return Shape(
             layers=layers,
@@ -176,7 +182,7 @@ class _Read:
             raise NotForOpenVino(f"positions are scaled ({kind})")
         yarn = kind == "yarn"
         if yarn and any("yarn_" in key or key.endswith("attn_factor") for key in self._metadata):
-            raise NotForOpenVino("positions are scaled (yarn with factors of its own)")
+            raise NotForOpenVino("positions are scaled (yarn with its own factors)")
         rotation = Rotation(
             base=self._positive("rope.freq_base", 10000.0),
             width=self._integer("rope.dimension_count", head),
@@ -185,17 +191,17 @@ class _Read:
             trained=self._count("rope.scaling.original_context_length") or self._count("context_length"),
         )
         if rotation.width % 2 or rotation.width > head:
-            raise NotForOpenVino("its heads cannot be turned in pairs")
+            raise NotForOpenVino("its heads cannot be rotated in pairs")
         if yarn and (rotation.base <= 1 or not rotation.trained):
-            raise NotForOpenVino("positions are scaled (yarn of a length that is not told)")
+            raise NotForOpenVino("positions are scaled (yarn without a valid length)")
         return rotation
 
     def _scale(self, key: str) -> float:
-        """0 stands for none."""
+        """Return a scale; 0 in the file means none."""
         return self._number(key) or 1.0
 
     def _integer(self, key: str, default: int | None = None) -> int:
-        """One at least, and no more than a graph can have."""
+        """Return an integer of at least 1 and at most what a graph can have."""
         value = int(self._positive(key, default, least=1))
         if value > _MOST:
             raise NotForOpenVino(f"its {key} cannot be {value}")
@@ -211,18 +217,18 @@ class _Read:
         return value
 
     def _number(self, key: str, default: float | None = 0.0) -> float:
-        """A list stands for its number, where that is the same in all layers."""
+        """Return a number; a list is accepted if all layers have the same value."""
         told = self._metadata.get(f"{self._architecture}.{key}", default)
         if told is None:
-            raise NotForOpenVino(f"the file does not say its {key}")
+            raise NotForOpenVino(f"the file does not have its {key}")
         listed = told.strip("[]").split(",") if isinstance(told, str) else told
         try:
             values = {float(value) for value in (listed if isinstance(listed, list) else [listed])}
         except (TypeError, ValueError, OverflowError):
             values = {math.nan}
         if len(values) > 1:
-            raise NotForOpenVino(f"its {key} is not the same in all layers")
+            raise NotForOpenVino(f"its {key} differs between layers")
         value = min(values, default=math.nan)
         if not math.isfinite(value):
-            raise NotForOpenVino(f"its {key} is no number")
+            raise NotForOpenVino(f"its {key} is not a number")
         return value

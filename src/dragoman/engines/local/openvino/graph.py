@@ -1,8 +1,7 @@
 """A decoder of the llama family as a graph of OpenVINO's operations.
 
-It is written as models are exported elsewhere: stateful, with attention over what was kept. The runtime's
-own transformation makes paged attention of that, so what is built here and what comes as a folder go one
-way.
+It has the form of models exported elsewhere: stateful, with attention over a cache. The runtime's own
+transformation turns that into paged attention, so graphs built here and exported folders are handled alike.
 """
 
 from collections.abc import Sequence
@@ -21,10 +20,10 @@ from dragoman.engines.local.openvino.tensors import FINE, MatrixPart, Node, Tens
 
 # A layer of many experts, of which each row uses a few.
 #
-# It is written as such models are exported: all rows go to all experts, and what was not chosen is
-# multiplied by zero. The runtime knows this form and computes only what was chosen, each row by itself with
-# each of its experts: so its bits do not depend on the others. It knows the form by its nodes; other nodes
-# would give the same numbers, but compute all experts.
+# It has the form of exported models: all rows go to all experts, and the results of experts that were not
+# selected are multiplied by zero. The runtime recognizes this form and computes only the selected experts,
+# each row separately with each of its experts, so a row's bits do not depend on the others. It recognizes the
+# form by its nodes; other nodes would give the same numbers, but compute all experts.
 
 
 _ROWS, _EXPERTS = np.int64(0), np.int64(1)
@@ -33,9 +32,10 @@ _ROWS, _EXPERTS = np.int64(0), np.int64(1)
 def mix_experts(
     states: Node, read: Node, router: NDArray[np.float32], experts: Sequence[Node], used: int
 ) -> Node:
-    """`states` are [batch, tokens, width], `experts` gate, up and down, each [experts, outputs, inputs].
+    """Build the mixture. `states` are [batch, tokens, width], `experts` gate, up and down, each [experts,
+    outputs, inputs].
 
-    Here a row that nobody reads would cost as much as another, so only the first `read` ones are computed.
+    Here a padding row would cost as much as any other, so only the first `read` rows are computed.
     """
     count, width = router.shape
     whole = ops.reshape(states, _integers(-1, width), False)
@@ -56,7 +56,7 @@ def mix_experts(
 
 
 def _shares(rows: Node, router: NDArray[np.float32], used: int) -> Node:
-    """How much of each expert a row has: [rows, experts], in sum 1."""
+    """Return the share of each expert in a row: [rows, experts], with sum 1."""
     likely = ops.softmax(ops.matmul(rows, ops.constant(router), False, True), -1)
     best = ops.topk(likely, ops.constant(np.int64(used)), -1, "max", "value", "i32")
     chosen = ops.divide(best.output(0), ops.reduce_sum(best.output(0), _integers(-1), True))
@@ -72,11 +72,11 @@ def _integers(*values: int) -> NDArray[np.int64]:
 
 
 QUANTIZED = ("runtime_options", "DYNAMIC_QUANTIZATION_GROUP_SIZE")
-"""Where a graph says in what groups activations are quantized; exported ones say it there too."""
+"""Where a graph has the group size for quantized activations; exported graphs have it there, too."""
 HEAD_QUANTIZED = ("dragoman", "head_group")
-"""The same for the last product, where it is another."""
+"""The same for the last product, if it differs."""
 WINDOWS = ("dragoman", "windows")
-"""How many tokens each layer sees, 0 for all, where they are not the same: the paged graph is told so."""
+"""Attention windows of the layers in tokens, 0 for none, if they differ; set on the paged graph."""
 _FIRST, _LAST = np.int64(0), np.int64(2)
 _MASKED = np.float32(-65504)
 
@@ -140,7 +140,7 @@ class _Decoder:
         return mix_experts(states, self._read, router, experts, self._shape.used_experts)
 
     def _gate(self, states: Node, name: str) -> Node:
-        # What is multiplied by the same states is one product: fewer, larger ones are faster.
+        # Products with the same input are fused: fewer, larger ones are faster.
         parts = [
             MatrixPart(name + part)
             for part in ("ffn_gate", "ffn_up")
@@ -181,7 +181,7 @@ class _Decoder:
         return ops.variadic_split(self._linear(states, *parts), ops.constant(_LAST), widths)
 
     def _heads(self, flat: Node, name: str, heads: int) -> Node:
-        """[batch, tokens, width] to [batch, heads, tokens, width of a head]."""
+        """Reshape [batch, tokens, width] to [batch, heads, tokens, width of a head]."""
         split = ops.reshape(flat, _integers(0, 0, heads, self._shape.head), True)
         if name + "_norm.weight" in self._tensors:
             split = self._norm(split, name + "_norm.weight")
@@ -206,7 +206,9 @@ class _Decoder:
         return ops.multiply(normal, ops.constant(self._tensors.vector(name)))
 
     def _angles_of(self, rotation: Rotation) -> tuple[Node, Node]:
-        """Cosines and sines of [batch, 1, tokens, turned numbers of a head], for every position."""
+        """Return the cosines and sines of [batch, 1, tokens, rotated elements of a head], for every
+        position.
+        """
         if rotation not in self._angles:
             speeds = np.array(rotation.speeds())
             if "rope_freqs.weight" in self._tensors and rotation is self._shape.rotation:
@@ -234,7 +236,7 @@ class _Decoder:
         return ops.concat([ops.add(first, ops.multiply(turned, sines)), rest], -1)
 
     def _causal(self) -> Node:
-        """Nothing sees what comes after it. Paged attention knows that; the stateful graph has to say it."""
+        """Return the causal mask. Paged attention has it built in; the stateful graph needs it."""
         length = ops.squeeze(_dimension(self._mask, 1), _integers(0))
         columns = ops.range(ops.constant(_FIRST), length, ops.constant(np.int64(1)), "i64")
         rows = ops.unsqueeze(self._positions, _integers(1, 3))
@@ -242,7 +244,7 @@ class _Decoder:
         return ops.select(seen, ops.constant(np.float32(0)), ops.constant(_MASKED))
 
     def _keep(self, states: Node, name: str) -> Node:
-        """What was kept and what is new, one after the other, once for each head that asks for it."""
+        """Return the cached and the new states, concatenated and repeated for each head that shares them."""
         heads, width = self._shape.kv_heads, self._shape.head
         info = VariableInfo()
         info.data_shape, info.data_type = ov.PartialShape([-1, heads, -1, width]), ov.Type.f32

@@ -1,17 +1,19 @@
 """How rows are laid out for paged attention, so that the bits of a row depend on its own sequence alone.
 
 Matrix products give a row the same bits whatever is beside it, but on some machines only from a number of
-rows on: from five on a CPU with AMX. That number is found out at the start, and a step has at least so many.
-Attention has three ways, which add up in different orders:
-- A piece of several rows goes through tiles. Its bits do not depend on where it begins or ends, but they are
-  not those of a row by itself. So a piece of a prompt has two rows at least: one alone gets a second behind
-  it, which nobody reads, and whose place is written over by the token that comes there.
-- A piece of one row is computed by one thread for each head. So each row of an answer is such a piece, and a
-  guess too: the keys and values of all rows are in their pages before attention begins.
-- Fewer of those than threads, and no others, are shared out among the threads, and the parts added. So such a
-  step gets a piece of no rows at all: it counts as one that goes through tiles, and costs nothing.
+rows on: from five on a CPU with AMX. That number is measured at startup, and a step is padded to at least
+that many.
+Attention has three kernels, which add up in different orders:
+- A chunk of several rows goes through tiles. Its bits do not depend on where it begins or ends, but they are
+  not those of a single row. So a chunk of a prompt has at least two rows: a single one gets a padding row
+  behind it, whose keys and values are overwritten by the next token.
+- A chunk of one row is computed by one thread for each head. So each row of an answer is such a chunk, and a
+  draft token too: the keys and values of all rows are in their pages before attention begins.
+- If there are fewer of those than threads, and no others, they are divided among the threads, and the parts
+  added. To avoid this, such a step gets an empty chunk: it counts as one that goes through tiles, and costs
+  nothing.
 
-What is computed of one row at a time does not depend on others anyway.
+Everything computed row by row does not depend on other rows anyway.
 """
 
 from collections.abc import Sequence
@@ -24,27 +26,29 @@ from numpy.typing import NDArray
 from dragoman.engines.local.runner import Rows
 
 READ = "read_rows"
-"""An input that graphs may have: how many rows are read, if not all that come after them."""
+"""Optional input of graphs: the number of rows to compute, if not also the padding behind them."""
 _NO_TOKEN = 0
 _FEW, _EVEN = 64, 16
-"""Up to so many rows each number of them is a step of its own; above, it is a multiple of this."""
+"""Up to `_FEW` rows each number of rows is used as it is; above, it is rounded up to a multiple of
+`_EVEN`.
+"""
 
 
 class Layout:
-    """`unread` is a page for keys and values that nobody reads."""
+    """Layout of steps. `unread` is a page for the keys and values of padding rows."""
 
     def __init__(self, page: int, unread: int) -> None:
         self.least = 0
-        """Rows that a step has at least."""
+        """Minimum rows of a step."""
         self._page = page
         self._unread = unread
 
     def of(self, rows: Rows) -> tuple[dict[str, NDArray[Any]], NDArray[np.intp]]:
-        """The inputs of the graph, and which of its rows are those that were asked for."""
+        """Return the inputs of the graph, and the indices of the requested rows in its output."""
         tokens, positions = np.array(rows.tokens, np.int64), np.array(rows.positions, np.int64)
         places = np.arange(len(tokens))
         if all(rows.said):
-            # Each is a piece, which is most steps: nothing has to be looked for.
+            # Each row is a chunk, as in most steps: nothing has to be grouped.
             sizes, tables = np.ones(len(tokens), np.intp), [rows.tables[slot] for slot in rows.slots]
         else:
             tokens, positions, sizes, tables = self._pieces(rows, tokens, positions, places)
@@ -60,7 +64,9 @@ class Layout:
     def _pieces(
         self, rows: Rows, tokens: NDArray[Any], positions: NDArray[Any], places: NDArray[np.intp]
     ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.intp], list[Sequence[int]]]:
-        """Tokens and positions, the sizes of pieces, and their pages. `places` move by what is added."""
+        """Group rows into chunks: returns tokens, positions, chunk sizes and page tables. `places` is
+        shifted by added rows.
+        """
         slots, said = np.array(rows.slots), np.array(rows.said)
         first = np.concatenate(([True], (slots[1:] != slots[:-1]) | said[1:]))
         begins = np.flatnonzero(first)
@@ -76,16 +82,16 @@ class Layout:
     def _inputs(
         self, tokens: NDArray[Any], positions: NDArray[Any], sizes: NDArray[Any], tables: list[Sequence[int]]
     ) -> dict[str, NDArray[Any]]:
-        """What paged attention wants to know: where each piece begins, what it has, and in which pages."""
+        """Return the inputs of paged attention: where each chunk begins, its cached length, and its pages."""
         ends = sizes.cumsum()
-        # Pieces are few, and lists of a few are quicker than arrays.
+        # Chunks are few, and short lists are faster than arrays.
         begins, past = [0, *ends.tolist()], positions[ends - sizes].tolist()
         longest = positions[ends - 1].tolist()
         used = [
             self._first(table, last // self._page + 1) for table, last in zip(tables, longest, strict=True)
         ]
         if begins[-1] == len(sizes):
-            # All are single rows: the piece of no rows.
+            # All are single rows: add the empty chunk.
             begins.append(begins[-1])
             past.append(0)
             used.append([])
@@ -100,12 +106,13 @@ class Layout:
         }
 
     def _first(self, table: Sequence[int], count: int) -> Sequence[int]:
-        """The first pages of a sequence. A row that nobody reads may be one too far for what it has."""
+        """Return the first pages of a sequence. A padding row may need one page more than it has."""
         return table[:count] if len(table) >= count else [*table, self._unread]
 
 
 def _until_even(rows: int) -> int:
-    """Rows to add, so that there are few numbers of them: for each, the runtime prepares code and memory.
+    """Return the rows to add, so that few distinct numbers occur: for each, the runtime prepares code and
+    memory.
 
     >>> _until_even(64), _until_even(65), _until_even(80)
     (0, 15, 0)

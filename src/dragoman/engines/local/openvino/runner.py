@@ -30,14 +30,14 @@ from dragoman.engines.model_files import LLAMA_CPP, in_folder
 from dragoman.engines.protocol import ModelCard
 from dragoman.errors import BadRequest, ModelFileError
 
-# Rows of logits beyond one per sequence, for prompts whose log probabilities are wanted.
+# Rows of logits besides one per sequence, for prompts whose log probabilities are requested.
 _EXTRA_OUTPUTS = 64
 _EMBED_ROWS = 128
-# On CPUs weights are read more slowly than rows are computed: as many rows as it takes, before that was seen.
-# With 16, guesses for eight answers took more than they gave. Of experts, each row reads its own.
+# Cost of reading the weights on a CPU, in rows; an estimate until it is measured. With 16, draft tokens for
+# eight answers cost more than they gained. With experts, each row reads its own weights.
 _PASS, _SPARSE_PASS = 10, 2
 _BEAT_NS = 20_000_000
-# Numbers of rows that are tried, whether they give a row the bits that it has among the last of them.
+# Numbers of rows that are tested for giving a row the same bits as among the last number of rows.
 _TRIED = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 
 
@@ -59,7 +59,7 @@ class OpenVinoRunner:
         adapting: "Adapting | None" = None,
         compile_again: Callable[[], Compiled] | None = None,
     ) -> None:
-        """Without `adapting` it has the adapters of the graph, and no others."""
+        """Without `adapting` it has only the adapters of the graph."""
         self.slots = slots
         self.context = context
         self.page = compiled.page
@@ -70,7 +70,7 @@ class OpenVinoRunner:
         self.pass_rows = _SPARSE_PASS if compiled.mixes else _PASS
         self.max_rows = batch + slots
         self.max_outputs = slots + _EXTRA_OUTPUTS
-        # Embeddings have pages of their own, behind those of the sequences.
+        # Embeddings have their own pages, behind those of the sequences.
         self._spare = list(range(pages, pages + -(-context // self.page)))
         self._layout = Layout(self.page, unread=pages + len(self._spare))
         self.all_pages = pages + len(self._spare) + 1
@@ -89,11 +89,13 @@ class OpenVinoRunner:
 
     @property
     def pulse(self) -> int:
-        """The runtime does not tell how far a step is, but the thread that computes has used time."""
+        """CPU time of the computing thread in units of `_BEAT_NS`: the runtime does not report its
+        progress within a step.
+        """
         try:
             return 0 if self._clock is None else time.clock_gettime_ns(self._clock) // _BEAT_NS
         except OSError:
-            # The thread is gone.
+            # The thread has ended.
             return 0
 
     def warm_up(self) -> None:
@@ -106,7 +108,7 @@ class OpenVinoRunner:
         for count, more in pairwise(_TRIED):
             if self._stop_warm_up:
                 raise StepInterrupted
-            # One row by itself is a step only where it is of an answer.
+            # A single row is a step only if it belongs to an answer.
             among_many = self._try(_TRIED[-1], said=count == 1)[:count]
             if not np.array_equal(self._try(count, said=count == 1), among_many):
                 self._layout.least = more
@@ -128,11 +130,11 @@ class OpenVinoRunner:
         self._body.copy_page(source, target)
 
     def interrupt(self) -> None:
-        """Ends the warm-up between two of its steps. A step is never cancelled: see `Body`."""
+        """End the warm-up between two of its steps. A step is never cancelled: see `Body`."""
         self._stop_warm_up = True
 
     def reset(self) -> None:
-        """Fresh requests, and runs of two sizes, so that every node of the graph infers its shapes again."""
+        """Create new requests, and run two sizes, so that every node of the graph infers its shapes again."""
         self._open_requests(self._compiled)
         for count in (2, 1):
             self._try(count, said=False)
@@ -142,7 +144,7 @@ class OpenVinoRunner:
         self.step(rows)
 
     def rebuild(self) -> None:
-        """Compile the graph again: its nodes keep state that no request can reset."""
+        """Compile the graph again: its nodes have state that no request can reset."""
         if self._compile_again is not None:
             self._compiled = self._compile_again()
             self._in_graph = self._compiled.adapters
@@ -166,13 +168,13 @@ class OpenVinoRunner:
             yield (total / np.linalg.norm(total)).tolist()
 
     def read_adapter(self, name: str, path: Path) -> Callable[[], None]:
-        """Adapters are a part of the graph, so it is compiled again. Keys and values stay where they are."""
+        """Add an adapter by compiling the graph again, as adapters are part of it. The KV cache stays."""
         if self._adapting is None:
             raise BadRequest(
-                "This model takes no adapters: they are for GGUF files.", code="unsupported_model"
+                "This model does not support adapters; use a GGUF file.", code="unsupported_model"
             )
         compiled = self._adapting.compiled(self.adapters, name, path)
-        # As many rows as a step needs with this graph, found out beside the one that computes.
+        # The minimum rows of a step with this graph are measured beside the computing thread.
         trial = OpenVinoRunner(compiled, slots=1, context=compiled.page, pages=1, batch=_TRIED[-1])
         trial.warm_up()
         trial.close()
@@ -189,7 +191,7 @@ class OpenVinoRunner:
         return add
 
     def drop_adapter(self, name: str) -> None:
-        """From the graph it goes when that is compiled the next time."""
+        """Drop an adapter; it stays in the graph until that is compiled the next time."""
         self.adapters = tuple(other for other in self.adapters if other != name)
 
     def close(self) -> None:
@@ -205,7 +207,7 @@ class OpenVinoRunner:
         return total
 
     def _try(self, count: int, *, said: bool) -> NDArray[np.float32]:
-        """The first rows of a prompt, or an answer, that means nothing."""
+        """Return the hidden states of the first rows of a dummy prompt or answer."""
         rows = Rows()
         rows.extend(0, 0, range(count), [False] * count, said=said)
         rows.tables[0] = self._spare[:1]
@@ -221,14 +223,14 @@ class OpenVinoRunner:
         return self._body.run(inputs)[places]
 
 
-# A compiled graph as a runner, and folders that were exported for OpenVINO.
+# Creation of runners, also from folders that were exported for OpenVINO.
 
 
 _CONTEXT = 2048
 
 
 class Adapting:
-    """Compiles a graph again, with other adapters. They are read from their files each time."""
+    """Compiles a graph again with other adapters, which are read from their files each time."""
 
     def __init__(
         self, architecture: str, files: Mapping[str, str], make: Callable[[Sequence[Adapter]], Compiled]
@@ -238,16 +240,16 @@ class Adapting:
         self._make = make
 
     def again(self) -> Compiled:
-        """The graph with the adapters that it has."""
+        """Compile the graph with its current adapters."""
         return self._make(read_adapters(self._files, self._architecture))
 
     def compiled(self, kept: Sequence[str], name: str, path: Path) -> Compiled:
-        """With those that are kept, and a new one."""
+        """Compile the graph with the `kept` adapters and a new one."""
         files = {other: self._files[other] for other in kept} | {name: str(path)}
         try:
             made = self._make(read_adapters(files, self._architecture))
         except NotForOpenVino as why:
-            message = f"OpenVINO takes no such adapter: {why}. With --runner llamacpp there may be more."
+            message = f"OpenVINO does not support this adapter: {why}. The runner llamacpp supports more."
             raise ModelFileError(message) from None
         self._files = files
         return made
@@ -260,7 +262,7 @@ def runner_of(
     adapters: Sequence[Adapter] = (),
     architecture: str | None = None,
 ) -> tuple[OpenVinoRunner, dict[str, str]]:
-    """The runner, and what there is to say about it. Without an architecture adapters stay what they are."""
+    """Create a runner and its details. Without an architecture its adapters cannot change."""
     threads = options.threads or machine.cores()
     kept = best_kv_cache() if options.kv_cache == "auto" else options.kv_cache
     make = partial(_compile_with, graph, threads, kept)
@@ -289,7 +291,7 @@ def _compile_with(graph: Path, threads: int, kv_cache: str, adapters: Sequence[A
 
 
 def folder_graph(folder: Path) -> tuple[Path, int]:
-    """The graph in a folder, and how many tokens the model was trained for."""
+    """Return the graph in a folder, and the context length that the model was trained for."""
     graph = folder / FILE
     if not graph.is_file():
         raise ModelFileError(f"{folder} is a folder without {FILE}; a GGUF file or such a folder is needed.")
@@ -301,7 +303,7 @@ def folder_graph(folder: Path) -> tuple[Path, int]:
 
 
 def files_of(graph: Path) -> list[Path]:
-    """A graph, and its weights."""
+    """Return the files of a graph: itself and its weights."""
     return [graph, graph.with_suffix(".bin")]
 
 

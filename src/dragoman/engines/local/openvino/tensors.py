@@ -1,8 +1,8 @@
 """The tensors of a GGUF file as constants of an OpenVINO graph.
 
-In large files, what has four bits in even steps keeps them, unless they are to be wide. Everything else that
-is quantized becomes int8 in groups with a scale each: a value moves by at most 1/254 of the largest in its
-group. Groups of 32 are those of files; where nothing has four bits larger ones are faster.
+In large files, evenly spaced 4-bit weights stay as they are, unless they are to be widened. All other
+quantized weights become int8 in groups with one scale each: a value changes by at most 1/254 of the largest
+in its group. Groups of 32 match those of the files; without 4-bit weights larger groups are faster.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,25 +18,25 @@ from gguf.quants import Q4_K, dequantize
 from msgspec import Struct
 from numpy.typing import NDArray
 
-# Numbers of eight bits, in groups that share a scale.
+# 8-bit weights, in groups that share a scale.
 
 
 def as_int8(values: NDArray[np.floating]) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
-    """[rows, groups, numbers] as int8, and their scales, [rows, groups, 1]."""
+    """Quantize [rows, groups, numbers] to int8; returns them and their scales, [rows, groups, 1]."""
     scales = (np.abs(values).max(axis=-1, keepdims=True) / 127).astype(np.float16)
-    # A group of zeros, or of numbers too small for a scale, is zero.
+    # A group of zeros, or of numbers too small for a scale, becomes zero.
     divisors = np.where(scales == 0, np.inf, scales.astype(np.float32))
     return np.rint(values / divisors).clip(-127, 127).astype(np.int8), scales
 
 
-# Weights of four bits, which keep the bits that they have in the file.
+# 4-bit weights, which keep the bits that they have in the file.
 #
-# Files have them in groups of 32: a number `q` of 0 to 15 stands for `scale * q + least`, where Q4_0 has no
-# `least` of its own: it is always `-8 * scale`. The runtime's fast product knows numbers of -8 to 7 and a
-# scale for each group, `scale * (q - 8)`. What that leaves out, `least + 8 * scale`, is one number for a
-# whole group, so it takes part in a product as itself times the sum of the 32 states that it meets: a
-# second product, with a thirty-second of the numbers. They are near zero, since weights are as often
-# negative as positive, so eight bits do for them.
+# Files have them in groups of 32: a number `q` of 0 to 15 represents `scale * q + least`, where Q4_0 has no
+# `least` of its own: it is always `-8 * scale`. The runtime's fast product takes numbers of -8 to 7 and a
+# scale for each group, `scale * (q - 8)`. The remaining offset, `least + 8 * scale`, is one number for a
+# whole group, so its part of a product is the offset times the sum of the group's 32 inputs: a second
+# product, with a thirty-second of the numbers. Offsets are near zero, since weights are as often negative as
+# positive, so 8 bits suffice for them.
 
 
 Node: TypeAlias = Any
@@ -50,15 +50,15 @@ _SCALES = 12
 
 class Fours(Struct, frozen=True):
     numbers: Bytes
-    """[rows, groups, 16]: two numbers a byte, the first in its lower half."""
+    """[rows, groups, 16]: two numbers per byte, the first in its lower half."""
     scales: NDArray[np.float16]
     """[rows, groups, 1]"""
     offsets: Float32s
-    """[rows, groups]: what the middle of each group is."""
+    """[rows, groups]: the value of each group's middle."""
 
 
 def read_fours(data: Bytes, kind: GGMLQuantizationType) -> Fours:
-    """Rows of a tensor as they are in the file."""
+    """Read rows of a tensor with the bits of the file."""
     return _READERS[kind](data)
 
 
@@ -67,7 +67,7 @@ def is_four_bits(kind: GGMLQuantizationType) -> bool:
 
 
 def multiply_fours(states: Node, parts: Sequence[Fours]) -> Node:
-    """The states times the weights of all parts, one below the other."""
+    """Multiply the states with the weights of all parts, stacked vertically."""
     numbers, scales, offsets = (
         np.concatenate([getattr(part, name) for part in parts]) for name in ("numbers", "scales", "offsets")
     )
@@ -104,7 +104,7 @@ def _q4_1(data: Bytes) -> Fours:
 
 
 def _q4_k(data: Bytes) -> Fours:
-    """Blocks of eight groups, whose scales and minima are six bits times a number of the block."""
+    """Read blocks of eight groups, whose scales and minima are six bits times a number of the block."""
     rows = len(data)
     blocks = data.reshape(-1, 4 + _SCALES + 128)
     scale, least = (_half_floats(blocks, at).astype(np.float32) for at in (0, 2))
@@ -129,7 +129,7 @@ def _halves(data: Bytes) -> tuple[Bytes, Bytes]:
 
 
 def _pack(first: Bytes, second: Bytes) -> Bytes:
-    """Numbers of 0 to 15, the first and second halves of groups, as neighbours in a byte, of -8 to 7."""
+    """Pack numbers of 0 to 15, the first and second halves of groups, two per byte as -8 to 7."""
     numbers = np.concatenate([first, second], axis=-1) ^ _MIDDLE
     packed: Bytes = numbers[..., ::2] | numbers[..., 1::2] << _HALF
     return packed
@@ -147,22 +147,24 @@ def _offsets(scales: NDArray[np.float16], least: Float32s) -> Float32s:
 # All tensors.
 
 Told: TypeAlias = Callable[[int, int], None]
-"""Told the bytes done and the bytes there are."""
+"""Callback with the bytes done and the bytes in total."""
 FINE, COARSE = 32, 64
-"""Numbers that share a scale; the activations they meet are quantized in groups of the same size. Larger ones
-would be faster still, by a tenth with 128; but with 192 the perplexity of a small model went up by 0.8 %."""
+"""Numbers that share a scale; the activations they meet are quantized in groups of the same size. Larger
+ones would be faster still, by a tenth with 128; but with 192 the perplexity of a small model went up by
+0.8 %.
+"""
 LARGE = 256 << 20
-"""Bytes. Weights of smaller files stay in the caches of the CPU, and there int8 is faster for many rows."""
+"""Bytes. The weights of smaller files stay in the CPU's caches, and there int8 is faster for many rows."""
 _PLAIN = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
-# Rows that are widened to floats at a time, so that a large table does not need four times its memory.
+# Rows that are converted to floats at a time, so that a large table does not need four times its memory.
 _ROWS = 4096
 
 
 class MatrixPart(Struct, frozen=True):
     """A weight by name.
 
-    `paired_heads` says in how many heads neighbouring rows are rotated together; they are put half a head
-    apart, which is how the graph rotates.
+    `paired_heads` is the number of heads in which adjacent rows are rotated together; they are moved half a
+    head apart, as the graph's rotation expects.
     """
 
     name: str
@@ -170,20 +172,22 @@ class MatrixPart(Struct, frozen=True):
 
 
 class Tensors:
-    """Weights by name. Each may be asked for once; `told` hears how far that has come."""
+    """Weights by name. Each may be read once; `told` is called with the progress."""
 
     def __init__(self, path: Path, told: Told, *, wide: bool = False) -> None:
-        """`wide`: what has four bits becomes int8 too, which is faster for many rows and takes the memory."""
+        """`wide`: 4-bit weights become int8 as well, which is faster for many rows and takes more memory."""
         reader = GGUFReader(path)
         self._found = {tensor.name: tensor for tensor in reader.tensors}
         self._total = sum(int(tensor.n_bytes) for tensor in reader.tensors)
         widths = [int(tensor.shape[0]) for tensor in reader.tensors if len(tensor.shape) > 1]
         self.has_four_bits = self._total >= LARGE and any(map(_has_four_bits, reader.tensors))
-        """Whether there are any to keep."""
+        """Whether there are 4-bit weights to keep."""
         self._keeps_four_bits = self.has_four_bits and not wide
         fine = self._keeps_four_bits or any(width % COARSE for width in widths)
         self.group = FINE if fine else COARSE
-        """Of the layers. What comes before and after them, where no others make up for errors, is fine."""
+        """Group size of the layers. Tensors outside of the layers, whose errors nothing compensates, use
+        `FINE`.
+        """
         self._done = 0
         self._told = told
         self.metadata: Mapping[str, Any] = {
@@ -203,11 +207,11 @@ class Tensors:
         return np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float32)
 
     def table(self, name: str) -> Node:
-        """The weights of a row for each token."""
+        """Return weights with one row per token."""
         return _matrix([_rows(self._take(name))], FINE)
 
     def product(self, states: Node, *parts: MatrixPart) -> Node:
-        """The states times the weights of all parts, [outputs, inputs], one below the other."""
+        """Multiply the states with the weights of all parts, [outputs, inputs], stacked vertically."""
         rows = [_rows(self._take(part.name), part.paired_heads) for part in parts]
         products = []
         for has_four_bits, alike in groupby(rows, _has_four_bits):
@@ -219,7 +223,7 @@ class Tensors:
         return products[0] if len(products) == 1 else ops.concat(products, -1)
 
     def experts(self, name: str) -> Node:
-        """Weights of [experts, outputs, inputs]."""
+        """Return weights of [experts, outputs, inputs]."""
         tensor = self._take(name)
         count, outputs = tensor.data.shape[:2]
         rows = _Rows(tensor.data.reshape(count * outputs, -1), tensor.tensor_type)
@@ -235,14 +239,14 @@ class Tensors:
 
 
 class _Rows(Struct, frozen=True):
-    """Of a tensor, as they are in the file."""
+    """Rows of a tensor, as they are in the file."""
 
     data: NDArray[Any]
     tensor_type: GGMLQuantizationType
 
 
 def int8_matrix(values: NDArray[np.float32], group: int) -> Node:
-    """Weights of [outputs, inputs] that are in no file."""
+    """Return a matrix of [outputs, inputs] whose weights come from no file."""
     return _scale(*as_int8(values.reshape(len(values), -1, group)))
 
 
@@ -265,13 +269,15 @@ def _matrix(rows: Sequence[_Rows], group: int) -> Node:
 
 
 def _scale(numbers: NDArray[np.int8], scales: NDArray[np.float16]) -> Node:
-    """[..., outputs, groups, numbers] as floats of [..., outputs, inputs]."""
+    """Convert [..., outputs, groups, numbers] to floats of [..., outputs, inputs]."""
     scaled = ops.multiply(ops.convert(ops.constant(numbers), "f16"), ops.constant(scales))
     return ops.convert(ops.reshape(scaled, np.array([*numbers.shape[:-2], -1], np.int64), False), "f32")
 
 
 def _group(rows: _Rows, group: int) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
-    """Rows of any quantization as int8, [rows, groups, numbers], and their scales, [rows, groups, 1]."""
+    """Convert rows of any quantization to int8, [rows, groups, numbers], and their scales, [rows, groups,
+    1].
+    """
     starts = range(0, len(rows.data), _ROWS)
     values = (dequantize(rows.data[start : start + _ROWS], rows.tensor_type) for start in starts)
     pieces = [as_int8(each.reshape(len(each), -1, group)) for each in values]
@@ -279,5 +285,5 @@ def _group(rows: _Rows, group: int) -> tuple[NDArray[np.int8], NDArray[np.float1
 
 
 def half_apart(rows: int, heads: int) -> NDArray[np.intp]:
-    """`half_apart(4, 1)` is `0, 2, 1, 3`: the pairs 0-1 and 2-3 come to lie half a head apart."""
+    """Return the row order that moves pairs half a head apart: `half_apart(4, 1)` is `0, 2, 1, 3`."""
     return np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)

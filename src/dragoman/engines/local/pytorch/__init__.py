@@ -1,1 +1,1 @@
-"""The runner over PyTorch: weights of a safetensors folder, on a GPU."""
+"""The runner over PyTorch, for GPUs: weights of a safetensors folder or a GGUF file."""

@@ -1,8 +1,8 @@
-"""LoRA adapters beside the products that they change: `W x` becomes `W x + B (s * (A x))`.
+"""LoRA adapters, added to the products that they change: `W x` becomes `W x + B (s * (A x))`.
 
-`s` says how much of an adapter a row has, and is 0 for the rows of others: so they are computed together, and
-what nobody asked for adds nothing. Each adapter is a product of its own, hence what it says does not depend
-on which others there are. A step of which no row has an adapter is computed without all of this.
+`s` is the scale of an adapter for a row, and 0 for rows without it: so all rows are computed together. Each
+adapter is a product of its own, so its result does not depend on the others. A step in which no row has an
+adapter is computed without all of this.
 """
 
 import math
@@ -23,7 +23,7 @@ from dragoman.errors import BadRequest, ModelFileError
 _NAME = re.compile(
     r"(?:base_model\.model\.)?model\.layers\.(\d{1,6})\.(?:self_attn|mlp)\.(\w+)\.lora_([AB])\.weight"
 )
-"""As PEFT writes it. The beginning may be another, where what was trained had another model around it."""
+"""Tensor names as PEFT writes them. The prefix differs if the trained model was part of another."""
 _PRODUCTS = {
     "projection": ("q_proj", "k_proj", "v_proj"),
     "output": ("o_proj",),
@@ -34,7 +34,7 @@ Multiply: TypeAlias = Callable[..., Tensor]
 
 
 class LowRank(Struct, frozen=True):
-    """Of one product: what lowers its input, and what raises that again."""
+    """The two LoRA matrices of one product."""
 
     a: Tensor
     b: Tensor
@@ -43,11 +43,11 @@ class LowRank(Struct, frozen=True):
 class TorchAdapter(Struct, frozen=True):
     name: str
     terms: Mapping[tuple[int, str], LowRank]
-    """By layer and product."""
+    """Terms by layer and product."""
 
 
 class LoadedAdapters:
-    """Those that there are, in the order in which a row's shares stand."""
+    """The loaded adapters, in the order of a row's scales."""
 
     def __init__(self) -> None:
         self.all: list[TorchAdapter] = []
@@ -59,7 +59,7 @@ class LoadedAdapters:
     def shares(
         self, adapters: Mapping[int, Sequence[tuple[str, float]]], slots: Sequence[int]
     ) -> list[list[float]]:
-        """Of each row."""
+        """Return the scales of all adapters for each row."""
         by_slot = {
             slot: [dict(chosen).get(name, 0.0) for name in self.names] for slot, chosen in adapters.items()
         }
@@ -76,14 +76,14 @@ class LoadedAdapters:
 
 
 def read_adapter(name: str, path: Path, weights: Weights) -> TorchAdapter:
-    """A folder as PEFT saves it. Raises ModelFileError or BadRequest for what it cannot be."""
+    """Read a folder as PEFT saves it. Raises ModelFileError or BadRequest if it does not fit the model."""
     config = _read_config(name, path)
     pairs: dict[tuple[int, str], dict[str, Tensor]] = {}
     for key, tensor in read_tensors(path / "adapter_model.safetensors"):
         found = _NAME.fullmatch(key)
         if found is None or int(found[1]) >= weights.shape.layers or not _known(found[2], weights.shape):
             raise BadRequest(
-                f"The adapter {name!r} changes {key!r}, which it cannot here.", code="unsupported_model"
+                f"The adapter {name!r} changes {key!r}, which is not supported.", code="unsupported_model"
             )
         pairs.setdefault((int(found[1]), found[2]), {})[found[3]] = tensor
     if not pairs:
@@ -117,11 +117,11 @@ def _read_config(name: str, path: Path) -> _PeftConfig:
     try:
         config = msgspec.json.decode((path / "adapter_config.json").read_bytes(), type=_PeftConfig)
     except (OSError, msgspec.MsgspecError):
-        message = f"{path} is no folder with an adapter_config.json of PEFT, which the runner torch takes."
+        message = f"{path} is not a folder with PEFT's adapter_config.json; the runner torch needs one."
         raise ModelFileError(message) from None
     strange = config.use_dora or config.bias != "none" or config.modules_to_save
     if config.peft_type != "LORA" or config.r < 1 or strange or config.rank_pattern or config.alpha_pattern:
-        message = f"The adapter {name!r} is more than LoRA of one rank; merge it into the model instead."
+        message = f"The adapter {name!r} is not plain LoRA of one rank; merge it into the model instead."
         raise BadRequest(message, code="unsupported_model")
     return config
 
@@ -134,8 +134,9 @@ def _known(part: str, shape: Decoder) -> bool:
 def _term(
     name: str, pairs: Mapping[str, Mapping[str, Tensor]], product: str, config: _PeftConfig, weights: Weights
 ) -> LowRank:
-    """What is one matrix of the model is one here, too: the A of its parts one below the other, and each B in
-    the rows of its part."""
+    """Create the term for a fused matrix of the model: the A of its parts are stacked, and each B is in
+    the rows of its part.
+    """
     outputs, inputs = getattr(weights.layers[0], product).shape
     sizes = _sizes(product, weights.shape)
     rows = {part: sum(sizes[:number]) for number, part in enumerate(_PRODUCTS[product])}
@@ -146,7 +147,8 @@ def _term(
         shapes = {kind: [*tensor.shape] for kind, tensor in found.items()}
         if shapes != {"A": [rank, inputs], "B": [size[part], rank]}:
             raise BadRequest(
-                f"The adapter {name!r} has another shape than the model's {part}.", code="unsupported_model"
+                f"The adapter {name!r} has a different shape than the model's {part}.",
+                code="unsupported_model",
             )
         column = slice(number * rank, (number + 1) * rank)
         a[column] = found["A"].to(a)
@@ -155,7 +157,7 @@ def _term(
 
 
 def _sizes(product: str, shape: Decoder) -> list[int]:
-    """Rows of each part of a matrix."""
+    """Return the rows of each part of a fused matrix."""
     if product == "projection":
         return [shape.heads * shape.head, *[shape.kv_heads * shape.head] * 2]
     return [shape.inner] * 2 if product == "up" else [shape.width]

@@ -15,9 +15,9 @@ from dragoman.engines.local.pytorch.weights import Layer, Weights
 
 
 class Forward:
-    """With memory for keys and values in pages. `operations` is `plain` or `kernels`.
+    """Forward pass of a model with a paged KV cache. `operations` is the module `plain` or `kernels`.
 
-    With `fixed_rows` products are of so many rows at a time (see `multiply_in_blocks`).
+    With `fixed_rows` each product has this many rows at a time (see `multiply_in_blocks`).
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Forward:
             self._multiply = partial(multiply_in_blocks, multiply, fixed_rows)
         self._fixed_rows = fixed_rows
         self.adapters = LoadedAdapters()
-        # Rounded to what weights are kept in, as those were who trained it.
+        # Rounded to the type of the weights, as it was in training.
         self._embedding_scale = weights.embedding.new_tensor(shape.embedding_scale)
         self.keys, self.values = (
             weights.embedding.new_zeros(shape.layers, pages, page, shape.kv_heads, shape.head)
@@ -53,7 +53,7 @@ class Forward:
             self._waves.append(known[rotary])
 
     def states(self, batch: StepBatch) -> Tensor:
-        """The last hidden states of all rows, normed."""
+        """Return the last hidden states of all rows, normalized."""
         shape, weights, do = self._shape, self._weights, self._do
         ids = torch.where(batch.ids < 0, batch.chosen[(~batch.ids).clamp(min=0)], batch.ids)
         states = weights.embedding[ids]
@@ -70,7 +70,7 @@ class Forward:
         return normed
 
     def logits(self, states: Tensor) -> Tensor:
-        """In float32: in 16 bits a logit of 20 would be known to a sixteenth."""
+        """Compute logits in float32: in 16 bits a logit of 20 would be accurate to a sixteenth."""
         head = self._weights.head
         if not self._fixed_rows:
             return _multiply_wide(states, head)
@@ -123,10 +123,10 @@ class Forward:
 
 
 def multiply_in_blocks(multiply: Multiply, rows: int, states: Tensor, *weights: Matrix | None) -> Tensor:
-    """A product of always the same number of rows; those that nobody reads fill up the last.
+    """Compute a product in blocks with a fixed number of rows, the last of which is padded.
 
-    Libraries choose by the number of rows how a product is computed, and with it the order in which a row's
-    numbers are added up. With one number there is one order, whoever else is in the step.
+    Libraries select the algorithm of a product by its number of rows, and with it the order in which a row's
+    numbers are added up. With a fixed number there is one order, whatever else is in the step.
     """
     count = len(states)
     padded = F.pad(states, (0, 0, 0, -count % rows))
@@ -142,7 +142,7 @@ def _multiply_wide(states: Tensor, head: Tensor) -> Tensor:
 
 
 def _waves(rotary: Rotary, context: int) -> Tensor:
-    """Cosines and sines of each position, side by side."""
+    """Return the cosines and sines of each position, side by side."""
     speeds = torch.tensor(rotary.speeds, dtype=torch.float32)
     angles = torch.arange(context, dtype=torch.float32)[:, None] * speeds[None]
     return torch.cat([angles.cos(), angles.sin()], -1) * rotary.strength

@@ -1,7 +1,7 @@
-"""Which folders the runner takes, and the measures of their models. Nothing of PyTorch is imported here.
+"""The architectures that the runner supports, and their dimensions. This module does not import PyTorch.
 
-All are decoders with normed inputs, rotated heads and gated layers between; how they differ is what is in
-`Decoder`. A family is a function that reads it from a `config.json`.
+All are decoders with normalized inputs, rotary positions and gated layers; `Decoder` has their differences.
+Each family has a function that reads it from a `config.json`.
 """
 
 import math
@@ -16,11 +16,11 @@ Config: TypeAlias = Mapping[str, Any]
 
 
 class Rotary(Struct, frozen=True):
-    """Radians that each pair of numbers of a head turns by with each position."""
+    """Rotary frequencies: the radians by which each pair of elements turns per position."""
 
     speeds: tuple[float, ...]
     strength: float = 1.0
-    """What cosines and sines are multiplied with."""
+    """Factor for cosines and sines."""
 
 
 class Decoder(Struct, frozen=True, kw_only=True):
@@ -36,23 +36,23 @@ class Decoder(Struct, frozen=True, kw_only=True):
     rotary: Rotary
     attention_scale: float
     tied: bool
-    """Whether the head's weights are those of the embedding."""
+    """Whether the output head uses the weights of the embedding."""
     bias: bool = False
-    """Of queries, keys and values."""
+    """Whether queries, keys and values have a bias."""
     output_bias: bool = False
-    """Of what attention has found."""
+    """Whether the output of attention has a bias."""
     head_norms: bool = False
-    """Whether queries and keys are normed before they are rotated."""
+    """Whether queries and keys are normalized before rotation."""
     outer_norms: bool = False
-    """Whether what a layer adds is normed too."""
+    """Whether the output of attention and of the feed-forward part is normalized, too."""
     norm_from_one: bool = False
-    """Whether the weights of norms are kept as what they differ from 1."""
+    """Whether the weights of norms are stored as the difference from 1."""
     gelu: bool = False
     embedding_scale: float = 1.0
     windows: tuple[int, ...] = ()
-    """Tokens that each layer sees, 0 for all; none where all layers see all."""
+    """Attention window of each layer in tokens, 0 for none; empty if no layer has one."""
     local_rotary: Rotary | None = None
-    """Of layers that see a window, where it is another."""
+    """Frequencies of layers with a window, if they differ."""
     experts: int = 0
     used_experts: int = 0
     shares_add_to_one: bool = True
@@ -67,21 +67,24 @@ class Decoder(Struct, frozen=True, kw_only=True):
 
 
 def decoder_of(config: Config) -> Decoder:
-    """Of a model that sees, the part for text. Raises ModelFileError for what the runner does not know."""
+    """Read the configuration; of a multimodal model, the text part. Raises ModelFileError for unsupported
+    models.
+    """
     quantized = config.get("quantization_config") or {}
     if config.get("model_type") in _AROUND and isinstance(config.get("text_config"), Mapping):
         config = config["text_config"]
     kind = str(config.get("model_type"))
     if kind not in FAMILIES:
         raise ModelFileError(
-            f"The runner torch has no {kind} models, only {', '.join(FAMILIES)}; use --engine transformers."
+            f"The runner torch does not support {kind} models, only {', '.join(FAMILIES)};"
+            " use --engine transformers."
         )
     _check_quantized(quantized)
     return FAMILIES[kind](config)
 
 
 def _check_quantized(config: Config) -> None:
-    """Weights of eight bits with scales beside them can be read; what else is done to numbers cannot."""
+    """Check the quantization: 8-bit weights with scales are supported, other methods are not."""
     method = str(config.get("quant_method", "fp8" if not config else "unknown"))
     groups = config.get("config_groups") or {}
     kinds = [group.get("weights") or {} for group in groups.values()]
@@ -89,7 +92,7 @@ def _check_quantized(config: Config) -> None:
     if method in ("fp8", "fbgemm_fp8") or (method == "compressed-tensors" and kinds and plain):
         return
     raise ModelFileError(
-        f"The runner torch reads no weights that are quantized as {method} does it here, only fp8 and int8"
+        f"The runner torch does not support weights quantized with {method} in this form, only fp8 and int8"
         " with scales (fp8, fbgemm_fp8, compressed-tensors); use --engine vllm."
     )
 
@@ -101,7 +104,7 @@ def _llama(config: Config, **more: Any) -> Decoder:
         wanted = {"hidden_activation": "gelu_pytorch_tanh"}
     for key, value in wanted.items():
         if config.get(key, value) != value:
-            raise ModelFileError(f"The runner torch has no {key} of {config[key]!r} in such a model.")
+            raise ModelFileError(f"The runner torch does not support {key} {config[key]!r} for this model.")
     head = int(config.get("head_dim") or width // heads)
     known: dict[str, Any] = {
         "layers": _integer(config, "num_hidden_layers"),
@@ -138,7 +141,7 @@ def _qwen3(config: Config, **more: Any) -> Decoder:
 
 def _qwen3_moe(config: Config) -> Decoder:
     if config.get("mlp_only_layers") or int(config.get("decoder_sparse_step", 1)) != 1:
-        raise ModelFileError("The runner torch has no mixtures in which some layers are plain.")
+        raise ModelFileError("The runner torch does not support mixtures in which some layers are dense.")
     return _qwen3(
         config,
         experts=_integer(config, "num_experts" if "num_experts" in config else "num_local_experts"),
@@ -156,7 +159,7 @@ def _gemma3(config: Config) -> Decoder:
         "sliding_attention" if (layer + 1) % every else "full_attention" for layer in range(layers)
     ]
     if config.get("final_logit_softcapping") or config.get("attn_logit_softcapping"):
-        raise ModelFileError("The runner torch has no models with soft caps.")
+        raise ModelFileError("The runner torch does not support models with soft caps.")
     local = _rope_parameters(config, "sliding_attention").get("rope_theta") or config.get(
         "rope_local_base_freq", 10000.0
     )
@@ -176,7 +179,7 @@ def _gemma3(config: Config) -> Decoder:
     )
 
 
-# What files of some sizes do not say.
+# Defaults that the files of some sizes omit.
 _GEMMA3: dict[str, Any] = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
@@ -186,7 +189,7 @@ _GEMMA3: dict[str, Any] = {
     "rope_theta": 1e6,
 }
 _AROUND = ("gemma3", "mistral3")
-"""Kinds that have one of these families in them, beside what sees."""
+"""Multimodal model types that contain one of these families."""
 FAMILIES: Mapping[str, Callable[[Config], Decoder]] = {
     "llama": _llama,
     "mistral": _mistral,
@@ -200,12 +203,14 @@ FAMILIES: Mapping[str, Callable[[Config], Decoder]] = {
 def _integer(config: Config, key: str) -> int:
     value = config.get(key)
     if not isinstance(value, int):
-        raise ModelFileError(f"The model's config.json does not say its {key}.")
+        raise ModelFileError(f"The model's config.json has no valid {key}; it must be an integer.")
     return value
 
 
 def _rope_parameters(config: Config, kind: str = "full_attention") -> Config:
-    """Newer files have them in one place, and some for each kind of layer."""
+    """Return the parameters of rotary positions; newer files have them in one place, some per kind of
+    layer.
+    """
     found = config.get("rope_parameters") or config.get("rope_scaling") or {}
     inner = found.get(kind) if isinstance(found.get(kind), Mapping) else None
     return inner if inner is not None else found
@@ -217,7 +222,7 @@ def _speeds(base: float, width: int) -> tuple[float, ...]:
 
 def _rotary(config: Config, head: int) -> Rotary:
     if float(config.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise ModelFileError("The runner torch has no models that rotate a part of a head.")
+        raise ModelFileError("The runner torch does not support models that rotate a part of a head.")
     scaling = _rope_parameters(config)
     base = float(scaling.get("rope_theta") or config.get("rope_theta") or 10000.0)
     kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
@@ -229,11 +234,11 @@ def _rotary(config: Config, head: int) -> Rotary:
         return Rotary(tuple(speed / factor for speed in speeds))
     if kind == "llama3":
         return Rotary(tuple(_stretch_llama3(speed, scaling) for speed in speeds))
-    raise ModelFileError(f"The runner torch does not know how positions are scaled here ({kind}).")
+    raise ModelFileError(f"The runner torch does not support this scaling of positions ({kind}).")
 
 
 def _stretch_llama3(speed: float, scaling: Config) -> float:
-    """What turns often within the trained length stays as it is, and what turns seldom is slowed."""
+    """Keep frequencies that turn often within the trained length, and slow down those that turn rarely."""
     factor, low, high = (float(scaling[key]) for key in ("factor", "low_freq_factor", "high_freq_factor"))
     turns = float(scaling["original_max_position_embeddings"]) * speed / (2 * math.pi)
     kept = min(1.0, max(0.0, (turns - low) / (high - low)))

@@ -1,8 +1,8 @@
-"""A GGUF file for this runner: its measures, and its tensors as Hugging Face's files have them.
+"""A GGUF file for this runner: its dimensions, and its tensors in the form of Hugging Face's files.
 
-In llama.cpp's files names are others, the experts of a layer are one tensor, Gemma's norms are kept as they
-are and not as what they differ from 1, and where a family rotates neighbours together, rows of queries and
-keys are in that order. All of it is undone while they are read: so weights can be changed, and adapters
+llama.cpp's files have other names, the experts of a layer are one tensor, Gemma's norms are stored as they
+are and not as the difference from 1, and if a family rotates adjacent rows together, rows of queries and keys
+are in that order. All of this is undone while they are read, so that weights can be changed, and adapters
 added, by the names that they have in a folder.
 """
 
@@ -27,7 +27,7 @@ from dragoman.errors import ModelFileError
 Bytes: TypeAlias = NDArray[np.uint8]
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "gemma3")
 _FACTORS = "rope_freqs.weight"
-"""What speeds of rotation are divided by, where they are not scaled alike."""
+"""Tensor with divisors of the rotary frequencies, if they are not scaled uniformly."""
 _NAME = re.compile(r"(?:blk\.(\d{1,6})\.)?(\w+)\.(weight|bias)")
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _INNER = {
@@ -49,11 +49,11 @@ _INNER = {
     "ffn_down_exps": "mlp.experts.{}.down_proj",
 }
 _PIECE = 1 << 20
-"""Bytes that are widened at a time: with more, what is in between would not stay in caches."""
+"""Bytes that are dequantized at a time: with more, intermediate results would not fit in caches."""
 
 
 class GgufFile:
-    """All parts of a model that was split, as one."""
+    """All parts of a split model, as one."""
 
     def __init__(self, parts: Sequence[Path], metadata: Mapping[str, str]) -> None:
         self._path = parts[0]
@@ -70,7 +70,7 @@ class GgufFile:
         return sum(math.prod(tensor.shape) for _, tensor in self._found.values())
 
     def decoder(self) -> Decoder:
-        """Raises ModelFileError for what the runner does not know."""
+        """Return the dimensions. Raises ModelFileError for unsupported models."""
         try:
             shape = shape_of(self._metadata)
         except NotForOpenVino as why:
@@ -106,7 +106,9 @@ class GgufFile:
         )
 
     def tensors(self, shape: Decoder, like: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """One after the other, where `like` is and of its kind. What is quantized is widened there."""
+        """Yield the tensors one after another, on the device and in the type of `like`. Quantized ones are
+        dequantized there.
+        """
         inner = _INNER | {
             "ffn_norm": f"{'pre_feedforward' if shape.outer_norms else 'post_attention'}_layernorm"
         }
@@ -116,10 +118,10 @@ class GgufFile:
             if name == _FACTORS:
                 continue
             if told is None or told[2] not in (_OUTER if told[1] is None else inner):
-                raise self._wrong(f"nothing is known of its tensor {name!r}")
+                raise self._wrong(f"it has an unknown tensor {name!r}")
             layer, part, kind = told.groups()
             data, quantized = self._read(name)
-            # Vectors stay exact until 1 was taken off.
+            # Vectors stay exact until 1 has been subtracted.
             values = _widen(data, quantized, like.device, torch.float32 if data.ndim == 1 else like.dtype)
             if shape.norm_from_one and part.endswith("_norm"):
                 values = values - 1
@@ -141,10 +143,10 @@ class GgufFile:
         try:
             return int(self._metadata[f"{self._architecture}.{key}"])
         except (KeyError, ValueError):
-            raise self._wrong(f"it does not say its {key} in one number") from None
+            raise self._wrong(f"its {key} is missing or not an integer") from None
 
     def _read(self, name: str) -> tuple[Bytes, GGMLQuantizationType]:
-        """Its bytes, which are mapped, as so many rows."""
+        """Return the mapped bytes of a tensor in its rows, and their quantization."""
         if name not in self._found:
             raise ModelFileError(f"{self._path.name} lacks the tensor {name}.")
         part, tensor = self._found[name]
@@ -153,7 +155,7 @@ class GgufFile:
             shape = quant_shape_to_byte_shape(tensor.shape[::-1], kind)
             return np.memmap(part, np.uint8, "r", tensor.start, shape), kind
         except ValueError:
-            message = f"{part.name} is damaged, or has in {name} what is not known here."
+            message = f"{part.name} is damaged, or has an unknown type in {name}."
             raise ModelFileError(message) from None
 
     def _wrong(self, why: str) -> ModelFileError:
@@ -163,7 +165,7 @@ class GgufFile:
 
 
 def _widen(data: Bytes, kind: GGMLQuantizationType, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """A tensor's numbers. Its bytes go to the device as they are, where what is there can widen them."""
+    """Dequantize a tensor. Its bytes are copied to the device as they are, if it can dequantize them."""
     rows = data.reshape(-1, data.shape[-1])
     at_once = max(1, _PIECE // rows.shape[1])
     values = torch.empty(quant_shape_from_byte_shape(data.shape, kind), dtype=dtype, device=device)
@@ -171,7 +173,7 @@ def _widen(data: Bytes, kind: GGMLQuantizationType, device: torch.device, dtype:
     for start in range(0, len(rows), at_once):
         piece = rows[start : start + at_once]
         if kind in _ON_DEVICE:
-            # A copy, because what is mapped cannot be written.
+            # Copied, because mapped memory is read-only.
             found = _ON_DEVICE[kind](torch.from_numpy(np.array(piece)).to(device))
         else:
             found = torch.from_numpy(dequantize(piece, kind))
@@ -185,7 +187,7 @@ def _q8_0(data: Tensor) -> Tensor:
 
 
 def _q4_0(data: Tensor) -> Tensor:
-    """Two numbers a byte, of 0 to 15 for -8 to 7: a block has its first half in their lower bits."""
+    """Dequantize two numbers per byte, 0 to 15 for -8 to 7; the lower bits have a block's first half."""
     blocks = data.view(len(data), -1, 18)
     numbers = torch.cat([blocks[..., 2:] & 15, blocks[..., 2:] >> 4], -1)
     return (_scales(blocks) * (numbers.float() - 8)).flatten(1)

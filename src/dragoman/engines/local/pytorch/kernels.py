@@ -1,14 +1,13 @@
-"""What a layer computes beside its products, as kernels in Triton: the same functions as in `plain.py`.
+"""A layer's operations besides matrix products, as Triton kernels: the same functions as in `plain.py`.
 
-Attention is one kernel for prompts and answers. A program has some rows of one piece and the heads that share
-a head of keys and values, and goes through the pages of the piece from the first to the last. So what a row
-adds up, and in which order, depends on its own sequence alone: neither on how many rows there are beside it,
-nor on how long others are. The number of rows a program takes differs between pieces of prompts and rows of
-answers, which is why keys and values of an answer count as others than those of a prompt.
+Attention is one kernel for prompts and answers. A program has some rows of one chunk and the heads that share
+a head of keys and values, and goes through the pages of the chunk from the first to the last. So what a row
+adds up, and in which order, depends on its own sequence alone: neither on the number of rows beside it, nor
+on their lengths. The number of rows per program differs between chunks of prompts and rows of answers, which
+is why the keys and values of an answer differ from those of a prompt.
 """
 
-# Kernels are a language of their own in the form of Python: their arguments are pointers and constants.
-# mypy: disable-error-code="no-untyped-def, no-any-return"
+# Kernels are a language of their own with Python's syntax: their arguments are pointers and constants.
 
 from collections.abc import Sequence
 from operator import is_
@@ -25,7 +24,7 @@ from dragoman.engines.local.pytorch.plain import Norms, StepBatch
 from dragoman.types import Sampling
 
 PROMPT_ROWS = 64
-"""Rows, times the heads that share keys, that a program has of a prompt."""
+"""Rows of a prompt in a program, times the heads that share keys."""
 _TILE = 64
 
 
@@ -212,7 +211,9 @@ def _attend_kernel(
 
 
 def lines_of(single: bool, shared: int) -> int:
-    """Of a program: rows, times the heads that share keys. A product on the card has 16 at least."""
+    """Return the lines of a program: rows, times the heads that share keys. A product on the GPU has at
+    least 16.
+    """
     return max(16 if single else PROMPT_ROWS, triton.next_power_of_2(shared))
 
 
@@ -222,7 +223,7 @@ def attend(
     found = torch.empty_like(queries)
     page, kv_heads, head = keys.shape[1:]
     heads = queries.shape[1]
-    # Each kind always goes the same way, whether or not there is one of the other beside it.
+    # Each kind always uses the same kernel, whether or not there are rows of the other.
     for blocks, single in ((batch.blocks, False), (batch.answers, True)):
         if not len(blocks):
             continue
@@ -250,14 +251,14 @@ def attend(
     return found
 
 
-# Choices from rows of logits. A program has one row, and goes through it a dozen times. The edge of top-k and
-# of top-p is found three bits at a time: weights are at most 1 and not negative, so as whole numbers they are
-# in the same order, and the two highest bits are none.
+# Sampling from rows of logits. A program has one row, and reads it about a dozen times. The thresholds of
+# top-k and top-p are found three bits at a time: relative probabilities are between 0 and 1, so their bits as
+# integers have the same order, and the two highest bits are 0.
 
 
 @triton.jit
 def _weights(logits, start, size, peak, heat, floor, WIDE: tl.constexpr):
-    """How likely each of the next ids is against the likeliest; 0 below the floor."""
+    """Return the probabilities of the next ids relative to the likeliest; 0 below the floor."""
     column = start + tl.arange(0, WIDE)
     weight = tl.exp((tl.load(logits + column, mask=column < size, other=float("-inf")) - peak) * heat)
     return tl.where(weight >= floor, weight, 0.0)
@@ -280,9 +281,10 @@ def _enough(sums, goal, number: tl.constexpr, enough, reached):
 
 @triton.jit
 def _edge(logits, size, peak, heat, floor, wanted, BY_WEIGHT: tl.constexpr, WIDE: tl.constexpr):
-    """The largest weight of which what is not below adds up to what is wanted, and what it adds up to. Of
-    weights, a part of all is wanted."""
-    # As one tile of eight sums by the width these would be fewer lines, and take up to a third longer.
+    """Return the largest threshold at which the weights not below it add up to `wanted`, and that sum. By
+    weight, `wanted` is a fraction of the total; otherwise it is a count.
+    """
+    # As one tile of eight sums by the width this would be shorter, but take up to a third longer.
     edge = tl.full([], 0, tl.int32)
     reached = tl.full([], 0.0, tl.float32)
     goal = wanted
@@ -308,12 +310,12 @@ def _edge(logits, size, peak, heat, floor, wanted, BY_WEIGHT: tl.constexpr, WIDE
             five += tl.where(bits >= 5 * step, counted, 0.0)
             six += tl.where(bits >= 6 * step, counted, 0.0)
             seven += tl.where(bits >= 7 * step, counted, 0.0)
-        # Those of the first round are all there are.
+        # The sum of the first round is the total.
         added = tl.sum(every, 0)
         reached = tl.where(level == 0, added, reached)
         if BY_WEIGHT:
             goal = tl.where(level == 0, wanted * added, goal)
-        # They fall, so the last that is enough is what counts.
+        # The sums decrease, so the last one that is enough counts.
         enough = tl.full([], 0, tl.int32)
         enough, reached = _enough(one, goal, 1, enough, reached)
         enough, reached = _enough(two, goal, 2, enough, reached)
@@ -345,7 +347,7 @@ def _draw_kernel(logits, found, asked, uniforms, size, row_stride, WIDE: tl.cons
     else:
         for start in range(0, size, WIDE):
             whole += tl.sum(_weights(logits, start, size, peak, heat, floor, WIDE), 0)
-    # The running sum, block by block, up to where it passes its part of all.
+    # Find the block in which the running sum passes its share of the total.
     target, reached, before = uniform * whole, tl.full([], 0.0, tl.float32), tl.full([], 0.0, tl.float32)
     place, last = tl.full([], -1, tl.int32), tl.full([], 0, tl.int32)
     for start in range(0, size, WIDE):
@@ -356,7 +358,7 @@ def _draw_kernel(logits, found, asked, uniforms, size, row_stride, WIDE: tl.cons
             place, before = start, reached
         reached += more
     if place < 0:
-        # Rounding does not carry it past the last one that adds to the sum.
+        # Rounding must not carry it past the last block that adds to the sum.
         place, before = last, float("-inf")
     column = place + tl.arange(0, WIDE)
     weight = _weights(logits, place, size, peak, heat, floor, WIDE)
@@ -379,8 +381,9 @@ def _total_kernel(logits, found, size, row_stride, WIDE: tl.constexpr):
 
 
 class CardDraw:
-    """What `tensors.draw_rows` gives, but for where rounding decides. What is asked stays on the card as long
-    as the same ask for it."""
+    """Sampling kernel for GPUs: the results of `tensors.draw_rows`, except where rounding decides. The
+    parameters stay on the GPU while the same samplings follow.
+    """
 
     def __init__(self) -> None:
         self._samplings: Sequence[Sampling] = ()

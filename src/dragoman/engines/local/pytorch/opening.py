@@ -1,4 +1,6 @@
-"""From a folder of safetensors, or a GGUF file, to a runner; of a folder with its tokenizer and card."""
+"""Opening of a safetensors folder or GGUF file with the runner torch; a folder also has its tokenizer and
+card.
+"""
 
 import math
 import time
@@ -24,23 +26,23 @@ from dragoman.errors import ModelFileError, SettingsError
 
 _SLOTS, _BATCH, _CHUNK = 256, 8192, 2048
 _SHARE = 0.85
-"""Of a card's free memory may go to keys and values, where nobody says how much."""
+"""Fraction of a GPU's free memory for the KV cache, if `kv_memory` is unset."""
 _ON_CPU = 256 << 20
 _HAS_FP8 = (8, 9)
 
 
 def settle_torch(options: LocalOptions) -> LocalOptions:
-    """Where nobody says otherwise, steps are as large as suits a GPU."""
+    """Replace defaults with step sizes that suit a GPU."""
     usual = LocalOptions()
     batch = _BATCH if options.batch == usual.batch else options.batch
     chunk = _CHUNK if options.chunk == usual.chunk else options.chunk
-    # A card reads so many rows within a few milliseconds, whatever was seen of it so far.
+    # A GPU prefills this many rows within a few milliseconds, whatever was measured so far.
     pause = math.inf if torch.cuda.is_available() and options.pause == usual.pause else options.pause
     return replace(options, batch=batch, chunk=min(batch, chunk), pause=pause)
 
 
 def open_torch(path: Path, options: LocalOptions) -> tuple[TorchRunner, HfTokenizer, ModelCard]:
-    """Raises ModelFileError or SettingsError where that is not possible."""
+    """Open a folder of safetensors. Raises ModelFileError or SettingsError."""
     shape = decoder_of(_config(path))
     check_context(options.context, shape.context)
     tokenizer = HfTokenizer(path, size=shape.vocabulary)
@@ -65,7 +67,9 @@ def open_torch(path: Path, options: LocalOptions) -> tuple[TorchRunner, HfTokeni
 
 
 def open_gguf(model: Model, options: LocalOptions) -> tuple[TorchRunner, dict[str, str], str]:
-    """Of a file whose vocabulary is open: with details, and a name for all that decides what it answers."""
+    """Open a GGUF file whose vocabulary is loaded; returns the runner, its details, and a digest of all
+    that decides its answers.
+    """
     file = GgufFile(model.parts, model.metadata)
     shape = file.decoder()
     check_context(options.context, shape.context)
@@ -80,24 +84,24 @@ def _empty(shape: Decoder, options: LocalOptions) -> Weights:
     _check_head(shape, device)
     if options.threads and device.type == "cpu":
         torch.set_num_threads(options.threads)
-    # On a GPU bfloat16, whatever the file has; float32 on a CPU, where it is for comparing.
+    # bfloat16 on a GPU, whatever the file has; float32 on a CPU, which serves for comparisons.
     wide = device.type == "cpu" and options.weights != "bf16"
     if options.weights == "fp8" and device.type == "cuda" and torch.cuda.get_device_capability() < _HAS_FP8:
-        raise SettingsError("This GPU does not multiply in fp8; set `weights` to int8.", param="weights")
+        raise SettingsError("This GPU does not support fp8; set `weights` to int8.", param="weights")
     return Weights(shape, device, torch.float32 if wide else torch.bfloat16, KINDS.get(options.weights))
 
 
 def _check_head(shape: Decoder, device: torch.device) -> None:
-    """Kernels have tiles whose sides are powers of two, of 16 at least."""
+    """Check the size of heads: kernels have tiles whose sides are powers of two, at least 16."""
     if device.type == "cuda" and (shape.head < 16 or shape.head & (shape.head - 1)):
         raise ModelFileError(
-            f"The runner torch has on a GPU no heads of {shape.head} numbers, only of 16, 32, 64, 128 or 256;"
-            " use --engine transformers."
+            f"The runner torch does not support heads of {shape.head} numbers on a GPU, only 16, 32, 64, 128"
+            " or 256; use --engine transformers."
         )
 
 
 def _runner_of(weights: Weights, options: LocalOptions) -> tuple[TorchRunner, dict[str, str]]:
-    """With what there is to say of it."""
+    """Create the runner and its details."""
     slots, context, pages = _sizes(weights.shape, weights, options)
     runner = TorchRunner(
         weights,
@@ -125,7 +129,7 @@ def _adapter_files(options: LocalOptions) -> list[Path]:
 
 
 def is_known(path: Path) -> bool:
-    """Whether it is a folder of a family that there is here, or such a GGUF file that fits on the GPU."""
+    """Whether it is a folder of a supported family, or such a GGUF file that fits on the GPU."""
     try:
         card = torch.device("cuda")
         if path.is_dir():
@@ -144,7 +148,7 @@ def _config(path: Path) -> dict[str, Any]:
     try:
         return msgspec.json.decode((path / "config.json").read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.DecodeError):
-        raise ModelFileError(f"{path} has no config.json that can be read.") from None
+        raise ModelFileError(f"{path} has no readable config.json.") from None
 
 
 def _page_bytes(shape: Decoder, weights: Weights) -> int:
@@ -153,7 +157,7 @@ def _page_bytes(shape: Decoder, weights: Weights) -> int:
 
 
 def _sizes(shape: Decoder, weights: Weights, options: LocalOptions) -> tuple[int, int, int]:
-    """Slots, context and pages."""
+    """Return slots, context and pages."""
     context = options.context or shape.context
     free = _ON_CPU
     if weights.embedding.is_cuda:
@@ -163,8 +167,8 @@ def _sizes(shape: Decoder, weights: Weights, options: LocalOptions) -> tuple[int
     pages = min((options.kv_memory or free) // page, slots * each)
     if pages < each:
         raise SettingsError(
-            f"A context of {context} tokens takes {each * page / 1e9:.1f} GB for keys and values, and there"
-            f" are {pages * page / 1e9:.1f}; set a shorter `context`.",
+            f"A context of {context} tokens needs {each * page / 1e9:.1f} GB for the KV cache, and"
+            f" {pages * page / 1e9:.1f} GB are free; set a shorter `context`.",
             param="context",
         )
     return slots, context, pages

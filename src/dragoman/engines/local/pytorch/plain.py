@@ -1,5 +1,6 @@
-"""The rows of a step, and what a layer computes of them beside its products, in PyTorch's own operations: for
-CPUs, and as what kernels are compared with. `kernels.py` has the same functions for GPUs."""
+"""The batch of a step, and a layer's operations besides matrix products, in PyTorch's own operations: for
+CPUs, and as the reference for kernels. `kernels.py` has the same functions for GPUs.
+"""
 
 from itertools import pairwise
 
@@ -10,29 +11,29 @@ from torch import Tensor
 
 
 class StepBatch(Struct):
-    """Rows are in pieces, each of one sequence. A row of an answer is a piece of its own, and so is a guess:
-    all keys and values are in their pages before anything looks at them."""
+    """The rows of a step, in chunks of one sequence each. A row of an answer is a chunk of its own, and so
+    is a draft token: all keys and values are in their pages before attention begins.
+    """
 
     all: Tensor
-    """The memory of the others, which are numbers of 32 bits."""
+    """The memory that the other tensors of 32-bit numbers are views of."""
     chosen: Tensor
-    """The ids that were chosen last."""
+    """The ids that were sampled last."""
     ids: Tensor
-    """Below zero, `~place`: the id that was chosen at that place."""
+    """Ids; below zero, `~place` refers to the id that was sampled at that index."""
     positions: Tensor
     tables: Tensor
-    """Of each piece, its pages."""
+    """Pages of each chunk."""
     pieces: Tensor
-    """Of each row, the number of its piece."""
+    """Chunk number of each row."""
     begins: Tensor
-    """Where each piece begins, and the last one ends."""
+    """First row of each chunk, and the end of the last."""
     blocks: Tensor
-    """Of each piece of work that attention to prompts is cut into: the number of the piece, and its first row
-    there."""
+    """Blocks of prompt attention: the number of the chunk, and the block's first row in it."""
     answers: Tensor
-    """The same of rows of answers, each of which is a piece and a block."""
+    """The same for rows of answers, each of which is a chunk and a block."""
     shares: Tensor | None = None
-    """How much of each adapter a row has; None where nobody has one."""
+    """Scale of each adapter for each row; None if no row has one."""
 
 
 def norm(states: Tensor, weight: Tensor, epsilon: float, from_one: bool) -> Tensor:
@@ -45,13 +46,13 @@ def norm(states: Tensor, weight: Tensor, epsilon: float, from_one: bool) -> Tens
 def add_norm(
     states: Tensor, more: Tensor, weight: Tensor, epsilon: float, from_one: bool
 ) -> tuple[Tensor, Tensor]:
-    """Both added, and that normed."""
+    """Add both; return the sum and its norm."""
     added = states + more
     return added, norm(added, weight, epsilon, from_one)
 
 
 def gate(raised: Tensor, gelu: bool) -> Tensor:
-    """The first half opens the second."""
+    """Multiply the second half with the activation of the first."""
     first, second = raised.chunk(2, -1)
     return (F.gelu(first, approximate="tanh") if gelu else F.silu(first)) * second
 
@@ -59,7 +60,7 @@ def gate(raised: Tensor, gelu: bool) -> Tensor:
 def rotate_and_keep(
     joined: Tensor, keys: Tensor, values: Tensor, waves: Tensor, batch: StepBatch, heads: int, norms: "Norms"
 ) -> Tensor:
-    """Queries, rotated; keys, rotated too, and values are put in their pages.
+    """Rotate queries and keys, and write keys and values to their pages; returns the queries.
 
     `joined` has queries, keys and values of each row; `waves` cosines and sines by position.
     """
@@ -78,7 +79,7 @@ def rotate_and_keep(
 
 
 Norms = tuple[Tensor, Tensor, float, bool] | None
-"""Weights for queries and for keys, epsilon, and whether they count from one."""
+"""Weights for queries and for keys, epsilon, and whether the weights are differences from 1."""
 
 
 def _rotate(states: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
@@ -89,7 +90,7 @@ def _rotate(states: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 
 
 def _places(batch: StepBatch, page: int) -> Tensor:
-    """Of each row, in the pages one behind the other."""
+    """Return each row's index in the pages, counted contiguously."""
     pages = batch.tables[batch.pieces.long(), (batch.positions // page).long()]
     return pages.long() * page + batch.positions % page
 
@@ -97,7 +98,7 @@ def _places(batch: StepBatch, page: int) -> Tensor:
 def attend(
     queries: Tensor, keys: Tensor, values: Tensor, batch: StepBatch, scale: float, window: int
 ) -> Tensor:
-    """Each row sees what is in the pages of its piece up to its own position."""
+    """Compute attention: each row attends to the pages of its chunk up to its own position."""
     found = torch.empty_like(queries)
     page, kv_heads, head = keys.shape[1:]
     shared = queries.shape[1] // kv_heads
@@ -109,7 +110,7 @@ def attend(
         pages = batch.tables[number, : -(-ends[-1] // page)].long()
         key = keys[pages].view(-1, kv_heads, head).repeat_interleave(shared, 1).float()
         value = values[pages].view(-1, kv_heads, head).repeat_interleave(shared, 1).float()
-        # One row at a time and what it sees alone, so that its bits do not depend on others.
+        # One row at a time with only what it attends to, so that its bits do not depend on others.
         for row, end_of_row in enumerate(ends, start):
             seen = slice(max(0, end_of_row - window) if window else 0, end_of_row)
             scores = torch.einsum("hd,lhd->hl", queries[row].float(), key[seen]) * scale

@@ -1,8 +1,8 @@
-"""Matrices of eight bits: int8, or fp8 (e4m3). Each row has a scale, by which its largest number is the
-largest that there is.
+"""8-bit matrices: int8, or fp8 (e4m3). Each row has a scale that maps its largest number to the type's
+largest.
 
-A row's bits depend on nothing but that row. So a part of a matrix can be changed by itself, and what was
-changed is what would have been loaded.
+A row's bits depend only on that row, so a part of a matrix can be changed separately, with the same result as
+if all had been loaded.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 
 class Quantized:
-    """Stands where a tensor of [..., outputs, inputs] could."""
+    """A quantized matrix, used like a tensor of [..., outputs, inputs]."""
 
     __slots__ = ("numbers", "scales")
 
@@ -32,7 +32,7 @@ class Quantized:
         return found
 
     def __getitem__(self, which: Any) -> "Quantized":
-        """Some of its rows, or one of its experts."""
+        """Return some of its rows, or one of its experts."""
         return Quantized(self.numbers[which], self.scales[which])
 
     def split(self, sizes: list[int]) -> "list[Quantized]":
@@ -40,7 +40,7 @@ class Quantized:
         return [Quantized(*pair) for pair in pairs]
 
     def copy_(self, values: Tensor) -> None:
-        """Round them to what is nearest."""
+        """Quantize values into this matrix, rounding to nearest."""
         wide = values.to(self.numbers.device, torch.float32)
         largest = _LARGEST[self.numbers.dtype]
         scales = wide.abs().amax(-1, keepdim=True) / largest
@@ -57,7 +57,7 @@ Matrix: TypeAlias = Tensor | Quantized
 
 
 def multiply(states: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
-    """As `F.linear`."""
+    """Multiply as `F.linear` does."""
     if not isinstance(weight, Quantized):
         return F.linear(states, weight, bias)
     if not states.is_cuda:

@@ -1,13 +1,12 @@
-"""Products with matrices of eight bits on a GPU.
+"""Products with 8-bit matrices on a GPU.
 
-With int8 the weights alone are rounded: they are widened on their way into the product, whose time for few
-rows is that of reading them. For many rows it is better to widen the whole matrix before. With fp8 the
-states are rounded too, each row with a scale of its own, since the card's product takes both so: it is faster
-for any number of rows, and less exact.
+With int8 only the weights are rounded: they are dequantized inside the product, whose time for few rows is
+that of reading them. For many rows it is faster to dequantize the whole matrix first. With fp8 the states are
+rounded too, each row with its own scale, since the GPU's product takes both in fp8: it is faster for any
+number of rows, and less exact.
 """
 
-# Kernels are a language of their own in the form of Python: their arguments are pointers and constants.
-# mypy: disable-error-code="no-untyped-def, no-any-return"
+# Kernels are a language of their own with Python's syntax: their arguments are pointers and constants.
 
 import torch
 import torch.nn.functional as F
@@ -18,9 +17,9 @@ from torch import Tensor
 from dragoman.engines.local.pytorch.quantized import Quantized
 
 _MANY = 256
-"""Rows above which the matrix is widened first."""
+"""Rows above which the matrix is dequantized first."""
 _FP8_GRAIN = 16
-"""The sides of a matrix are a multiple of it, where the card multiplies in fp8."""
+"""The GPU's fp8 product needs matrix sides that are multiples of this."""
 
 
 @triton.jit

@@ -1,7 +1,7 @@
 """The runner over PyTorch: one step is one forward pass over all rows.
 
-On a GPU a step of answers alone is a recorded graph: hundreds of kernels are begun at once, and Python has
-nothing to do meanwhile. There is one for each of a few numbers of rows; rows that nobody reads fill it up.
+On a GPU a step of only answers is a recorded CUDA graph: hundreds of kernels are launched at once, without
+Python. There is one graph for each of a few numbers of rows; steps are padded to these.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,11 +31,11 @@ PAGE = 32
 _EXTRA_OUTPUTS = 64
 _EMBED_ROWS = 512
 _PASS, _SPARSE_PASS = {"cuda": 64, "cpu": 16}, 2
-"""As many rows as a step costs by itself. Of experts, each row reads its own."""
+"""Fixed cost of a step, in rows. With experts, each row reads its own weights."""
 FIXED_ROWS = {"cuda": 256, "cpu": 16}
-"""Of each product, where a row may not depend on others."""
+"""Rows of each product, if a row must not depend on others."""
 _FEW, _EVEN = 8, 16
-"""Up to so many rows each power of two has a graph; above, each multiple of this."""
+"""Up to `_FEW` rows each power of two has a graph; above, each multiple of `_EVEN`."""
 
 
 class TorchRunner:
@@ -65,7 +65,7 @@ class TorchRunner:
         self.max_outputs = slots + _EXTRA_OUTPUTS
         self._device = weights.embedding.device
         self._weights = weights
-        # Embeddings have pages of their own, behind those of the sequences; the last one nobody reads.
+        # Embeddings have their own pages, behind those of the sequences; the last page is for padding rows.
         each = -(-context // PAGE)
         self._spare = list(range(pages, pages + each))
         operations: Any = plain
@@ -81,17 +81,17 @@ class TorchRunner:
         self._forward: Forward | None = self._new_forward()
         self._loaded = self._forward.adapters
         self.adapters: tuple[str, ...] = ()
-        # Which experts have how many rows is looked at on the way, and what looks cannot be recorded.
+        # With experts, the host needs to know their rows in the middle of a step, which cannot be recorded.
         self._records = self._device.type == "cuda" and not weights.shape.experts
         self.pass_rows = _SPARSE_PASS if weights.shape.experts else _PASS[self._device.type]
         self._layout = _Layout(slots, each, pages + each, self._device, self.max_outputs)
         self._graphs: dict[tuple[int, int], _Graph] = {}
-        """By their rows, and the adapters that they count with."""
+        """Graphs by their number of rows and of adapters."""
         self._logits: Tensor | None = None
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        # Kernels are compiled when they are first used: for prompts, for choices, and for answers.
+        # Kernels are compiled on first use: for prompts, for sampling, and for answers.
         for said in (False, True):
             rows = Rows()
             rows.extend(0, 0, [0, 0], [True, True], said=said)
@@ -119,11 +119,11 @@ class TorchRunner:
 
     @torch.inference_mode()
     def choose(self, drawn: Drawn) -> Pending:
-        """From rows of the last step. The ids stay here, for the next step to go on from."""
+        """Sample from rows of the last step. The ids stay on the device, for the next step to use."""
         assert self._logits is not None
         rows = at(self._logits, drawn.rows)
         ids = chosen_ids(rows, drawn, self._draw)
-        # The maximum of a row is NaN where any of its numbers is.
+        # The maximum of a row is NaN if any of its numbers is.
         ids = torch.where(torch.isfinite(rows.amax(dim=-1)), ids, NOT_FINITE)
         torch.clamp(ids, min=0, out=self._layout.chosen[: len(ids)])
         return Pending(rows, ids, drawn.asked, self._draw)
@@ -133,10 +133,10 @@ class TorchRunner:
         self._forward.copy_page(source, target)
 
     def interrupt(self) -> None:
-        """A step is short, and runs to its end."""
+        """No effect: a step is short, and runs to its end."""
 
     def reset(self) -> None:
-        """No state outlives a step but the KV cache, and that is written again."""
+        """Reset after a failed step: only the KV cache outlives a step, and that is overwritten."""
         self._logits = None
 
     def rebuild(self) -> None:
@@ -157,7 +157,7 @@ class TorchRunner:
             yield (total / np.linalg.norm(total)).tolist()
 
     def read_adapter(self, name: str, path: Path) -> Callable[[], None]:
-        """`path` is a folder as PEFT saves it."""
+        """Read an adapter from a folder as PEFT saves it."""
         adapter = read_adapter(name, path, self._weights)
         return lambda: self._have([*self._loaded.all, adapter])
 
@@ -203,7 +203,7 @@ class TorchRunner:
     def _graph(self, count: int, adapters: int) -> "_Graph":
         if (count, adapters) not in self._graphs:
             assert self._forward is not None
-            # They are never run at the same time, so they share their memory.
+            # Graphs never run at the same time, so they share their memory.
             pool = next((graph.pool for graph in self._graphs.values()), None)
             batch = self._layout.empty(count)
             if adapters:
@@ -213,7 +213,7 @@ class TorchRunner:
 
 
 class RowsOnCard:
-    """Rows of logits that are fetched when somebody looks at one."""
+    """Rows of logits that are copied to the host only when needed."""
 
     def __init__(self, logits: Tensor, draw: Draw | None) -> None:
         self._logits = logits
@@ -235,15 +235,17 @@ class RowsOnCard:
 
 
 class _Graph:
-    """A forward pass over a fixed number of rows of answers, recorded once, in the memory of another one."""
+    """A forward pass over a fixed number of rows of answers, recorded once, in the memory of another
+    graph.
+    """
 
     def __init__(self, forward: Forward, batch: StepBatch, pool: Any = None) -> None:
         self.batch = batch
-        # Kernels are compiled, and libraries set up, before anything is recorded.
+        # Kernels are compiled and libraries set up before the recording.
         forward.states(batch)
         torch.cuda.synchronize()
         self._recorded = torch.cuda.CUDAGraph()
-        # Other models of this process may compute meanwhile, on threads of their own.
+        # Other models of this process may compute meanwhile, on their own threads.
         with torch.cuda.graph(self._recorded, pool=pool, capture_error_mode="thread_local"):
             self._states = forward.states(batch)
         self.pool = self._recorded.pool()
@@ -254,7 +256,7 @@ class _Graph:
 
 
 def _counts(most: int) -> list[int]:
-    """Numbers of rows that are recorded.
+    """Return the numbers of rows for which graphs are recorded.
 
     >>> _counts(40)
     [1, 2, 4, 8, 16, 32, 40]
@@ -264,7 +266,7 @@ def _counts(most: int) -> list[int]:
 
 
 def _count_of(rows: int, most: int) -> int:
-    """The least of them that is enough.
+    """Return the smallest of them that is enough.
 
     >>> _count_of(3, 40), _count_of(17, 40), _count_of(33, 40)
     (4, 32, 40)
@@ -275,20 +277,20 @@ def _count_of(rows: int, most: int) -> int:
 
 
 class _Layout:
-    """Rows as tensors on the device. What goes there in a step is one copy."""
+    """Converts rows to tensors on the device, with one copy per step."""
 
     def __init__(self, slots: int, most_pages: int, unread: int, device: torch.device, outputs: int) -> None:
         self._device = device
         self._unread = unread
         self._width = most_pages
         self._tables = np.full((slots, most_pages), unread, np.int32)
-        """Pages of each slot, as they were told the last time."""
+        """Pages of each slot, as in the last step."""
         self._known: dict[int, list[int]] = {}
         self.chosen = torch.zeros(outputs, dtype=torch.int64, device=device)
-        """The ids that were chosen last, which rows of the next step may stand for."""
+        """The ids sampled last, which rows of the next step may refer to."""
 
     def of(self, rows: Rows, rows_at_once: int) -> StepBatch:
-        """Pieces of prompts, and rows of answers between them."""
+        """Create a batch with chunks of prompts and rows of answers between them."""
         slots, said = np.array(rows.slots), np.array(rows.said)
         first = np.concatenate(([True], (slots[1:] != slots[:-1]) | said[1:]))
         begins = [*np.flatnonzero(first).tolist(), len(rows)]
@@ -306,7 +308,7 @@ class _Layout:
         return self._batch(rows.tokens, rows.positions, pieces, begins, tables, blocks, answers)
 
     def empty(self, count: int) -> StepBatch:
-        """Rows that nobody reads."""
+        """Create a batch of padding rows."""
         numbers = np.arange(count + 1)
         tables = np.full((count, self._width), self._unread, np.int32)
         answers = np.stack([numbers[:-1], np.zeros(count, np.int64)], 1)
@@ -314,7 +316,7 @@ class _Layout:
         return self._batch(none, none, numbers[:-1], numbers, tables, [], answers)
 
     def fill(self, batch: StepBatch, rows: Rows) -> None:
-        """Put rows of answers into a batch that was made for as many, or more."""
+        """Write rows of answers into a batch created for as many, or more."""
         count, most = len(rows), len(batch.ids)
         for slot in {*rows.slots}:
             self._note(slot, rows.tables[slot])
@@ -323,7 +325,7 @@ class _Layout:
         values[:count], values[begin : begin + count] = rows.tokens, rows.positions
         tables = values[2 * begin :].reshape(most, self._width)
         tables[:count], tables[count:] = self._tables[rows.slots], self._unread
-        # They are the beginning of one piece of memory.
+        # These tensors are the first part of one memory block.
         batch.all[: values.size].copy_(torch.from_numpy(values).pin_memory(), non_blocking=True)
 
     def _note(self, slot: int, pages: Sequence[int]) -> None:
@@ -336,10 +338,10 @@ class _Layout:
     def _batch(
         self, ids: Any, positions: Any, pieces: Any, begins: Any, tables: Any, *blocks: Any
     ) -> StepBatch:
-        """All of it is one copy, and each tensor a part of what that becomes."""
+        """Copy all columns at once; each tensor is a view of the result."""
         columns = [np.asarray(one, np.int32) for one in (ids, positions, tables, pieces, begins)]
         columns += [np.asarray(one, np.int32).reshape(-1, 2) for one in blocks]
-        # Kernels are compiled anew for pointers that are aligned in another way, so all of these are.
+        # Kernels are compiled again for pointers with a different alignment, so all of these are aligned.
         begins = np.cumsum([0, *(_aligned(one.size) for one in columns)]).tolist()
         values = np.zeros(begins[-1], np.int32)
         for begin, one in zip(begins, columns, strict=False):
@@ -353,5 +355,5 @@ class _Layout:
 
 
 def _aligned(count: int) -> int:
-    """So many numbers, or as many more as it takes to begin the next ones at a round address."""
+    """Round up to a multiple of 16, so that what follows begins at an aligned address."""
     return -(-count // 16) * 16

@@ -1,7 +1,7 @@
-"""The weights of a decoder, as few large matrices, and where each tensor of a file is in them.
+"""The weights of a decoder as a few large matrices, and the view that each tensor of a file has in them.
 
-What is multiplied by the same states is one matrix. A tensor of a file is a part of it: a view, by the name
-that files give it. So loading is copying into views, and so is changing the weights of a model that runs.
+Weights multiplied with the same states are one matrix. A tensor of a file is a part of it: a view, by its
+name in the files. So loading means copying into views, and so does changing the weights of a running model.
 """
 
 import re
@@ -20,7 +20,7 @@ from dragoman.errors import BadRequest, ModelFileError
 
 
 class Layer:
-    """One layer's tensors. Those that a model has not are None."""
+    """One layer's tensors; those that a model does not have are None."""
 
     __slots__ = (
         "attention_norm",
@@ -60,7 +60,7 @@ class Layer:
         self.experts_down = None if dense else make.matrix(shape.experts, shape.width, shape.expert_inner)
 
     def places(self, shape: Decoder) -> Iterator[tuple[str, Matrix]]:
-        """The names of files, and the views that they stand for."""
+        """Yield the names in files, and the views that they represent."""
         queries, kept = shape.heads * shape.head, shape.kv_heads * shape.head
         before = "post_attention_layernorm" if not shape.outer_norms else "pre_feedforward_layernorm"
         yield "input_layernorm.weight", self.attention_norm
@@ -92,7 +92,7 @@ class Layer:
 
 
 class Weights:
-    """`quantized` is what the matrices of layers are kept in, if not in `dtype` as all else."""
+    """All weights of a model. `quantized` is the type of the layers' matrices, if it is not `dtype`."""
 
     def __init__(
         self, shape: Decoder, device: torch.device, dtype: torch.dtype, quantized: torch.dtype | None = None
@@ -114,8 +114,9 @@ class Weights:
                 self._places[f"model.layers.{number}.{name}"] = view
 
     def place(self, name: str, shape: Sequence[int]) -> Matrix | None:
-        """Where a tensor of this name belongs; None where it is another one's copy. Raises BadRequest for one
-        that the model has not."""
+        """Return the view for a tensor of this name; None if it is not needed. Raises BadRequest for one
+        that the model does not have, or with another shape.
+        """
         name = _AROUND.sub(r"\1\2", name)
         place = self._places.get(name)
         if place is None:
@@ -131,7 +132,7 @@ class Weights:
         return place
 
     def _joined(self, name: str) -> Matrix | None:
-        """The experts of a layer as one tensor, which is how models have them that are trained."""
+        """Return the experts of a layer as one tensor, which is their form in training."""
         found = _EXPERTS.fullmatch(name)
         layer = self.layers[int(found[1])] if found and int(found[1]) < len(self.layers) else None
         if found is None or layer is None:
@@ -140,8 +141,10 @@ class Weights:
 
     @torch.no_grad()
     def update(self, named: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Copy tensors to their places, one after the other; their names. Raises BadRequest at the first that
-        has none."""
+        """Copy tensors into their views one after another; return their names.
+
+        Raises BadRequest at the first that does not fit.
+        """
         done = set()
         for name, tensor in named:
             place = self.place(name, tensor.shape)
@@ -151,19 +154,19 @@ class Weights:
         return done
 
     def load(self, named: Iterable[tuple[str, Tensor]], path: Path) -> None:
-        """All of them, out of a file or folder."""
+        """Load all weights from a file or folder."""
         try:
             missing = self._places.keys() - self.update(named)
         except BadRequest as error:
-            raise ModelFileError(f"{path} is not what it says it is. {error}") from None
+            raise ModelFileError(f"{path} does not match its config. {error}") from None
         if missing:
-            raise ModelFileError(f"{path} lacks {len(missing)} tensors, {min(missing)} among them.")
+            raise ModelFileError(f"{path} lacks {len(missing)} tensors, such as {min(missing)}.")
 
 
-# Files have these beside the weights, or as what they are made of.
+# Tensors in files that are not weights of the decoder.
 _LEFT_OUT = re.compile(r".*rotary_emb\.inv_freq$|(model\.)?(vision_tower|multi_modal_projector)\.")
 _AROUND = re.compile(r"^(?:language_model\.(model\.|lm_head\.)|(model\.)language_model\.)")
-"""How names begin in models that see."""
+"""Prefixes of names in multimodal models."""
 _READ = frozenset({"BF16", "F16", "F32", "F64"})
 _SCALED = frozenset({"F8_E4M3", "F8_E5M2", "I8"})
 _SCALE = re.compile(r"\.weight_scale(_inv)?$|\.(input|k|q|v|output)_scale$")
@@ -187,10 +190,10 @@ class _Make:
 
 
 class TensorFiles:
-    """The tensors of all files of a folder. They are mapped, so none is in memory as a whole.
+    """The tensors of all files of a folder. They are mapped, so the files are never in memory as a whole.
 
-    One of eight bits has scales beside it, one for all, for each row or for each block, and is read as what
-    it stands for. Scales of what it is multiplied with are of no use here.
+    An 8-bit tensor comes with scales, one for all, for each row or for each block, and is dequantized. Scales
+    for activations are ignored.
     """
 
     def __init__(self, path: Path) -> None:
@@ -207,11 +210,11 @@ class TensorFiles:
         return (name for name in self._where if not _SCALE.search(name))
 
     def shape(self, name: str) -> list[int]:
-        """Raises ModelFileError for one that is not made of numbers that can be read."""
+        """Return a tensor's shape. Raises ModelFileError if its type cannot be read."""
         found = self._open(self._where[name]).get_slice(name)
         kind, shape = found.get_dtype(), found.get_shape()
         if kind not in _READ and not (kind in _SCALED and self._scale(name)):
-            more = ", which takes scales that are not there" if kind in _SCALED else ""
+            more = " without the scales that this type needs" if kind in _SCALED else ""
             raise ModelFileError(f"{self._path} has {name} in {kind}{more}.")
         return [*shape]
 
@@ -224,7 +227,7 @@ class TensorFiles:
         return tensor.float() * _spread(self._open(self._where[scale]).get_tensor(scale), tensor.shape)
 
     def _open(self, file: Path) -> Any:
-        """One at a time: what was read of another need not stay mapped."""
+        """Open one file at a time: the others need not stay mapped."""
         if self._last is None or self._last[0] != file:
             try:
                 self._last = file, safe_open(str(file), framework="pt")
@@ -237,7 +240,7 @@ class TensorFiles:
 
 
 def _spread(scales: Tensor, shape: Sequence[int]) -> Tensor:
-    """Scales of blocks, whose sides are powers of two, as one for each number."""
+    """Expand scales of blocks, whose sides are powers of two, to one for each number."""
     scales = scales.float().reshape(-1, 1) if scales.ndim < 2 else scales.float()
     for axis, (size, count) in enumerate(zip(shape, scales.shape, strict=True)):
         if count > 1:
@@ -247,13 +250,13 @@ def _spread(scales: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def read_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """One after the other."""
+    """Yield the tensors one after another."""
     files = TensorFiles(path)
     return ((name, files.read(name)) for name in files)
 
 
 def files_of(folder: Path) -> list[Path]:
-    """The files that the index names, or all; of one file, that."""
+    """Return the files that the index names, else all in the folder; or the file itself."""
     if folder.is_file():
         return [folder]
     index = folder / "model.safetensors.index.json"
