@@ -8,6 +8,7 @@ is why the keys and values of an answer differ from those of a prompt.
 """
 
 # Kernels are a language of their own with Python's syntax: their arguments are pointers and constants.
+# mypy: disable-error-code="no-untyped-def, no-any-return"
 
 from collections.abc import Sequence
 from operator import is_
