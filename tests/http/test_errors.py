@@ -31,7 +31,7 @@ def test_an_unknown_path_is_404_whatever_is_sent(greeter: str) -> None:
 )
 def test_a_404_names_the_path_that_is_meant(greeter: str, sent: str) -> None:
     message = error(post(greeter, sent, HELLO))["message"]
-    assert message == f"There is no {sent} here; there is /v1/chat/completions."
+    assert message == f"Unknown path {sent}; did you mean /v1/chat/completions?"
 
 
 @pytest.mark.parametrize("sent", ["/chat/completions", "/v1/chat/completions/", "/v1/v1/chat/completions"])

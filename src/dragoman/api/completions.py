@@ -87,8 +87,7 @@ def spec(request: CompletionRequest) -> TurnSpec:
 
 def _most_tokens(request: CompletionRequest) -> int:
     """Return the token limit; 0 becomes 1 because an engine reports on a prompt only if it generates. The
-    caller
-    drops that token."""
+    caller drops that token."""
     return DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens or 1
 
 

@@ -9,8 +9,7 @@
 
 Only content that has such a part is decoded; all else stays as sent, byte for byte. A part is replaced in the
 list by parts of text or inline bytes, and later errors still name the right field. Parts with inline image
-bytes
-are not changed.
+bytes are not changed.
 """
 
 import binascii

@@ -1,9 +1,8 @@
 """An example request for every operation, which works on any server that supports the operation.
 
 The OpenAPI document includes them, the page at /docs prefills them, and a test sends each to a server. Words
-in
-capitals are placeholders: MODEL is the name of the model, the others are values from the replies of earlier
-steps.
+in capitals are placeholders: MODEL is the name of the model, the others are values from the replies of
+earlier steps.
 """
 
 from collections.abc import Mapping, Sequence

@@ -2,14 +2,11 @@
 
 `FormReader` is fed the bytes of a body and yields events: a field begins, some of its bytes, it ends. It is
 strict where other parsers guess. A form begins and ends with its boundary; every header line ends with CR LF;
-a
-field has one name. Input that two parsers could read differently is rejected. Headers, the number of fields
-and
-the size of fields that are not files are limited while the bytes arrive.
+a field has one name. Input that two parsers could read differently is rejected. Headers, the number of fields
+and the size of fields that are not files are limited while the bytes arrive.
 
 A field ends at `\\r\\n--BOUNDARY`. All received bytes but the last few, which may be the start of that text,
-are
-passed on at once. Each byte is therefore examined once, and few are buffered.
+are passed on at once. Each byte is therefore examined once, and few are buffered.
 """
 
 import re

@@ -93,8 +93,8 @@ _NAMES = json.JSONDecoder(object_pairs_hook=_no_name_twice, parse_int=len, parse
 # The contents of a body.
 #
 # A body that does not decode as it is gets read once more, field by field: valid fields are decoded as
-# before, and
-# the rest is read as other servers and clients mean it (`fit`, and the names of `foreign_fields`).
+# before, and the rest is read as other servers and clients mean it (`fit`, and the names of
+# `foreign_fields`).
 
 
 Members: TypeAlias = Mapping[str, msgspec.Raw]
@@ -158,8 +158,7 @@ class Foreign(msgspec.Struct, frozen=True):
     """Fields without effect on the answer."""
     refused: Mapping[str, tuple[str, tuple[Any, ...]]] = {}
     """The reason for rejecting each field, and its values that mean unset. Fields that would change the
-    answer are
-    never ignored."""
+    answer are never ignored."""
     wrapping: frozenset[str] = frozenset()
     """Objects whose members count as fields of the request."""
     overrules: frozenset[str] = frozenset()

@@ -335,8 +335,7 @@ class StreamWriter:
     """Writes events as chunks; a plain fragment encodes no JSON but its text.
 
     `plain` means that deltas have only text, and no log probabilities. `weights` is called where a choice
-    ends, and
-    returns the version of the weights.
+    ends, and returns the version of the weights.
     """
 
     idle = KEEP_ALIVE

@@ -2,9 +2,8 @@
 
 A trajectory has the ids that the model was given and sampled, turn by turn, as sequences for training. A turn
 whose prompt continues the ids of the turn before belongs to the same sequence. If a template or client
-changed
-the earlier text, so that the prompt was encoded anew, a new sequence begins: training never uses ids that the
-model did not see.
+changed the earlier text, so that the prompt was encoded anew, a new sequence begins: training never uses ids
+that the model did not see.
 """
 
 from collections.abc import Iterable, Sequence

@@ -9,8 +9,7 @@ bodies are therefore cached up to the end of their messages, with what was parse
     is read    {"model": "m", "messages": [              {...}, {...}], "tools": [...]}
 
 A JSON parser is in the same state after the same bytes, so the bytes that follow mean the same in both
-bodies.
-If anything in the shortened body is invalid, the full body is parsed, which reports the error and its
+bodies. If anything in the shortened body is invalid, the full body is parsed, which reports the error and its
 position.
 """
 

@@ -26,15 +26,11 @@ class ChatSpelling:
     """Writes answers in the Chat Completions format.
 
     `legacy` writes a call as `function_call`, for clients that sent `functions`; `reasoning` includes
-    reasoning.
-    `everywhere` adds the reasoning field to each delta, null included: clients that were written for SGLang,
-    and
-    request reasoning by SGLang's field, read it in all of them. Clients for vLLM check whether it is present,
-    and
-    treat a delta that has it as one without text.
-    `named` says that the client named the tool: it knows that there is a call, and the finish reason is
-    `stop`.
-    `custom` has the names of the tools with free-text input.
+    reasoning. `everywhere` adds the reasoning field to each delta, null included: clients that were written
+    for SGLang, and request reasoning by SGLang's field, read it in all of them. Clients for vLLM check
+    whether it is present, and treat a delta that has it as one without text. `named` says that the client
+    named the tool: it knows that there is a call, and the finish reason is `stop`. `custom` has the names of
+    the tools with free-text input.
     """
 
     object = "chat.completion.chunk"

@@ -20,8 +20,7 @@ class KeptStream:
     """Writes a stream and collects its events into the stored answers.
 
     The finish chunk of every choice is held back until `end`: by then the answer is stored, so a client that
-    has
-    received the finish can rely on it.
+    has received the finish can rely on it.
     """
 
     idle = KEEP_ALIVE

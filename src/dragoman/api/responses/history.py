@@ -41,12 +41,10 @@ def messages(
     modalities: Set[MediaKind] = frozenset(),
 ) -> tuple[Message, ...]:
     """Convert items to messages: `[reasoning, function_call, function_call_output]` becomes an assistant's
-    and a
-    tool's message.
+    and a tool's message.
 
     `gallery` collects their media. Media in tool results are passed to the model if it supports their kind,
-    and
-    described as text otherwise.
+    and described as text otherwise.
     """
     _check_pairs(items)
     start, kept = _after_compaction(items)

@@ -224,8 +224,7 @@ def lines(value: Any, name: str = "") -> Iterator[str]:
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
     """Yield the strings, numbers and booleans of a JSON value as text, each with its key; iterative, because
-    the
-    value may be deeply nested."""
+    the value may be deeply nested."""
     waiting = [(name, value)]
     while waiting:
         key, item = waiting.pop()
@@ -370,8 +369,7 @@ def show_items(items: Iterable[ItemDict]) -> Gallery:
 
 def without_logprobs(item: ItemDict) -> ItemDict:
     """Return an item without log probabilities, which later requests do not need and which may be a thousand
-    times
-    as long as the text."""
+    times as long as the text."""
     content = item.get("content")
     if item.get("role") != "assistant" or not isinstance(content, list):
         return item

@@ -2,8 +2,7 @@
 
 A model knows each function by one name. A tool of a namespace is therefore offered as `namespace__name`, a
 custom tool as a function, and a tool of an MCP server after the server has listed it. A `Ref` records what
-each
-name stands for.
+each name stands for.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -395,6 +395,5 @@ class ResponseWriter:
             }
 
         # There is no second model to write a summary. Many clients know only summary events, and those that
-        # know both
-        # kinds would show the text twice.
+        # know both kinds would show the text twice.
         return TextItem(place, SUMMARY, item)
