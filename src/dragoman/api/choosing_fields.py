@@ -365,7 +365,7 @@ def _range(fields: SamplerFields) -> float | None:
 
 
 def _window(given: float | None) -> int | None:
-    """llama.cpp's -1 and TabbyAPI's 0 both mean all tokens."""
+    """Convert a window of tokens; llama.cpp's -1 and TabbyAPI's 0 both mean all tokens."""
     return None if given is None or given <= 0 else int(given)
 
 

@@ -92,7 +92,7 @@ def _most_tokens(request: CompletionRequest) -> int:
 
 
 def wants_none(request: CompletionRequest) -> bool:
-    """Whether the request wants only the prompt evaluated, such as with `echo` and `logprobs`."""
+    """Return whether only the prompt is to be evaluated, such as with `echo` and `logprobs`."""
     return request.max_tokens == 0
 
 
@@ -105,7 +105,7 @@ def without_text(answer: Answer) -> Answer:
 
 
 def ranks(request: CompletionRequest) -> bool:
-    """Whether more answers are generated than returned."""
+    """Return whether more answers are generated than returned."""
     return (request.best_of or 1) > (request.n or 1)
 
 

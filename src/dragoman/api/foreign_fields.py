@@ -159,7 +159,7 @@ def _rename(own: str) -> Meaning:
 
 
 def _longest(own: str) -> Meaning:
-    """Values below 0 mean no limit."""
+    """Convert a token limit; values below 0 mean none."""
     return lambda value, members: {own: max(value, -1) if isinstance(value, int | float) else value}
 
 
@@ -168,7 +168,7 @@ def _sample(value: Any, members: Members) -> Mapping[str, Any]:
 
 
 def _recent(value: Any, members: Members) -> Mapping[str, Any]:
-    """llama.cpp's window of recent tokens: 0 looks at none, so penalties have no effect."""
+    """Convert llama.cpp's window of recent tokens: 0 looks at none, so penalties have no effect."""
     if value != 0 or value is False:
         return {"penalty_last_n": value}
     return {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
@@ -203,7 +203,7 @@ def _reasoning(value: Any, members: Members) -> Mapping[str, Any]:
 
 
 def _usage(value: Any, members: Members) -> Mapping[str, Any]:
-    """OpenRouter's `usage`; a non-streaming reply has the usage anyway."""
+    """Convert OpenRouter's `usage`; a non-streaming reply has the usage anyway."""
     wanted = isinstance(value, dict) and value.get("include") and _is_true(members, "stream")
     return {"stream_options": {"include_usage": True}} if wanted and "stream_options" not in members else {}
 
@@ -213,7 +213,7 @@ def _is_true(members: Members, name: str) -> bool:
 
 
 def _format(value: Any, members: Members) -> Mapping[str, Any]:
-    """Ollama's `"json"`, or a schema."""
+    """Convert Ollama's `"json"`, or a schema."""
     if value in ("json", ""):
         return {"structured_outputs": {"json_object": True}} if value else {}
     return {"guided_json": value}
@@ -228,7 +228,7 @@ def _banned(value: Any, members: Members) -> Mapping[str, Any]:
 
 
 def _bias(value: Any, members: Members) -> Mapping[str, Any]:
-    """llama.cpp's `[[5, -1.0], [7, false]]`, where false forbids the token."""
+    """Convert llama.cpp's `[[5, -1.0], [7, false]]`, where false forbids the token."""
     if not isinstance(value, list):
         return {"logit_bias": value or None}
     pairs = [pair for pair in value if isinstance(pair, list) and len(pair) == 2]
@@ -252,7 +252,7 @@ def _texts(own: str) -> Meaning:
 
 
 def _adapter(value: Any, members: Members) -> Mapping[str, Any]:
-    """SGLang's adapter path, or a list with one per prompt."""
+    """Convert SGLang's adapter path, or its list with one per prompt."""
     if isinstance(value, list):
         named = [path for path in value if path is not None]
         value = named[0] if len(set(map(str, named))) == 1 else value if named else None

@@ -178,7 +178,7 @@ def streams(request: OllamaChat | OllamaModel) -> bool:
 
 
 def asks_nothing(request: OllamaChat) -> bool:
-    """Whether the request only loads or unloads the model."""
+    """Return whether the request only loads or unloads the model."""
     said = request.prompt or request.suffix if isinstance(request, OllamaPrompt) else request.messages
     return not said
 

@@ -39,7 +39,7 @@ MOST_UNREAD = 64 * 1024
 MOST_UNSENT = 16 * 1024
 """Unsent bytes for a client above which writing pauses; the kernel buffers more."""
 FEW_PIECES, LEAST_PIECE = 1024, 256
-"""A body of more chunks than the first must have at least the second as average size in bytes."""
+"""A body of more than `FEW_PIECES` chunks must average at least `LEAST_PIECE` bytes per chunk."""
 FORM_RATE = 16 * 1024
 """Minimum rate of an uploaded form in bytes per second; a large file may need longer than any fixed time."""
 MOST_HEADERS = 256

@@ -46,7 +46,7 @@ TURN_S = 0.002
 MOST_MESSAGES = 8
 """Messages of all sockets that are passed to their apps in one turn."""
 FEW_FRAMES, LEAST_FRAME = 256, 256
-"""A message of more frames than the first must have at least the second as average frame size in bytes."""
+"""A message of more than `FEW_FRAMES` frames must average at least `LEAST_FRAME` bytes per frame."""
 MOST_CONTROLS, CONTROLS_S = 16, 10.0
 """Maximum number of pings and pongs within this many seconds."""
 PING_S = 20.0

@@ -256,7 +256,7 @@ class _ChatAnswer(_RoutedAnswer, frozen=True):
         return reply
 
     def _is_kept(self) -> bool:
-        """Whether the answer, or at least its ids, is stored."""
+        """Return whether the answer, or at least its ids, is stored."""
         return bool(self.request.store) or self.host.settings.trajectories
 
 
