@@ -51,7 +51,7 @@ def test_a_part_has_a_word_in_each_api(errors: OpenAIErrors, part: Part, field: 
     ("read", "field"), [(chat_request.read, "response_format"), (responses.read, "text.format")]
 )
 def test_a_field_of_others_is_led_to_the_apis_own(read: Callable[[bytes, Limits], Any], field: str) -> None:
-    with pytest.raises(BadRequest, match=f"say it in {field}"):
+    with pytest.raises(BadRequest, match=f"send it in {field}"):
         read(b'{"response_schema": {}}', Limits())
 
 

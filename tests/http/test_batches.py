@@ -247,7 +247,7 @@ def test_the_same_key_again_is_the_same_batch(client: openai.OpenAI) -> None:
         for metadata in ({"a": "b", "c": "d"}, {"c": "d", "a": "b"})
     )
     assert (one.id, one.created_at) == (two.id, two.created_at)
-    with pytest.raises(openai.ConflictError, match="Conflict"):
+    with pytest.raises(openai.ConflictError, match="idempotency key"):
         client.batches.create(input_file_id="other", extra_body=key, **asked)
 
 

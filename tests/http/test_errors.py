@@ -31,7 +31,7 @@ def test_an_unknown_path_is_404_whatever_is_sent(greeter: str) -> None:
 )
 def test_a_404_names_the_path_that_is_meant(greeter: str, sent: str) -> None:
     message = error(post(greeter, sent, HELLO))["message"]
-    assert message == f"There is no {sent} here; there is /v1/chat/completions."
+    assert message == f"Unknown path {sent}; did you mean /v1/chat/completions?"
 
 
 @pytest.mark.parametrize("sent", ["/chat/completions", "/v1/chat/completions/", "/v1/v1/chat/completions"])
@@ -70,9 +70,9 @@ def test_wrong_method_is_405_and_names_the_right_ones(greeter: str) -> None:
 def test_a_word_that_is_none_of_a_few_is_told_which_there_are(greeter: str) -> None:
     reply = post(greeter, CHAT, {"messages": [{"role": "users", "content": "x"}]})
     known = "assistant, developer, function, system, tool, user"
-    assert str(error(reply)["message"]).endswith(f"it may be: {known}.")
+    assert str(error(reply)["message"]).endswith(f"allowed are: {known}.")
     reply = post(greeter, "/v1/responses", {"input": "x", "truncation": 1})
-    assert str(error(reply)["message"]).endswith("it may be: auto, disabled.")
+    assert str(error(reply)["message"]).endswith("allowed are: auto, disabled.")
 
 
 def test_a_prompt_that_is_too_long_is_said_in_openais_words(greeter: str) -> None:

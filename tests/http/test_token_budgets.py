@@ -56,7 +56,7 @@ def take(made: TokenBudgets, tokens: int, used: int | None = None) -> None:
 def test_a_minute_fills_up_again() -> None:
     made, clock = budgets(minute=60)
     take(made, 60)
-    with pytest.raises(Overloaded, match="60 tokens a minute: 0") as refused:
+    with pytest.raises(Overloaded, match="0 of 60 tokens per minute") as refused:
         take(made, 10)
     assert refused.value.retry_after == 10
     clock.now += 10
@@ -66,7 +66,7 @@ def test_a_minute_fills_up_again() -> None:
 def test_a_day_begins_anew_at_midnight() -> None:
     made, clock = budgets(day=100)
     take(made, 100)
-    with pytest.raises(Overloaded, match="100 tokens a day") as refused:
+    with pytest.raises(Overloaded, match="100 tokens per day") as refused:
         take(made, 1)
     assert refused.value.retry_after == DAY_S // 2
     clock.now += DAY_S / 2
@@ -93,7 +93,7 @@ def test_what_came_to_be_longer_is_a_debt() -> None:
 
 def test_a_prompt_that_can_never_fit_is_no_reason_to_try_again() -> None:
     made, _ = budgets(minute=60, day=1000)
-    with pytest.raises(BadRequest, match="never take more than 60"):
+    with pytest.raises(BadRequest, match="budget of 60"):
         made.reserve(OWNER, 61, 0)
     # An answer may be asked for that is longer than there is.
     assert made.reserve(OWNER, 60, 1000) is not None
@@ -222,7 +222,7 @@ def test_every_api_counts_and_refuses_in_its_own_words(
     statuses = [reply.status_code for reply in replies]
     assert statuses[0] == 200 and statuses[-1] == 429 and sorted(statuses) == statuses
     assert replies[0].headers[header] == "40"
-    assert "tokens a day" in replies[-1].text
+    assert "tokens per day" in replies[-1].text
 
 
 def test_a_stream_that_is_left_counts_what_it_took(limited: Callable[..., str]) -> None:

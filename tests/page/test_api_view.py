@@ -74,9 +74,9 @@ def test_a_stream_is_text_and_its_events_can_be_seen(tab: Tab) -> None:
     page = tab.page
     choose(page, STREAMED)
     page.locator(".operation button[type=submit]").click()
-    expect(page.get_by_label("The answer as text")).to_have_text("Red.")
+    expect(page.get_by_label("Answer as text")).to_have_text("Red.")
     page.get_by_role("tab", name="Events").click()
-    expect(page.get_by_label("The events")).to_contain_text("[DONE]")
+    expect(page.get_by_label("Raw events")).to_contain_text("[DONE]")
 
 
 def test_the_operations_can_be_filtered(tab: Tab) -> None:
@@ -94,11 +94,11 @@ def test_a_body_that_is_no_json_is_not_sent(tab: Tab, able: Served) -> None:
     before = len(able.engine.jobs)
     page.get_by_label("Body").fill('{"messages": [')
     page.get_by_label("Body").press("Control+Enter")
-    expect(page.get_by_role("alert")).to_contain_text("no JSON yet")
+    expect(page.get_by_role("alert")).to_contain_text("Not valid JSON")
     assert len(able.engine.jobs) == before
     page.get_by_role("button", name="Example").click()
     page.get_by_label("Body").press("Control+Enter")
-    expect(page.get_by_label("The answer as text")).to_have_text("Red.")
+    expect(page.get_by_label("Answer as text")).to_have_text("Red.")
 
 
 def test_what_is_refused_is_shown_as_it_is(tab: Tab) -> None:
@@ -141,7 +141,7 @@ def test_a_socket_is_tried(tab: Tab) -> None:
     page = tab.page
     choose(page, "ws /v1/responses")
     page.get_by_role("button", name="Connect and send").click()
-    expect(page.get_by_label("The answer as text")).to_have_text("Red.")
+    expect(page.get_by_label("Answer as text")).to_have_text("Red.")
 
 
 def test_a_server_with_keys_asks_for_one(browser: Browser) -> None:
@@ -163,6 +163,6 @@ def test_it_is_for_everybody(browser: Browser, able: Served, size: str, theme: s
     with opened(browser, size, theme) as tab:  # type: ignore[arg-type]
         tab.page.goto(f"{able.url}/docs")
         tab.page.locator(".operation button[type=submit]").click()
-        expect(tab.page.get_by_label("The answer as text")).to_have_text("Red.")
+        expect(tab.page.get_by_label("Answer as text")).to_have_text("Red.")
         tab.page.get_by_text("As code").click()
         assert not violations(tab.page) + wider(tab.page)

@@ -113,7 +113,7 @@ def test_esc_stops_and_the_answer_can_be_made_again(tab: Tab, served: Served) ->
     tab.page.keyboard.press("Escape")
     expect(tab.answers.last.locator(".facts")).to_contain_text("stopped")
     assert becomes(lambda: served.engine.live == 0)
-    tab.answers.last.get_by_role("button", name="Answer again").click()
+    tab.answers.last.get_by_role("button", name="Regenerate").click()
     expect(tab.answers.last.locator(".ways")).to_contain_text("2 / 2")
     tab.page.get_by_role("button", name="Stop").click()
     expect(tab.page.get_by_role("button", name="Send")).to_be_visible()
@@ -140,7 +140,7 @@ def test_an_edited_message_is_a_branch_and_the_other_is_not_lost(tab: Tab) -> No
     tab.page.get_by_role("button", name="Send").first.click()
     expect(tab.answers.last.locator(".markdown")).to_have_text("three")
     expect(tab.answers).to_have_count(1)
-    tab.page.get_by_role("button", name="The one before").click()
+    tab.page.get_by_role("button", name="Previous version").click()
     expect(tab.answers).to_have_count(2)
     expect(tab.answers.last.locator(".markdown")).to_have_text("two")
 
@@ -149,9 +149,9 @@ def test_an_answer_may_be_edited_and_branched_off(tab: Tab, served: Served) -> N
     answer = tab.say("one")
     answer.get_by_role("button", name="Edit").click()
     tab.page.get_by_role("textbox", name="Edit").fill("another")
-    tab.page.get_by_role("button", name="Keep").click()
+    tab.page.get_by_role("button", name="Save").click()
     expect(tab.answers.last.locator(".markdown")).to_have_text("another")
-    tab.answers.last.get_by_role("button", name="Branch off into a new chat").click()
+    tab.answers.last.get_by_role("button", name="Continue in a new chat").click()
     expect(tab.page.locator(".chats a")).to_have_count(2)
     tab.say("more")
     assert [text for _, text in messages_of(served.engine.jobs[-1])] == ["one", "another", "more"]
@@ -163,11 +163,11 @@ def test_settings_are_what_is_asked(tab: Tab, served: Served) -> None:
     page.get_by_label("System prompt").fill("Be brief.")
     tab.set_up("Sampling")
     page.get_by_label("Temperature").fill("0.5")
-    page.get_by_label("Most tokens").fill("3")
+    page.get_by_label("Max tokens").fill("3")
     page.get_by_label("Seed").fill("7")
     answer = tab.say("abcdef")
     expect(answer.locator(".markdown")).to_have_text("abc")
-    expect(answer.locator(".facts")).to_contain_text("cut at the limit")
+    expect(answer.locator(".facts")).to_contain_text("cut off at the token limit")
     job = served.engine.jobs[-1]
     assert (job.sampling.temperature, job.sampling.max_tokens, job.sampling.seed) == (0.5, 3, 7)
     assert messages_of(job)[0] == ("system", "Be brief.")
@@ -175,25 +175,25 @@ def test_settings_are_what_is_asked(tab: Tab, served: Served) -> None:
 
 def test_a_schema_is_checked_as_one_types(tab: Tab) -> None:
     page = tab.page
-    tab.set_up("Form of the answer")
-    page.get_by_label("Form of the answer").select_option("schema")
+    tab.set_up("Response format")
+    page.get_by_label("Response format").select_option("schema")
     field, said = page.get_by_label("JSON Schema"), page.locator("#set-schema-said")
     field.fill('{"type": "object",}')
-    expect(said).to_contain_text("Line 1, column 19: a comma")
+    expect(said).to_contain_text("Line 1, column 19: remove the comma")
     field.fill('{"type": "text"}')
-    expect(said).to_contain_text('"text" is no type')
+    expect(said).to_contain_text('"text" is not a valid type')
     field.fill('{"type": "object", "properties": {"a": {"not": {"type": "string"}}}}')
     # Only the server knows that.
     expect(said).to_contain_text("#/properties/a/not")
     field.fill('{"type": "object"}')
-    expect(said).to_have_text("This can be sent.")
+    expect(said).to_have_text("Valid.")
 
 
 def test_files_go_along_and_pictures_are_refused_with_a_reason(tab: Tab, served: Served) -> None:
     tab.attach("notes.txt", "text/plain", b"Ship it.")
     expect(tab.page.locator(".attached")).to_contain_text("notes.txt")
     tab.attach("cat.png", "image/png", b"\x89PNG")
-    expect(tab.page.get_by_role("alert")).to_contain_text("takes text only")
+    expect(tab.page.get_by_role("alert")).to_contain_text("takes only text")
     tab.say("look")
     assert "Ship it." in messages_of(served.engine.jobs[-1])[-1][1]
 
@@ -259,11 +259,11 @@ def test_keys(tab: Tab) -> None:
     tab.input.press("Enter")
     expect(tab.answers.last).to_contain_text("a")
     page.keyboard.press("Control+k")
-    page.get_by_role("combobox", name="Where to").fill("new chat")
+    page.get_by_role("combobox", name="Command").fill("new chat")
     page.keyboard.press("Enter")
-    expect(page.get_by_role("heading", name="What shall we ask?")).to_be_visible()
+    expect(page.get_by_role("heading", name="What would you like to ask?")).to_be_visible()
     page.keyboard.press("Control+k")
-    page.get_by_role("combobox", name="Where to").fill("chat: a")
+    page.get_by_role("combobox", name="Command").fill("chat: a")
     page.keyboard.press("Enter")
     expect(tab.answers).to_have_count(1)
 
@@ -274,7 +274,7 @@ def test_a_chat_is_deleted(tab: Tab) -> None:
     tab.page.get_by_role("button", name="Delete gone").click()
     tab.page.get_by_role("dialog").get_by_role("button", name="Delete").click()
     expect(tab.page.locator(".chats li")).to_have_count(0)
-    expect(tab.page.get_by_role("heading", name="What shall we ask?")).to_be_visible()
+    expect(tab.page.get_by_role("heading", name="What would you like to ask?")).to_be_visible()
 
 
 def test_the_theme_is_switched_and_stays(browser: Browser, served: Served) -> None:

@@ -50,7 +50,7 @@ def test_the_prompt_is_shown_with_its_special_tokens(page: Page) -> None:
     open_tab(page, "Prompt")
     special = page.locator(".tokens .token.special")
     expect(special.first).to_have_text("<|im_start|>")
-    expect(page.locator(".tab-panel").first).to_contain_text("ids that the model was given")
+    expect(page.locator(".tab-panel").first).to_contain_text("ids that the model received")
 
 
 def test_parts_of_the_raw_text_are_marked(page: Page) -> None:
@@ -58,16 +58,14 @@ def test_parts_of_the_raw_text_are_marked(page: Page) -> None:
     expect(page.locator("dialog .raw .part.reasoning")).to_contain_text(THOUGHT)
     expect(page.locator("dialog .raw .part.text")).to_have_text("Done.")
     page.get_by_role("link", name="Open in the lab").click()
-    expect(page.get_by_label("What the model wrote")).to_have_value(
-        f"<think>\n{THOUGHT}\n</think>\nDone.<|im_end|>"
-    )
+    expect(page.get_by_label("Model output")).to_have_value(f"<think>\n{THOUGHT}\n</think>\nDone.<|im_end|>")
 
 
 def test_times_are_those_of_the_server_too(page: Page) -> None:
     open_tab(page, "Timings")
     table = page.locator("dialog table")
     expect(table).to_contain_text("queue")
-    expect(table).to_contain_text("until this page had it")
+    expect(table).to_contain_text("until this page received it")
 
 
 def test_the_request_is_code(page: Page, served: Served) -> None:
@@ -81,16 +79,16 @@ def test_the_request_is_code(page: Page, served: Served) -> None:
         "Chat Completions",
         "Responses",
         "Messages (Anthropic)",
-        "Completions, with the ids of the prompt",
+        "Completions (token ids)",
         "Ollama",
     ],
 )
 def test_the_same_is_sent_through_another_api(page: Page, name: str) -> None:
-    open_tab(page, "Send again")
+    open_tab(page, "Resend")
     page.get_by_label("Through").select_option(name)
     page.get_by_role("dialog").get_by_role("button", name="Send", exact=True).click()
-    expect(page.get_by_label("The other answer")).to_contain_text("Done.")
-    same = "The text is another" if name.startswith("Completions") else "The text is the same"
+    expect(page.get_by_label("New answer")).to_contain_text("Done.")
+    same = "The text differs" if name.startswith("Completions") else "The text is the same"
     expect(page.locator("dialog .verdict")).to_contain_text(same)
 
 
@@ -98,7 +96,7 @@ def test_an_answer_without_a_record_can_be_asked_for_again(tab: Tab) -> None:
     tab.say("think")
     tab.page.reload()
     tab.answers.last.get_by_role("button", name="Inspect").click()
-    expect(tab.page.get_by_role("dialog")).to_contain_text("no token ids were recorded")
+    expect(tab.page.get_by_role("dialog")).to_contain_text("No token ids were recorded")
 
 
 @pytest.mark.parametrize(("size", "theme"), [("desktop", "dark"), ("phone", "light")])
@@ -107,7 +105,7 @@ def test_it_is_for_everybody(browser: Browser, served: Served, size: str, theme:
         tab.open(served.url)
         page = inspected(tab)
         assert not violations(page) + wider(page)
-        for name in ("Prompt", "Raw text", "Request", "Send again"):
+        for name in ("Prompt", "Raw text", "Request", "Resend"):
             open_tab(page, name)
             page.wait_for_timeout(200)
             assert not violations(page) + wider(page), name

@@ -32,16 +32,16 @@ def test_an_example_is_read_in_its_parts(page: Page) -> None:
 
 
 def test_what_is_typed_is_read(page: Page) -> None:
-    page.get_by_label("What the model wrote").fill("<think>One</think>Two")
+    page.get_by_label("Model output").fill("<think>One</think>Two")
     expect(page.locator(".raw .part")).to_have_text(["<think>One</think>", "Two"])
-    page.get_by_label("Read as").select_option("plain")
+    page.get_by_label("Parse as").select_option("plain")
     expect(page.locator(".raw .part")).to_have_text(["<think>One</think>Two"])
 
 
 def test_the_size_of_the_pieces_changes_the_events_and_not_the_answer(page: Page) -> None:
     page.get_by_role("tab", name="Events").click()
     few = page.locator(".events tbody tr").count()
-    page.get_by_label("Comes in pieces of").fill("0")
+    page.get_by_label("Chunk size").fill("0")
     expect(page.get_by_role("tab", name="Events")).not_to_have_text(f"Events ({few})")
     expect(page.locator(".events tbody tr").first).to_contain_text("reasoning")
     expect(page.locator(".verdict")).to_contain_text("the same")
@@ -49,7 +49,7 @@ def test_the_size_of_the_pieces_changes_the_events_and_not_the_answer(page: Page
 
 def test_events_come_as_the_text_is_read(page: Page) -> None:
     page.get_by_role("tab", name="Events").click()
-    page.get_by_label("Read so far").fill("0")
+    page.get_by_label("Parsed so far").fill("0")
     expect(page.locator(".events tbody tr:visible")).to_have_count(0)
     page.get_by_role("button", name="Play").click()
     expect(page.locator(".raw .part.call")).to_be_visible()
@@ -57,10 +57,10 @@ def test_events_come_as_the_text_is_read(page: Page) -> None:
 
 
 def test_a_template_is_looked_at(page: Page) -> None:
-    page.get_by_label("Read as").select_option("A chat template of mine")
+    page.get_by_label("Parse as").select_option("A custom chat template")
     page.get_by_label("Chat template").fill(TEMPLATE)
     expect(page.locator(".found")).to_contain_text("the chat template has <tool_call>")
-    expect(page.locator(".found")).to_contain_text("begins inside of reasoning")
+    expect(page.locator(".found")).to_contain_text("starts inside reasoning")
     page.get_by_role("tab", name="Prompt").click()
     expect(page.locator(".tab-panel pre")).to_contain_text("<|im_start|>user")
     page.get_by_label("Chat template").fill("{% for")
@@ -75,9 +75,9 @@ def test_the_grammar_and_the_declaration_are_shown(page: Page) -> None:
 
 
 def test_tools_that_are_no_json_are_told_of(page: Page) -> None:
-    page.get_by_text("Tools that there were").click()
+    page.get_by_text("Tools of the request").click()
     page.get_by_label("Tools, as JSON").fill("[")
-    expect(page.get_by_role("alert")).to_contain_text("no JSON yet")
+    expect(page.get_by_role("alert")).to_contain_text("Not valid JSON")
 
 
 @pytest.mark.parametrize(("size", "theme"), [("desktop", "dark"), ("phone", "light")])

@@ -17,7 +17,7 @@ def see_conversation(tab: Tab) -> None:
     tab.page.get_by_role("button", name="Example").last.click()
     tab.set_up("Sampling")
     assert violations(tab.page) == []
-    tab.page.get_by_role("button", name="Close the settings").click()
+    tab.page.get_by_role("button", name="Close settings").click()
     tab.say("What is the weather in Lisbon?")
     tab.say("BREAK")
     tab.answers.first.get_by_text("Reasoning").click()
@@ -63,4 +63,4 @@ def test_nothing_is_wider_than_the_screen(browser: Browser, served: Served, size
 
 def test_who_hears_the_page_is_told(tab: Tab) -> None:
     tab.say("hello")
-    expect(tab.page.locator("#announcer")).to_contain_text("The answer is there. hello")
+    expect(tab.page.locator("#announcer")).to_contain_text("The answer is complete. hello")

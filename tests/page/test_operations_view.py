@@ -17,11 +17,11 @@ def test_answers_under_way_are_drawn(browser: Browser) -> None:
         page = tab.page
         page.goto(f"{url}/#operations")
         with answering(url):
-            expect(page.get_by_label("Answers", exact=True)).to_contain_text("1 at work")
-            expect(page.get_by_label("At work now").locator("tbody tr")).to_contain_text("running")
-            expect(page.get_by_label("Tokens written").locator(".line")).to_have_count(1)
-        expect(page.get_by_text("Nothing is asked of the engine.")).to_be_visible()
-        expect(page.get_by_label("Lately").locator("tbody tr").first).to_contain_text("disconnect")
+            expect(page.get_by_label("Answers", exact=True)).to_contain_text("1 running")
+            expect(page.get_by_label("Active answers").locator("tbody tr")).to_contain_text("running")
+            expect(page.get_by_label("Generated tokens").locator(".line")).to_have_count(1)
+        expect(page.get_by_text("No active answers.")).to_be_visible()
+        expect(page.get_by_label("Recent requests").locator("tbody tr").first).to_contain_text("disconnect")
 
 
 def test_a_key_sees_its_share(browser: Browser) -> None:
@@ -47,5 +47,5 @@ def test_it_is_for_everybody(browser: Browser, served: Served, size: str, theme:
     post(served.url, "/v1/chat/completions", {**HELLO, "max_tokens": 4})
     with opened(browser, size, theme) as tab:  # type: ignore[arg-type]
         tab.page.goto(f"{served.url}/#operations")
-        expect(tab.page.get_by_label("Lately").locator("tbody tr").first).to_be_visible()
+        expect(tab.page.get_by_label("Recent requests").locator("tbody tr").first).to_be_visible()
         assert not violations(tab.page) + wider(tab.page)

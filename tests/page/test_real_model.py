@@ -19,7 +19,7 @@ def test_the_default_model(browser: Browser) -> None:
     with background(engine, Settings(port=0, store="memory")) as url, opened(browser) as tab:
         page = tab.open(url)
         tab.set_up("Sampling")
-        page.get_by_label("Most tokens").fill("12")
+        page.get_by_label("Max tokens").fill("12")
         page.get_by_label("Temperature").fill("0")
         answer = tab.say("What is the capital of France?")
         expect(answer.locator(".markdown")).not_to_be_empty()
@@ -35,7 +35,7 @@ def test_a_picture_for_the_default_model(browser: Browser, tmp_path: Path) -> No
     with background(engine, Settings(port=0, store="memory")) as url, opened(browser) as tab:
         page = tab.open(url)
         tab.set_up("Sampling")
-        page.get_by_label("Most tokens").fill("12")
+        page.get_by_label("Max tokens").fill("12")
         tab.attach("cat.png", "image/png", picture("png", 64, 48))
         answer = tab.say("What is this?")
         expect(answer.locator(".markdown")).not_to_be_empty()

@@ -46,7 +46,7 @@ def test_who_gives_no_key_can_give_it_later(browser: Browser) -> None:
         tab.page.goto(url)
         tab.page.get_by_role("dialog").wait_for()
         tab.page.keyboard.press("Escape")
-        tab.page.get_by_role("button", name="Give it").click()
+        tab.page.get_by_role("button", name="Enter it").click()
         tab.page.locator("#key").fill(KEY)
         tab.page.keyboard.press("Enter")
         expect(tab.say("hello").locator(".markdown")).to_have_text("hello")
@@ -68,7 +68,7 @@ def test_a_stream_that_is_cut_off(tab: Tab, cut: str) -> None:
     tab.page.route("**/v1/chat/completions", answer)
     said = tab.say("hello")
     expect(said.locator(".markdown")).to_have_text("begun")
-    expect(said.get_by_role("alert")).to_contain_text("broke off")
+    expect(said.get_by_role("alert")).to_contain_text("The stream ended")
 
 
 def test_a_server_that_is_gone(browser: Browser) -> None:
@@ -77,16 +77,16 @@ def test_a_server_that_is_gone(browser: Browser) -> None:
             tab.open(url)
         tab.input.fill("anybody?")
         tab.input.press("Enter")
-        expect(tab.page.get_by_role("alert")).to_contain_text("cannot be reached")
-        expect(tab.page.get_by_text("The server cannot be reached.").first).to_be_visible()
+        expect(tab.page.get_by_role("alert")).to_contain_text("Cannot reach")
+        expect(tab.page.get_by_text("Cannot reach the server.").first).to_be_visible()
         assert all("ERR_CONNECTION_REFUSED" in one for one in tab.complaints)
         tab.complaints.clear()
 
 
 def test_what_the_server_refuses_is_said_in_its_words(tab: Tab) -> None:
     tab.expected = {400}
-    tab.set_up("Form of the answer")
-    tab.page.get_by_label("Form of the answer").select_option("schema")
+    tab.set_up("Response format")
+    tab.page.get_by_label("Response format").select_option("schema")
     tab.page.get_by_label("JSON Schema").fill('{"properties": {"a": {"not": {"type": "string"}}}}')
     expect(tab.say("hi").get_by_role("alert")).to_contain_text("cannot be enforced")
 

@@ -115,7 +115,7 @@ def _stream(browser: Browser, url: str) -> list[Row]:
         tab.say("go")
         frames = tab.page.evaluate(SEEN)
         facts = tab.answers.last.locator(".facts").inner_text()
-        rate = int(facts.split(" a second")[0].rpartition(" ")[2])
+        rate = int(facts.split(" tokens/s")[0].rpartition(" ")[2])
         tokens = facts.split(" tokens")[0].rpartition(" ")[2]
     return [
         _frames(f"frames while {tokens} tokens are drawn, {rate} a second", frames),

@@ -1,7 +1,7 @@
-"""Batches: what a client asks of them, their lines, and how they are shown.
+"""Batches: their requests, lines and responses.
 
-A batch is a file of requests, one in each line. What a line says is read here, and what came of it is written
-here; the request in it is read by the API that it is for, as if it had come by itself.
+A batch is a file with one request per line. This module parses the lines and writes the result lines; each
+request in a line is read by the API of its endpoint, as if it had been sent separately.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,12 +26,12 @@ ENDPOINTS: Mapping[str, tuple[str, ...]] = {
     "/v1/embeddings": ("model", "input"),
     "/v1/responses": ("model",),
 }
-"""What each line may be for, and what its body must have."""
+"""The endpoints that a line may name, with the required fields of their bodies."""
 WINDOW, WINDOW_S = "24h", 24 * 3600
 LONGEST_ID = 512
-"""Characters of a `custom_id`."""
+"""Maximum length of a `custom_id`, in characters."""
 MOST_FAULTS = 100
-"""Of those that are told; nobody reads more."""
+"""Maximum number of faulty lines that the `errors` of a batch list, so that the reply stays small."""
 KIND = "openai"
 ERRORS = OpenAIErrors()
 _encode = msgspec.json.Encoder().encode
@@ -44,7 +44,7 @@ class CreateBatch(Struct, kw_only=True, forbid_unknown_fields=True):
     metadata: Metadata | None = None
     output_expires_after: ExpiresAfter | None = None
     idempotency_key: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
-    """Who sends the same again with the same key gets the batch that is there."""
+    """A second request with the same key returns the existing batch."""
 
     @property
     def keep_s(self) -> int | None:
@@ -62,11 +62,8 @@ def read_batch(body: bytes) -> CreateBatch:
     return request
 
 
-# Lines.
-
-
 class Asked(NamedTuple):
-    """What a line asks for."""
+    """The request in a line."""
 
     custom_id: str
     url: str
@@ -74,13 +71,13 @@ class Asked(NamedTuple):
 
 
 class LineReply(NamedTuple):
-    """What came of it, as a client would have had it over HTTP."""
+    """The reply to the request of a line, as a client would have received it over HTTP."""
 
     status: int
     request_id: str
     body: bytes
     told: Mapping[str, str] = {}
-    """Headers that say in what the answer is other than what was asked for."""
+    """Response headers that say how the answer differs from the request."""
 
 
 Outcome: TypeAlias = Literal["completed", "failed", "undone"]
@@ -90,20 +87,20 @@ class LineSpelling(Protocol):
     """How an API writes the lines of a batch."""
 
     prefix: ClassVar[str]
-    """Of the ids of its batches."""
+    """Prefix of batch ids."""
     one_file: ClassVar[bool]
-    """Whether what went wrong is in one file with the rest, which stays with the batch."""
+    """Whether errors go into the same file as results, which is deleted together with the batch."""
 
     def check(
         self, line: bytes, endpoint: str | None, limits: Limits, check_model: Callable[[str], None]
     ) -> Asked | LineFault:
-        """What is wrong with it, before anything of the batch is computed."""
+        """Return a line's first fault, or its request; called before anything of the batch is computed."""
 
     def read(self, line: bytes) -> Asked:
-        """Of a line with which nothing is wrong."""
+        """Parse a line that passed `check`."""
 
     def outcome(self, line: bytes) -> Outcome:
-        """Of a line that was written."""
+        """Return the outcome of a result line."""
 
     def write(self, id_: str, custom_id: str, reply: LineReply) -> bytes: ...
 
@@ -120,7 +117,7 @@ class _Line(Struct):
 
 
 class _Loose(Struct):
-    """Whatever somebody wrote: what is wrong with it is said in our words."""
+    """A line of any types, so that the error messages can be our own."""
 
     custom_id: Any = None
     method: Any = None
@@ -171,7 +168,7 @@ _UNDONE_CODES = frozenset(f"batch_{why}" for why in _UNDONE)
 
 
 class OpenAILines:
-    """`{custom_id, method, url, body}` becomes `{id, custom_id, response, error}`."""
+    """Reads `{custom_id, method, url, body}`, writes `{id, custom_id, response, error}`."""
 
     prefix: ClassVar[str] = "batch_"
     one_file: ClassVar[bool] = False
@@ -188,8 +185,8 @@ class OpenAILines:
         return "undone" if error.get("code") in _UNDONE_CODES else "failed"
 
     def read(self, line: bytes) -> Asked:
-        made = _line(line)
-        return Asked(made.custom_id, made.url, bytes(made.body))
+        parsed = _line(line)
+        return Asked(parsed.custom_id, parsed.url, bytes(parsed.body))
 
     def write(self, id_: str, custom_id: str, reply: LineReply) -> bytes:
         response: dict[str, Any] = {"status_code": reply.status, "request_id": reply.request_id}
@@ -205,18 +202,18 @@ class OpenAILines:
 
 
 def error_of(body: bytes) -> dict[str, Any]:
-    """The code and the message of a reply that is an error."""
-    found = _error(body).error or {}
-    return {"code": found.get("code") or found.get("type"), "message": found.get("message")}
+    """Return the code and message of an error reply."""
+    error = _error(body).error or {}
+    return {"code": error.get("code") or error.get("type"), "message": error.get("message")}
 
 
 def said_of(line: bytes) -> str:
-    """Whose line it is that came of a batch."""
+    """Return the `custom_id` of a result line."""
     return _said(line).custom_id
 
 
 def model_in(body: bytes) -> str | None:
-    """The model that a request names, if it does."""
+    """Return the model that a request names, or None."""
     try:
         return _named(body).model
     except msgspec.DecodeError:
@@ -224,7 +221,7 @@ def model_in(body: bytes) -> str | None:
 
 
 def usage_in(body: bytes) -> Usage:
-    """What a reply says it has used, in whichever API's words."""
+    """Return the usage of a reply in the format of any API."""
     try:
         used = _usage(body).usage or _Used()
     except msgspec.DecodeError:
@@ -240,7 +237,7 @@ def usage_in(body: bytes) -> Usage:
 
 
 def usage_of_line(line: bytes) -> Usage:
-    """The same of a line that was written."""
+    """Return the usage of a result line."""
     response = _said(line).response
     body = None if response == _NOTHING else _any_object(response).get("body")
     return Usage() if body is None else usage_in(bytes(body))
@@ -249,40 +246,40 @@ def usage_of_line(line: bytes) -> Usage:
 def check_line(
     line: bytes, endpoint: str | None, limits: Limits, check_model: Callable[[str], None]
 ) -> Asked | LineFault:
-    """What is wrong with a line, before anything of the batch is computed; only the first of it.
+    """Return the first fault of a line, or its request; called before anything of the batch is computed.
 
-    Without an endpoint each line may be for any of them.
+    `endpoint` None allows a line to name any of `ENDPOINTS`.
     """
     if len(line) > limits.body_bytes:
         return LineFault("limit_exceeded", f"This line is larger than {limits.body_bytes} bytes.")
     try:
-        given = _loose(line)
-        members = None if given.body == _NOTHING else _any_object(given.body)
+        fields = _loose(line)
+        members = None if fields.body == _NOTHING else _any_object(fields.body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _fault_of_json(line)
     for name in ("custom_id", "method", "url", "body"):
-        if getattr(given, name) in (None, _NOTHING):
+        if getattr(fields, name) in (None, _NOTHING):
             return _missing(name)
-    if not isinstance(given.custom_id, str) or not 1 <= len(given.custom_id) <= LONGEST_ID:
-        message = f"'custom_id' is a string of 1 to {LONGEST_ID} characters."
+    if not isinstance(fields.custom_id, str) or not 1 <= len(fields.custom_id) <= LONGEST_ID:
+        message = f"'custom_id' must be a string of 1 to {LONGEST_ID} characters."
         return LineFault("invalid_value", message, "custom_id")
-    if given.method != "POST":
-        return LineFault("invalid_method", "The method of each request is POST.", "method")
-    if given.url not in ENDPOINTS or (endpoint is not None and given.url != endpoint):
+    if fields.method != "POST":
+        return LineFault("invalid_method", "'method' must be POST.", "method")
+    if fields.url not in ENDPOINTS or (endpoint is not None and fields.url != endpoint):
         message = "The URL provided for this request does not match the batch endpoint."
         return LineFault("invalid_url", message, "url")
     assert members is not None
-    asked = Asked(given.custom_id, given.url, bytes(given.body))
-    return _fault_of_body(given.url, members, check_model) or asked
+    request = Asked(fields.custom_id, fields.url, bytes(fields.body))
+    return _fault_of_body(fields.url, members, check_model) or request
 
 
 def _fault_of_json(line: bytes) -> LineFault:
     try:
-        given = _any_object(line)
+        fields = _any_object(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return LineFault("invalid_json_line", "This line is not parseable as valid JSON, an object.")
-    wrong = "body" if "body" in given else None
-    return LineFault("invalid_value", "'body' is an object, the request itself.", wrong)
+        return LineFault("invalid_json_line", "This line is not a valid JSON object.")
+    param = "body" if "body" in fields else None
+    return LineFault("invalid_value", "'body' must be an object: the request.", param)
 
 
 def _fault_of_body(
@@ -297,7 +294,7 @@ def _fault_of_body(
         message = "Streaming is not supported in the Batch API."
         return LineFault("streaming_unsupported", message, "body.stream")
     if given.get("background", b"false") != b"false":
-        message = "A batch is made in the background as a whole; leave out 'background'."
+        message = "A batch always runs in the background; leave out 'background'."
         return LineFault("unsupported_field", message, "body.background")
     try:
         check_model(msgspec.json.decode(given["model"], type=str))
@@ -306,7 +303,7 @@ def _fault_of_body(
         message = f"The provided model '{name}' is not supported by the Batch API."
         return LineFault("model_not_found", message, "body.model")
     except (msgspec.DecodeError, DragomanError):
-        return LineFault("invalid_value", "'model' is the name of a model.", "body.model")
+        return LineFault("invalid_value", "'model' must be the name of a model.", "body.model")
     return None
 
 
@@ -314,7 +311,7 @@ def _missing(name: str) -> LineFault:
     return LineFault("missing_required_parameter", f"Missing required parameter: '{name}'.", name)
 
 
-# How they are shown.
+# Responses.
 
 
 _STATES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
@@ -349,7 +346,7 @@ def describe_batch(batch: StoredBatch) -> dict[str, Any]:
 
 
 def unknown_batch(id_: str) -> NotFound:
-    return NotFound(f"No batch found: there is no '{id_[:128]}'.", param="batch_id", code="not_found")
+    return NotFound(f"No batch found with id '{id_[:128]}'.", param="batch_id", code="not_found")
 
 
 def cannot_cancel(status: str) -> Conflict:
@@ -357,13 +354,13 @@ def cannot_cancel(status: str) -> Conflict:
 
 
 def other_batch() -> Conflict:
-    message = "Conflict: another batch was asked for with this idempotency key."
+    message = "This idempotency key was used for another batch; send a new key."
     return Conflict(message, param="idempotency_key")
 
 
 BATCH_OPERATIONS = (
-    Operation("post", "/v1/batches", "Have many requests answered later", (CreateBatch,)),
-    Operation("get", "/v1/batches", "The batches there are", query=("after", "limit")),
-    Operation("get", "/v1/batches/{id}", "How far a batch is"),
-    Operation("post", "/v1/batches/{id}/cancel", "End a batch"),
+    Operation("post", "/v1/batches", "Create a batch of requests", (CreateBatch,)),
+    Operation("get", "/v1/batches", "List batches", query=("after", "limit")),
+    Operation("get", "/v1/batches/{id}", "Retrieve a batch and its progress"),
+    Operation("post", "/v1/batches/{id}/cancel", "Cancel a batch"),
 )

@@ -1,4 +1,4 @@
-"""Request fields that many servers know by names of their own: constraints, samplers, harmless ones.
+"""Request fields that many servers have under their own names: constraints, samplers, fields without effect.
 
 Each group is a struct that the next one extends; `SharedFields` extends the last.
 """
@@ -14,7 +14,7 @@ from dragoman.errors import BadRequest
 from dragoman.turns.spec import Wanted
 from dragoman.types import LARK_LINE, SAMPLER_ORDER, SamplerName, Samplers
 
-# What changes nothing, and is accepted because clients send it to everybody.
+# Fields without effect, accepted because clients send them to every server.
 
 
 Metadata: TypeAlias = Annotated[
@@ -22,11 +22,11 @@ Metadata: TypeAlias = Annotated[
 ]
 
 Told: TypeAlias = Annotated[str, Meta(max_length=1024)]
-"""Some of them are in the reply."""
+"""Text of a field without effect; some are returned with the reply."""
 
 
 class HarmlessFields(Struct, kw_only=True):
-    """Accepted, and without effect on the answer: this is the whole published list."""
+    """Fields that are accepted and have no effect on the answer: this is the complete published list."""
 
     user: Told | None = None
     safety_identifier: Told | None = None
@@ -45,18 +45,18 @@ class HarmlessFields(Struct, kw_only=True):
 
 
 IDLE = tuple(name for name in HarmlessFields.__annotations__ if name != "metadata")
-"""Those that are told to be ignored. Metadata are kept with what is stored."""
+"""Fields that are reported as ignored. `metadata` is not among them: it is stored with the answer."""
 
 
-# The fields that say what the text of an answer must be, under the names that servers have for them.
+# Constraints on the text of an answer, under the names that other servers use.
 
 
 JsonSchema: TypeAlias = dict[str, Any] | bool
 SchemaOrText: TypeAlias = dict[str, Any] | bool | str
-"""A schema, or its JSON as text, which vLLM takes too."""
+"""A schema, or its JSON as a string, which vLLM accepts too."""
 SchemaName: TypeAlias = Annotated[str, Meta(max_length=256)]
 Description: TypeAlias = Annotated[str, Meta(max_length=64 * 1024)]
-"""Of a schema. Both are told again with an answer that is stored."""
+"""Description of a schema; name and description are returned with stored answers."""
 Choices: TypeAlias = Annotated[list[str], Meta(min_length=1)]
 _FIELDS: dict[str, Literal["json_schema", "regex", "choice"]] = {
     "guided_json": "json_schema",
@@ -70,7 +70,7 @@ _GRAMMARS = ("guided_grammar", "ebnf", "grammar", "grammar_string")
 
 
 class NamedSchema(Struct, forbid_unknown_fields=True):
-    """OpenAI's envelope. With or without `strict`, the answer is in the schema."""
+    """OpenAI's wrapper of a schema. The answer matches the schema with or without `strict`."""
 
     name: SchemaName | None = None
     description: Description | None = None
@@ -82,15 +82,15 @@ class ResponseFormat(Struct, forbid_unknown_fields=True):
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: NamedSchema | None = None
     schema_: JsonSchema | None = field(name="schema", default=None)
-    """llama-server's place for it."""
+    """The schema where llama-server has it."""
     structures: list[dict[str, Any]] | None = None
     triggers: list[str] | None = None
     format: dict[str, Any] | None = None
-    """Structural tags, older and newer."""
+    """Structural tags in the newer form; `structures` and `triggers` are the older."""
 
 
 class StructuredOutputs(Struct, forbid_unknown_fields=True):
-    """vLLM's newer form."""
+    """vLLM's newer object for constraints."""
 
     exact: ClassVar[bool] = True
     echoed: ClassVar[frozenset[str]] = frozenset({"backend", "disable_fallback"})
@@ -117,7 +117,7 @@ class ConstraintFields(HarmlessFields, kw_only=True):
     grammar_string: str | None = None
 
     def formats(self) -> Iterator[Wanted]:
-        """What OpenAI's own field asks for; its place differs between the APIs."""
+        """Yield the constraints in OpenAI's own field, which differs between the APIs."""
         return _response_format(self.response_format) if self.response_format is not None else iter(())
 
 
@@ -126,15 +126,18 @@ _NOTHING = _beside(ConstraintFields())
 
 
 def read_wanted(fields: ConstraintFields) -> Wanted | None:
-    """What the text must be; None: whatever the model writes. Two constraints are one too many, but clients
-    for servers of several years send the same one by an older name and a newer."""
+    """Return the constraint of a request, or None for free text.
+
+    Two different constraints are an error, but clients for several versions of a server may send the same
+    constraint under an older and a newer name.
+    """
     found = list(fields.formats())
     if _beside(fields) != _NOTHING:
         found += _all_beside(fields)
     for other in found[1:]:
         if (other.syntax, other.value) != (found[0].syntax, found[0].value):
             first, second = found[0].param, other.param
-            message = f"'{second}' and '{first}' both say what the answer must be; send one of them."
+            message = f"'{second}' and '{first}' are different constraints; send one of them."
             raise BadRequest(message, param=second, code="invalid_value")
     return found[0] if found else None
 
@@ -157,7 +160,7 @@ def _read_given(
 
 
 def _grammar(text: str | None, param: str) -> Iterator[Wanted]:
-    """Two notations share these fields: what defines its rules with `::=` is GBNF, anything else Lark."""
+    """Tell apart the two notations of these fields: rules defined with `::=` are GBNF, all else is Lark."""
     if not text:
         return
     if text.startswith(LARK_LINE):
@@ -205,10 +208,10 @@ def _response_format(asked: ResponseFormat) -> Iterator[Wanted]:
         raise BadRequest(f"'{place}' is required.", param=place, code="missing_field")
 
 
-# The fields of samplers that few APIs have, under the names of llama.cpp's server and of TabbyAPI.
+# Fields of less common samplers, under the names of llama.cpp's server and TabbyAPI.
 #
-# Clients that have a slider for each of them send them all, mostly at the value that does nothing. So a
-# sampler that is not offered is refused only where it would do something.
+# Clients with a slider for each sampler send all of them, mostly at the neutral value. A sampler that is not
+# supported is therefore rejected only if its value would have an effect.
 
 
 Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
@@ -234,8 +237,8 @@ _OTHER_NAMES: Mapping[str, tuple[SamplerName, ...]] = {
     "mirostat": (),
     "no_repeat_ngram": (),
 }
-"""What others call them in an order. Some have several for one of ours. Those that are not offered or have no
-place among others, are off here, or refused by the field that turns them on."""
+"""Names that other servers use in a sampler order; some stand for several of ours. Names without samplers are
+not supported or have no position; the field that enables such a sampler rejects it."""
 _LETTERS: Mapping[str, SamplerName] = {
     "e": "penalties",
     "d": "dry",
@@ -248,7 +251,7 @@ _LETTERS: Mapping[str, SamplerName] = {
     "f": "tfs",
     "t": "temperature",
 }
-"""llama.cpp's short form: `edskypmxt`."""
+"""llama.cpp's short form, such as `edskypmxt`."""
 _FIRST: tuple[SamplerName, ...] = ("penalties", "dry")
 _DOES_NOTHING: Mapping[str, Callable[[float], bool]] = {
     "use_beam_search": lambda value: not value,
@@ -256,7 +259,7 @@ _DOES_NOTHING: Mapping[str, Callable[[float], bool]] = {
     "skew": lambda value: value == 0,
     "adaptive_target": lambda value: value < 0,
 }
-"""Samplers that are not offered, and which of their values do nothing."""
+"""Samplers that are not supported, with a test for their neutral values."""
 
 
 class SamplerFields(ConstraintFields, kw_only=True):
@@ -287,7 +290,7 @@ class SamplerFields(ConstraintFields, kw_only=True):
     dry_penalty_last_n: Window | None = None
     dry_range: Window | None = None
     dry_sequence_breakers: Breakers | None = None
-    # Only where they do nothing.
+    # Accepted only with neutral values.
     use_beam_search: bool | None = None
     length_penalty: Annotated[float, Meta(ge=-100, le=100)] | None = None
     skew: Annotated[float, Meta(ge=-100, le=100)] | None = None
@@ -305,7 +308,7 @@ def check_samplers(fields: SamplerFields) -> None:
     for name, does_nothing in _DOES_NOTHING.items():
         value = getattr(fields, name)
         if value is not None and not does_nothing(value):
-            message = f"'{name}' is not supported: this sampler is not offered; leave it out."
+            message = f"'{name}' is not supported: the server does not have this sampler; leave it out."
             raise BadRequest(message, param=name, code="unsupported_field")
     if fields.dry_multiplier and fields.dry_base is not None and fields.dry_base < 1:
         raise BadRequest("dry_base must be at least 1.", param="dry_base", code="invalid_value")
@@ -314,7 +317,7 @@ def check_samplers(fields: SamplerFields) -> None:
 
 
 def samplers(fields: SamplerFields, *, penalises: bool) -> Samplers | None:
-    """What was asked for beyond the usual; None if nothing was, or nothing that does anything."""
+    """Return the samplers of the request beyond the usual ones, or None if none has an effect."""
     given = given_samplers(fields)
     if not penalises:
         given.pop("penalty_range", None)
@@ -323,7 +326,7 @@ def samplers(fields: SamplerFields, *, penalises: bool) -> Samplers | None:
 
 
 def given_samplers(fields: SamplerFields) -> dict[str, Any]:
-    """What was said of samplers beyond the usual, by the names of `Samplers`, be it that one is off."""
+    """Return all sampler values of the request by the names of `Samplers`, neutral ones included."""
     if _sampler_values(fields) == _NO_SAMPLERS:
         return {}
     given = {
@@ -350,7 +353,7 @@ def given_samplers(fields: SamplerFields) -> dict[str, Any]:
 
 
 def middle_temperature(fields: SamplerFields) -> float | None:
-    """The temperature between the two that TabbyAPI's clients give; None if they give none."""
+    """Return the mean of TabbyAPI's `min_temp` and `max_temp`, or None if there is no such range."""
     low, high = fields.min_temp, fields.max_temp
     return None if low is None or high is None or low >= high else (low + high) / 2
 
@@ -362,7 +365,7 @@ def _range(fields: SamplerFields) -> float | None:
 
 
 def _window(given: float | None) -> int | None:
-    """llama.cpp's -1 and TabbyAPI's 0 both stand for everything."""
+    """Convert a window of tokens; llama.cpp's -1 and TabbyAPI's 0 both mean all tokens."""
     return None if given is None or given <= 0 else int(given)
 
 
@@ -379,28 +382,28 @@ def _order(fields: SamplerFields) -> tuple[SamplerName, ...] | None:
         return None
     else:
         order = SAMPLER_ORDER
-    # Last of those that there are.
+    # The last of the samplers in the order.
     last = [name for name in ("smoothing", "temperature") if name in order] if fields.temperature_last else []
     return (*(name for name in order if name not in last), *last)
 
 
 def _read_names(given: list[str] | str, param: str) -> tuple[SamplerName, ...]:
-    """`["top_k", "temperature"]`, `"top_k;temperature"` or `"kt"`."""
+    """Read an order such as `["top_k", "temperature"]`, `"top_k;temperature"` or `"kt"`."""
     if isinstance(given, str):
         short = ";" not in given and given not in SAMPLER_ORDER
         given = [_LETTERS.get(letter, letter) for letter in given] if short else given.split(";")
-    for told in given:
-        if told not in SAMPLER_ORDER and told not in _OTHER_NAMES:
-            message = f"There is no sampler {told!r} here; there are {', '.join(SAMPLER_ORDER)}."
+    for name in given:
+        if name not in SAMPLER_ORDER and name not in _OTHER_NAMES:
+            message = f"{name!r} is not a known sampler; known are {', '.join(SAMPLER_ORDER)}."
             raise BadRequest(message, param=param, code="invalid_value")
     if len(set(given)) < len(given):
-        raise BadRequest(f"{param} names a sampler twice.", param=param, code="invalid_value")
-    # Where several names stand for one, the first is its place.
-    found = list(
-        dict.fromkeys(name for told in given for name in _OTHER_NAMES.get(told, (cast(SamplerName, told),)))
+        raise BadRequest(f"{param} names a sampler twice; name each once.", param=param, code="invalid_value")
+    # If several names stand for one sampler, the first determines its position.
+    order = list(
+        dict.fromkeys(own for name in given for own in _OTHER_NAMES.get(name, (cast(SamplerName, name),)))
     )
-    first = [name for name in found if name in _FIRST]
-    if found[: len(first)] != first:
-        message = "penalties and dry change all logits, and can only be the first in the order."
+    first = [name for name in order if name in _FIRST]
+    if order[: len(first)] != first:
+        message = "penalties and dry change all logits; put them first in the order."
         raise BadRequest(message, param=param, code="invalid_value")
-    return tuple(found)
+    return tuple(order)

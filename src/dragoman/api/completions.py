@@ -1,4 +1,4 @@
-"""Completions, the raw interface: text or ids in, a continuation out."""
+"""Completions, the raw interface: text or token ids in, a continuation out."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -34,12 +34,12 @@ from dragoman.turns.spec import TurnSpec
 from dragoman.types import Answer, Event, IdsPrompt, Prompt, Sampling, TextPrompt, TokenLogprob, Usage
 
 DEFAULT_MAX_TOKENS = 16
-"""OpenAI's default for this API, which clients count on."""
+"""OpenAI's default for this API, which clients rely on."""
 
 
 class CompletionRequest(SharedFields, kw_only=True, forbid_unknown_fields=True):
     prompt: str | list[Any]
-    """A string, a list of strings, a list of ids, or a list of lists of ids."""
+    """A string, a list of strings, a list of token ids, or a list of lists of token ids."""
     suffix: str | None = None
     best_of: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
@@ -86,12 +86,13 @@ def spec(request: CompletionRequest) -> TurnSpec:
 
 
 def _most_tokens(request: CompletionRequest) -> int:
-    """An engine says nothing of a prompt that it is not to go on from: the one token is not told."""
+    """Return the token limit; 0 becomes 1 because an engine reports on a prompt only if it generates. The
+    caller drops that token."""
     return DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens or 1
 
 
 def wants_none(request: CompletionRequest) -> bool:
-    """Whether the prompt is only to be looked at: with `echo` and `logprobs`, how likely it is."""
+    """Return whether only the prompt is to be evaluated, such as with `echo` and `logprobs`."""
     return request.max_tokens == 0
 
 
@@ -104,7 +105,7 @@ def without_text(answer: Answer) -> Answer:
 
 
 def ranks(request: CompletionRequest) -> bool:
-    """Whether more is computed than is answered."""
+    """Return whether more answers are generated than returned."""
     return (request.best_of or 1) > (request.n or 1)
 
 
@@ -126,13 +127,15 @@ def _prompt(given: Any, request: CompletionRequest, param: str) -> Prompt:
         message = f"'{param}' must be a string or a list of token ids."
         raise BadRequest(message, param=param, code="invalid_value")
     if request.suffix is not None:
-        raise BadRequest("suffix needs a prompt as text.", param="suffix", code="invalid_value")
+        raise BadRequest(
+            "suffix needs a text prompt; send the prompt as a string.", param="suffix", code="invalid_value"
+        )
     if not given:
         raise BadRequest(f"'{param}' must not be an empty list.", param=param, code="invalid_value")
     return IdsPrompt(tuple(given), param)
 
 
-# The reply, whole or as a stream.
+# The reply, full or streamed.
 
 
 ERRORS = OpenAIErrors({**FIELDS, OUTPUT: "response_format", ALTERNATIVES: "logprobs"})
@@ -171,7 +174,7 @@ class CompletionSpelling:
         return event.finish
 
     def whole(self, answer: Answer, echo: Echo) -> dict[str, Any] | None:
-        """All of a choice's log probabilities, the echoed prompt's first."""
+        """Return the log probabilities of a choice, after those of the echoed prompt."""
         if not self._logprobs:
             return None
         entries = [*(echo.logprobs or ()), *answer.logprobs]
@@ -180,7 +183,7 @@ class CompletionSpelling:
 
 
 class Unanswered:
-    """A writer that tells of the ends of answers, and of nothing in them."""
+    """A stream writer for `max_tokens` 0: it writes the ends of answers, and no text."""
 
     idle = KEEP_ALIVE
 
@@ -201,7 +204,7 @@ def opening(
     echoes: Sequence[Echo],
     prompt_ids: Sequence[Sequence[int]] | None,
 ) -> bytes:
-    """With `echo`, each choice begins with its prompt; where ids are returned, with the prompt's ids."""
+    """Begin each choice with its prompt (`echo`) and with the prompt's ids, if these are returned."""
     chunks = []
     for choice in range(choices):
         if prompt_ids is not None:
@@ -224,7 +227,7 @@ def whole(
     prompt_ids: Sequence[Sequence[int]] | None = None,
     weight_version: str | None = None,
 ) -> dict[str, Any]:
-    """`prompt_ids`, one per prompt, are given where ids are to be returned."""
+    """Build the full reply; `prompt_ids`, one list per prompt, are set if the request wants ids returned."""
     choices = []
     for number, answer in enumerate(answers):
         prompt = number * prompts // len(answers)
@@ -252,7 +255,7 @@ def whole(
     }
 
 
-# Ids in, ids out, for programs that tokenize by themselves: the request and the reply of vLLM.
+# Token ids in and out, for clients that tokenize themselves: vLLM's request and reply.
 
 
 GENERATE_ERRORS = OpenAIErrors(
@@ -269,7 +272,7 @@ GENERATE_ERRORS = OpenAIErrors(
 class IdsRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     token_ids: list[TokenId]
     sampling_params: dict[str, Any] | None = None
-    """Fields of a completion that say how to sample, and what to tell of it."""
+    """Sampling fields of a completion, and fields for what the reply includes."""
     model: Annotated[str, Meta(max_length=512)] | None = None
     request_id: ShortText | None = None
     cache_salt: ShortText | None = None
@@ -286,16 +289,16 @@ _NOT_SAMPLING = frozenset({*_BESIDE, "prompt", "stream", "stream_options", "suff
 
 
 def read_generate(body: bytes, limits: Limits) -> tuple[CompletionRequest, str | None]:
-    """The completion that is asked for, and the id that the client wants to see again."""
+    """Return the completion request, and the request id that the reply repeats."""
     asked: IdsRequest = _GENERATE.read(body)
     if asked.stream:
-        message = "'stream' is not supported here: /v1/completions takes ids and streams."
+        message = "'stream' is not supported here; use /v1/completions, which takes token ids and streams."
         raise BadRequest(message, param="stream", code="unsupported_field")
     if not asked.token_ids:
         raise BadRequest("'token_ids' must not be empty.", param="token_ids", code="invalid_value")
     for name in ("features", "kv_transfer_params"):
         if getattr(asked, name) is not None:
-            message = f"'{name}' is not supported: this server has text models, each in one place."
+            message = f"'{name}' is not supported by this server; leave it out."
             raise BadRequest(message, param=name, code="unsupported_field")
     params = asked.sampling_params or {}
     if wrong := sorted(params.keys() & _NOT_SAMPLING):
@@ -331,7 +334,7 @@ def generate_reply(
 
 
 def best(answers: Sequence[Answer], computed: int, wanted: int) -> list[Answer]:
-    """Of every `computed` answers to one prompt, the `wanted` most likely ones, likeliest first."""
+    """Return the `wanted` most likely of every `computed` answers to one prompt, most likely first."""
     chosen: list[Answer] = []
     for start in range(0, len(answers), computed):
         group = sorted(answers[start : start + computed], key=Answer.mean_logprob, reverse=True)

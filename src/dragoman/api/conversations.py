@@ -1,4 +1,4 @@
-"""Conversations: what a client asks of them, and how they are shown."""
+"""Conversations: requests and responses."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -13,11 +13,11 @@ from dragoman.api.tools import wrong
 from dragoman.errors import CONVERSATION, NotFound
 from dragoman.store import StoredConversation
 
-# Pairs that a client attaches to what is stored, a conversation or a chat completion, and changes later.
+# Metadata of stored objects (conversations, chat completions), which a client may replace later.
 
 
 class ChangeMetadata(Struct, kw_only=True, forbid_unknown_fields=True):
-    """The only thing that can be changed. What was there before is gone; null leaves none."""
+    """A request to replace the metadata, which is all that can be changed. Null removes them."""
 
     metadata: Metadata | None
 
@@ -35,7 +35,7 @@ def read_metadata(body: bytes) -> dict[str, str]:
 
 ERRORS = OpenAIErrors({CONVERSATION: "items"})
 MOST_ITEMS = 20
-"""Items that one request may add."""
+"""Maximum number of items that one request may add; OpenAI's limit."""
 
 
 class CreateConversation(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -52,7 +52,7 @@ _ADD = Reader.of(AddItems)
 
 
 def read(body: bytes) -> CreateConversation:
-    """An empty conversation needs no body."""
+    """Read the request; an empty body creates an empty conversation."""
     request: CreateConversation = _CREATE.read(body or b"{}")
     return request
 
@@ -63,13 +63,13 @@ def read_items(body: bytes) -> list[dict[str, Any]]:
 
 
 def check_items(items: Sequence[ItemDict]) -> None:
-    """Refuses what is an order to the server rather than a part of a conversation."""
+    """Reject items that are commands to the server rather than part of a conversation."""
     seen: set[str] = set()
     for number, item in enumerate(items):
         if item["type"] == "compaction_trigger":
-            raise wrong(f"items[{number}].type", "cannot be kept; send it as input of a response")
+            raise wrong(f"items[{number}].type", "cannot be stored; send it as input of a response")
         if item["id"] in seen:
-            raise wrong(f"items[{number}].id", "is that of an item before it")
+            raise wrong(f"items[{number}].id", "is used by an earlier item; ids must differ")
         seen.add(item["id"])
 
 

@@ -1,4 +1,4 @@
-"""Files as parts of messages: found in a body before it is read, so that their contents can take their place.
+"""Files in messages: located in a body before it is parsed, so that their contents can replace them.
 
     {"type": "file", "file": {"file_id": "file-1"}}                              chat
     {"type": "image_url", "image_url": {"url": "https://a.example/b.png"}}       chat
@@ -7,9 +7,9 @@
     {"type": "document", "source": {"type": "file", "file_id": "file-1"}}        messages
     {"type": "image", "source": {"type": "url", "url": "https://a.example/b"}}   messages
 
-Only what has such a part is decoded; all else stays as it was sent, byte for byte. A part gives way to others
-at the same place, of text or with the bytes themselves, so that whatever is wrong with the request is still
-said of the place where it is. Parts that bring a picture along already are not touched.
+Only content that has such a part is decoded; all else stays as sent, byte for byte. A part is replaced in the
+list by parts of text or inline bytes, and later errors still name the right field. Parts with inline image
+bytes are not changed.
 """
 
 import binascii
@@ -24,15 +24,13 @@ from dragoman.errors import BadRequest
 from dragoman.media import MediaKind
 
 MARKS = re.compile(rb'"(?:file_|base64"|http)')
-"""One of them is in whatever names a file or brings one; what is written otherwise is no such part.
-
-They are looked for in one go: every body is looked at, and all who say nothing of files wait for it.
-"""
+"""Every part that names or contains a file matches this. One regular expression searches all bodies quickly,
+because requests without files wait for the search too."""
 PURPOSES = frozenset({"user_data", "assistants", "vision"})
-"""Of files that may be shown to a model."""
+"""Purposes of stored files that a model may read."""
 LISTS = ("messages", "input", "items")
 DEPTH = 3
-"""Lists within each other: of messages, of parts, of parts of a tool's result."""
+"""Nesting of lists: messages, parts, parts of a tool result."""
 _members = msgspec.json.Decoder(dict[str, Raw]).decode
 _entries = msgspec.json.Decoder(list[Raw]).decode
 _part = msgspec.json.Decoder(dict[str, Any]).decode
@@ -40,7 +38,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Inline(Struct, frozen=True):
-    """A picture or a sound that takes the place of a part."""
+    """An image or audio that replaces a part."""
 
     kind: MediaKind
     format: str
@@ -53,18 +51,18 @@ class Inline(Struct, frozen=True):
 
 
 Piece: TypeAlias = str | Inline
-"""Of what is in a file."""
+"""A fragment of a file's contents."""
 Written: TypeAlias = Callable[[Piece, bool], dict[str, Any]]
-"""A part that stands in the place of a file, with a piece of what is in it; and whether that is the first."""
+"""Builds the part for a fragment; the flag says whether the fragment is the first of its file."""
 
 
 class FilePart(Struct, frozen=True):
-    """A file that is part of a message: one that is kept here, that came along, or that is to be fetched."""
+    """A file in a message: stored here, sent inline, or to be fetched."""
 
     place: str
     written: Written
     kind: MediaKind | None = None
-    """What it must be; None: anything that can be read."""
+    """The media kind that it must have; None allows any supported file."""
     filename: str | None = None
     file_id: str | None = None
     data: bytes | None = None
@@ -72,7 +70,7 @@ class FilePart(Struct, frozen=True):
 
 
 class _Entries:
-    """A list, and what in it is to be replaced: entries themselves, or lists within them."""
+    """A list with the entries to replace: its own, or those of lists within it."""
 
     def __init__(self, raw: Raw, place: str, found: list[FilePart], depth: int) -> None:
         self.raw = _entries(raw)
@@ -105,7 +103,7 @@ class _Entries:
 
 
 class FoundFiles:
-    """The files in a body: `found.parts`, and `found.filled(pieces)` is the body with what is in them."""
+    """The files in a body: `found.parts`; `found.filled(pieces)` is the body with their contents."""
 
     def __init__(self, body: bytes) -> None:
         self.parts: list[FilePart] = []
@@ -120,7 +118,7 @@ class FoundFiles:
             if self.parts and "model" in self._top:
                 self.model = msgspec.json.decode(self._top["model"], type=str)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            # Who reads the body says what is wrong with it.
+            # Parsing the body reports what is wrong with it.
             self.parts = []
 
     def filled(self, pieces: Sequence[Sequence[Piece]]) -> bytes:
@@ -133,7 +131,7 @@ def _is_list(raw: Raw) -> bool:
     return bytes(memoryview(raw)[:1]) == b"["
 
 
-# The parts of each API, and what they are replaced by.
+# The file parts of each API, and their replacements.
 
 
 def _file_in(entry: Raw, members: dict[str, Raw], place: str) -> FilePart | None:
@@ -245,7 +243,7 @@ def _as_block(piece: Piece) -> dict[str, Any]:
 
 
 def _link(given: Any, place: str, written: Written) -> FilePart | None:
-    """A picture that is to be fetched; others are not for us."""
+    """Return an image to be fetched, or None if the URL is not http or https."""
     if not isinstance(given, str) or not given.startswith(("http://", "https://")):
         return None
     return FilePart(place, written, "image", url=given)
@@ -260,21 +258,21 @@ def _file(given: dict[str, Any], place: str, written: Written, url: str = "file_
     if isinstance(file_id, str) and data is None and not link:
         return FilePart(place, written, None, name, file_id)
     if not isinstance(data, str) or file_id is not None or link:
-        message = f"'{place}' needs one of file_id, file_data and file_url."
+        message = f"'{place}' must have exactly one of file_id, file_data and file_url."
         raise BadRequest(message, param=place, code="invalid_value")
     return FilePart(place, written, None, "file" if name is None else name, None, _decoded(data, place))
 
 
 def _decoded(data: str, place: str) -> bytes:
-    """`data:text/plain;base64,aGk=`, or only what stands behind the comma."""
+    """Decode `data:text/plain;base64,aGk=`, or only the part after the comma."""
     encoded = data.partition(",")[2] if data.startswith("data:") else data
     try:
         return binascii.a2b_base64(encoded, strict_mode=True)
     except (binascii.Error, ValueError):
-        message = f"'{place}.file_data' is base64, as in data:text/plain;base64,aGk=."
+        message = f"'{place}.file_data' is not valid base64; send it as in data:text/plain;base64,aGk=."
         raise BadRequest(message, param=f"{place}.file_data", code="invalid_value") from None
 
 
 def introduce(filename: str | None, text: str) -> str:
-    """A file as a model sees it."""
+    """Format a file's text for a model, with its name."""
     return f'File "{filename}":\n\n{text}' if filename else text

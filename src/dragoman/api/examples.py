@@ -1,8 +1,8 @@
-"""An example for every operation, which works on any server that can do what the operation is about.
+"""An example request for every operation, which works on any server that supports the operation.
 
-The OpenAPI document has them, so the page at /docs begins with them, and a test sends each to a server.
-A word in capitals stands for what is only known there: MODEL is the name of the model, and the others are
-what a step made that comes before.
+The OpenAPI document includes them, the page at /docs prefills them, and a test sends each to a server. Words
+in capitals are placeholders: MODEL is the name of the model, the others are values from the replies of
+earlier steps.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,17 +14,17 @@ MODEL = "MODEL"
 
 
 class ExampleStep(Struct, frozen=True, omit_defaults=True):
-    """What is sent first, so that there is something for the example to be about."""
+    """A request to send first, which creates what the example uses."""
 
     path: str
     body: Any = None
     method: str = "post"
     form: Mapping[str, Any] | None = None
-    """Fields, and the file as `{"name": ..., "content": ...}`."""
+    """Form fields, and the file as `{"name": ..., "content": ...}`."""
     take: Mapping[str, str] = {}
-    """Words that stand for fields of the reply from here on: `{"ID": "id"}`, or `data.0.id` within a list."""
+    """Placeholders for fields of the reply: `{"ID": "id"}`, or `data.0.id` within a list."""
     until: Mapping[str, str] = {}
-    """It is sent again until the reply has these."""
+    """Field values for which the step is repeated until the reply has them."""
 
 
 class Example(Struct, frozen=True):
@@ -35,7 +35,7 @@ class Example(Struct, frozen=True):
     form: Mapping[str, Any] | None = None
     before: Sequence[ExampleStep] = ()
     note: str = ""
-    """What a person should know who tries it."""
+    """A hint for the user who tries the example."""
 
 
 _ASK = [{"role": "user", "content": "Name three colours."}]
@@ -107,12 +107,12 @@ _DONE_MESSAGES = ExampleStep("/v1/messages/batches/ID", method="get", until={"pr
 
 
 def _about(step: ExampleStep, *more: ExampleStep, body: Any = None, note: str = "", **query: str) -> Example:
-    """Of what a step has made."""
+    """Build an example that uses the result of a step."""
     return Example(body, path=_BY_ID, query=query, before=(step, *more), note=note)
 
 
-_ADMIN_NOTE = "It takes an admin key."
-_IDS_NOTE = "Ids mean something else to every model: /tokenize gives yours."
+_ADMIN_NOTE = "Needs an admin key."
+_IDS_NOTE = "Token ids differ between models; get yours from /tokenize."
 EXAMPLES: Mapping[str, Example] = {
     "post /v1/chat/completions": Example({"messages": _ASK, "max_tokens": 64, "stream": True}),
     "get /v1/chat/completions": Example(query={"limit": "5"}),
@@ -188,16 +188,16 @@ EXAMPLES: Mapping[str, Example] = {
     "post /parse_function_call": Example(_CALLS),
     "post /parse/reasoning": Example(_REASONING),
     "post /separate_reasoning": Example(_REASONING),
-    "post /v1/engine/pause": Example({}, note="Everybody waits until you send /v1/engine/resume."),
+    "post /v1/engine/pause": Example({}, note="All requests wait until you send /v1/engine/resume."),
     "post /v1/engine/resume": Example({"weight_version": "2"}, before=(ExampleStep("/v1/engine/pause", {}),)),
     "post /v1/load_lora_adapter": Example(
         _POET,
-        note="The server needs --lora-dir, and an adapter of this name in it.",
+        note="The server needs --lora-dir with an adapter of this name.",
     ),
     "post /v1/unload_lora_adapter": Example(
         {"lora_name": "poet"},
         before=(ExampleStep("/v1/load_lora_adapter", _POET),),
-        note="The server needs --lora-dir, and an adapter of this name in it.",
+        note="The server needs --lora-dir with an adapter of this name.",
     ),
     "post /lora-adapters": Example({"adapters": []}),
     "post /models/load": Example({"model": MODEL}, note=_ADMIN_NOTE),
@@ -205,7 +205,7 @@ EXAMPLES: Mapping[str, Example] = {
     "post /v1/model/load": Example({"model_name": MODEL}, note=_ADMIN_NOTE),
     "post /v1/model/unload": Example({"model_name": MODEL}, note=_ADMIN_NOTE),
     "post /api/copy": Example({"source": MODEL, "destination": "my-model"}, note=_ADMIN_NOTE),
-    "get /models/sse": Example(note="It goes on until you stop it."),
+    "get /models/sse": Example(note="The stream continues until you stop it."),
     "get /v1/models/{model}": Example(path={"model": MODEL}),
     "post /v1/files": Example(form=_FILE),
     "get /v1/files": Example(query={"limit": "5"}),

@@ -1,4 +1,4 @@
-"""Files and uploads in parts: what a client asks of them, and how they are shown."""
+"""Files and multipart uploads: requests and responses."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias, get_args
@@ -16,9 +16,9 @@ from dragoman.store.files import CONTENT, FILE, UPLOAD, UPLOAD_PART, StoredFile,
 Purpose: TypeAlias = Literal["assistants", "batch", "fine-tune", "vision", "user_data", "evals"]
 PURPOSES: tuple[str, ...] = get_args(Purpose)
 BATCH_OUTPUT = "batch_output"
-"""The purpose of what a batch has made; nobody can upload one."""
+"""The purpose of files written by a batch; clients cannot upload one."""
 BATCH_S = 30 * 24 * 3600
-"""How long files of batches are kept where nobody says."""
+"""Default retention of batch files, 30 days; also the maximum of `expires_after`."""
 LONGEST_NAME = 1024
 MOST_PARTS = 1024
 FILE_ERRORS = OpenAIErrors({FILE: "file_id", CONTENT: "file"})
@@ -44,7 +44,7 @@ class CompleteUpload(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class FileForm(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What comes beside the bytes of a file."""
+    """The form fields beside the bytes of a file."""
 
     purpose: Purpose
     expires_after: ExpiresAfter | None = None
@@ -71,7 +71,8 @@ def read_completion(body: bytes) -> CompleteUpload:
 
 
 def read_form(values: Mapping[str, str]) -> FileForm:
-    """`{"purpose": "batch", "expires_after[seconds]": "3600"}`, as forms write what is in something else."""
+    """Read form fields such as `{"purpose": "batch", "expires_after[seconds]": "3600"}`, with brackets for
+    nesting."""
     given: dict[str, Any] = {}
     for name, value in values.items():
         outer, bracket, inner = name.partition("[")
@@ -80,20 +81,21 @@ def read_form(values: Mapping[str, str]) -> FileForm:
         elif isinstance(given.setdefault(outer, {}), dict) and inner.endswith("]"):
             given[outer][inner[:-1]] = value
         else:
-            raise wrong(name, "cannot be read")
+            raise wrong(name, "is not a valid form field name; write name[inner]")
     request: FileForm = _FORM.read(msgspec.json.encode(given))
     return request
 
 
 def keep_seconds(purpose: str, expires: ExpiresAfter | None) -> int | None:
-    """How long a file is kept; None: until somebody deletes it."""
+    """Return the retention in seconds, or None to keep the file until it is deleted."""
     if expires is not None:
         return expires.seconds
     return BATCH_S if purpose in ("batch", BATCH_OUTPUT) else None
 
 
 def check_beginning(purpose: str, beginning: bytes, size: int) -> None:
-    """Of what cannot be a file of requests, at once. All lines are looked at when a batch is made of it."""
+    """Reject a batch file early if its first line is not a JSON object. All lines are checked when a batch is
+    created."""
     line, end, _ = beginning.partition(b"\n")
     if purpose != "batch" or (not end and len(line) < size):
         return
@@ -101,7 +103,7 @@ def check_beginning(purpose: str, beginning: bytes, size: int) -> None:
         if not isinstance(_any(line), dict):
             raise ValueError
     except (ValueError, RecursionError):
-        message = "Invalid file format: a file for batches is JSONL, with an object in each line."
+        message = "Invalid file format; send a batch file as JSONL, with one object per line."
         raise BadRequest(message, param=CONTENT, code="invalid_file_format") from None
 
 
@@ -159,14 +161,19 @@ FILE_OPERATIONS = (
         "Upload a file",
         form=_form("file", purpose={"type": "string", "enum": list(PURPOSES)}),
     ),
-    Operation("get", "/v1/files", "The files there are", query=(*PAGE, "purpose")),
-    Operation("get", "/v1/files/{id}", "What is said of a file"),
+    Operation("get", "/v1/files", "List files", query=(*PAGE, "purpose")),
+    Operation("get", "/v1/files/{id}", "Retrieve the metadata of a file"),
     Operation("delete", "/v1/files/{id}", "Delete a file"),
-    Operation("get", "/v1/files/{id}/content", "The bytes of a file"),
+    Operation("get", "/v1/files/{id}/content", "Download a file"),
 )
 UPLOAD_OPERATIONS = (
-    Operation("post", "/v1/uploads", "Begin a file that is sent in parts", (CreateUpload,)),
-    Operation("post", "/v1/uploads/{id}/parts", "Send a part of a file", form=_form("data")),
-    Operation("post", "/v1/uploads/{id}/complete", "Make a file of its parts", (CompleteUpload,)),
-    Operation("post", "/v1/uploads/{id}/cancel", "Give up an upload"),
+    Operation("post", "/v1/uploads", "Create an upload in parts", (CreateUpload,)),
+    Operation("post", "/v1/uploads/{id}/parts", "Upload a part", form=_form("data")),
+    Operation(
+        "post",
+        "/v1/uploads/{id}/complete",
+        "Complete an upload: join its parts into a file",
+        (CompleteUpload,),
+    ),
+    Operation("post", "/v1/uploads/{id}/cancel", "Cancel an upload"),
 )

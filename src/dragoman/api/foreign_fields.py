@@ -1,6 +1,6 @@
-"""The fields of other servers and clients: what is meant by each, or that it changes nothing, or why not.
+"""Fields of other servers and clients: the meaning of each, or that it has no effect, or why it is rejected.
 
-These are looked at only where a body is not read as it stands. A name that is here is never taken for a slip.
+They are checked only if a body does not parse as it is. A name listed here is never treated as a typo.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,22 +34,22 @@ RENAMED: Mapping[str, str] = {
     }.items()
     for other in others.split()
 }
-"""Other names for the fields of every request that is answered by a model."""
+"""Other names for fields of all generating requests."""
 
 HARMLESS_BY_REASON: Mapping[str, str] = {
-    "how the model is held": "keep_alive num_ctx n_ctx max_seq_len truncation_length num_keep n_keep"
+    "how the model is loaded": "keep_alive num_ctx n_ctx max_seq_len truncation_length num_keep n_keep"
     " n_discard num_batch num_gpu main_gpu low_vram num_thread use_mmap use_mlock numa f16_kv vocab_only"
     " slot_id generate_window backend_sampling data_parallel_rank routed_dp_rank logits_all embedding_only"
     " penalize_newline",
-    "how it is computed, which changes nothing that may be said": "speculative_ngram speculative.n_min"
+    "how the answer is computed, without effect on its text": "speculative_ngram speculative.n_min"
     " speculative.n_max speculative.p_min guided_decoding_backend",
-    "which of several services is asked, and how": "provider providers models route transforms"
+    "which of several services to call, and how": "provider providers models route transforms"
     " custom_llm_provider api_type api_version api_server legacy_api num_retries max_retries"
     " extra_query caching cache cache_control session_id conversation_id chat_id trace_id mode",
-    "what is told beside the answer": "detokenize timings_per_token return_progress return_meta_info"
+    "extra information beside the answer": "detokenize timings_per_token return_progress return_meta_info"
     " return_cached_tokens_details return_timing response_fields details decoder_input_details custom_labels"
     " reasoning_summary",
-    "nothing by itself": "dynamic_temperature early_stopping post_sampling_probs",
+    "no effect alone": "dynamic_temperature early_stopping post_sampling_probs",
 }
 HARMLESS = frozenset(name for names in HARMLESS_BY_REASON.values() for name in names.split())
 
@@ -61,17 +61,17 @@ _MESSAGES = (
     " providerOptions providerMetadata experimental_providerMetadata"
 )
 ECHOED_IN_MESSAGES = frozenset(_MESSAGES.split())
-"""What servers and clients leave in messages that they send back; none of it is part of a prompt."""
+"""Fields that servers and clients add to messages that they send back; none is part of a prompt."""
 ECHOED_IN_CALLS = frozenset(
     {"parsed_arguments", "extra_content", "provider_specific_fields", "cache_control", "caller", "index"}
 )
 
-_NOT_OFFERED = "this sampler is not offered; leave it out"
-_TEXT_ONLY = "what is shown or played is a part of a message"
-_OURS = "what runs here, and whom it asks, is not for a request to say"
+_NOT_OFFERED = "the server does not have this sampler; leave it out"
+_TEXT_ONLY = "send images and audio as content parts of a message"
+_OURS = "only the server's settings choose its code, parsers and upstreams"
 _WHOM = "api_base base_url api_key user_config extra_headers upstream"
 _HOSTED = "it belongs to a hosted service"
-_TEMPLATES = "templates come from the model or the server's settings"
+_TEMPLATES = "templates come only from the model or the server's settings"
 
 REFUSED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     **{
@@ -104,15 +104,15 @@ REFUSED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     **{
         name: (reason, ())
         for reason, names in {
-            "say it in response_format": "response_schema",
-            "whitespace is the server's own": "guided_whitespace_pattern",
+            "send it in response_format": "response_schema",
+            "the server determines the whitespace of constrained JSON": "guided_whitespace_pattern",
             _TEXT_ONLY: "audio prompt_embeds input_embeds images image_data",
             _OURS: "chat_parser tool_parser trust_remote_code " + _WHOM,
             _HOSTED: "web_search_options moderation plugins search_parameters",
             _TEMPLATES: "chat_template prompt_template instruction_template tool_prompt",
-            "nothing is told of it": "return_hidden_states return_routed_experts",
-            "ask for log probabilities with logprobs": "n_probs",
-            "nothing is added to a prompt": "safe_prompt",
+            "the server does not return it": "return_hidden_states return_routed_experts",
+            "request log probabilities with logprobs": "n_probs",
+            "the server adds nothing to a prompt": "safe_prompt",
             "send it as a message of the role system": "system",
         }.items()
         for name in names.split()
@@ -121,34 +121,36 @@ REFUSED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
         name: (reason, ({},))
         for reason, names in {
             _TEXT_ONLY: "mm_processor_kwargs media_io_kwargs multi_modal_data",
-            "it is for one engine only, and reaches none": "vllm_xargs custom_params kv_transfer_params"
+            "engine-specific fields are not forwarded": "vllm_xargs custom_params kv_transfer_params"
             " session_params bootstrap_host bootstrap_port bootstrap_room",
         }.items()
         for name in names.split()
     },
 }
-"""Why not, and the values beside false, 0 and nothing at all that are as good as not sending it."""
+"""The reason for rejecting each field, and the values, beside null, false, 0 and empty ones, that mean unset.
+"""
 
 
 CHANGED: Mapping[str, str] = {
     "do_sample": "false is a `temperature` of 0",
     "repeat_last_n": "`penalty_last_n`; 0 turns penalties off",
     "thinking": "`enable_thinking` by its `type`, and `budget_tokens` as `thinking_token_budget`",
-    "think": "`enable_thinking`, or `reasoning_effort` where it is a word",
+    "think": "`enable_thinking`, or `reasoning_effort` if it is a string",
     "reasoning_effort": "`default` and `auto` are unset",
     "preserve_thinking": "a variable of the chat template, as is `clear_thinking`",
     "lora_path": "`lora`, as is `adapter_id`",
     "format": "`guided_json`; `json` is any object",
     "banned_tokens": "`logit_bias` of -100 for each, as is `custom_token_bans`",
     "usage": "`include`: a stream has the usage in its last chunk",
-    "options": "what is in it counts as if it stood beside it, as with `extra_body`",
+    "options": "its members count as fields of the request, as with `extra_body`",
     "max_output_tokens": "`max_tokens`; in Responses all names of that are `max_output_tokens`",
-    "add_bos_token": "completions: `add_special_tokens`; else without effect",
+    "add_bos_token": "completions: `add_special_tokens`; otherwise without effect",
     "return_full_text": "completions: `echo`",
 }
-"""For readers: what is meant by names that are more than another name for one field."""
+"""For the documentation: fields whose meaning is more than another name."""
 WRAPPING = frozenset({"options", "extra_body"})
-"""Ollama's, and what somebody copied who knows the SDK's."""
+"""Objects whose members count as fields of the request: Ollama's `options`, and the SDK's `extra_body`, which
+some clients send literally."""
 OVERRULES = frozenset({"do_sample", "repeat_last_n"})
 
 
@@ -157,7 +159,7 @@ def _rename(own: str) -> Meaning:
 
 
 def _longest(own: str) -> Meaning:
-    """Whatever is below 0 is no limit."""
+    """Convert a token limit; values below 0 mean none."""
     return lambda value, members: {own: max(value, -1) if isinstance(value, int | float) else value}
 
 
@@ -166,14 +168,14 @@ def _sample(value: Any, members: Members) -> Mapping[str, Any]:
 
 
 def _recent(value: Any, members: Members) -> Mapping[str, Any]:
-    """llama.cpp's: 0 looks at no token at all, so that nothing is penalised."""
+    """Convert llama.cpp's window of recent tokens: 0 looks at none, so penalties have no effect."""
     if value != 0 or value is False:
         return {"penalty_last_n": value}
     return {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
 
 
 def _think(value: Any, members: Members) -> Mapping[str, Any]:
-    """`{"type": "enabled", "budget_tokens": 1024}`, `true`, or `"high"`."""
+    """Read `{"type": "enabled", "budget_tokens": 1024}`, `true`, or `"high"`."""
     if isinstance(value, str):
         return _effort(value, members)
     if not isinstance(value, dict):
@@ -192,7 +194,7 @@ def _effort(value: Any, members: Members) -> Mapping[str, Any]:
 
 
 def _reasoning(value: Any, members: Members) -> Mapping[str, Any]:
-    """The object of ours, or what some have in its place: an effort, or whether to reason at all."""
+    """Read our own object, or what other servers have there: an effort, or whether to reason."""
     if isinstance(value, dict):
         if value.get("effort") in ("default", "auto", ""):
             value = {key: inner for key, inner in value.items() if key != "effort"}
@@ -201,7 +203,7 @@ def _reasoning(value: Any, members: Members) -> Mapping[str, Any]:
 
 
 def _usage(value: Any, members: Members) -> Mapping[str, Any]:
-    """OpenRouter's; a reply that is no stream has it anyway."""
+    """Convert OpenRouter's `usage`; a non-streaming reply has the usage anyway."""
     wanted = isinstance(value, dict) and value.get("include") and _is_true(members, "stream")
     return {"stream_options": {"include_usage": True}} if wanted and "stream_options" not in members else {}
 
@@ -211,14 +213,14 @@ def _is_true(members: Members, name: str) -> bool:
 
 
 def _format(value: Any, members: Members) -> Mapping[str, Any]:
-    """Ollama's: `"json"`, or a schema."""
+    """Convert Ollama's `"json"`, or a schema."""
     if value in ("json", ""):
         return {"structured_outputs": {"json_object": True}} if value else {}
     return {"guided_json": value}
 
 
 def _banned(value: Any, members: Members) -> Mapping[str, Any]:
-    """`[5, 7]` or `"5,7"`."""
+    """Read `[5, 7]` or `"5,7"`."""
     ids = value.replace(" ", "").split(",") if isinstance(value, str) else value
     if not isinstance(ids, list):
         return {"logit_bias": value}
@@ -226,7 +228,7 @@ def _banned(value: Any, members: Members) -> Mapping[str, Any]:
 
 
 def _bias(value: Any, members: Members) -> Mapping[str, Any]:
-    """llama.cpp's `[[5, -1.0], [7, false]]`, where false forbids."""
+    """Convert llama.cpp's `[[5, -1.0], [7, false]]`, where false forbids the token."""
     if not isinstance(value, list):
         return {"logit_bias": value or None}
     pairs = [pair for pair in value if isinstance(pair, list) and len(pair) == 2]
@@ -236,7 +238,7 @@ def _bias(value: Any, members: Members) -> Mapping[str, Any]:
 
 
 def _texts(own: str) -> Meaning:
-    """A list, or its JSON as text, or texts with commas between them."""
+    """Read a list, its JSON as a string, or comma-separated texts."""
 
     def meaning(value: Any, members: Members) -> Mapping[str, Any]:
         if not isinstance(value, str):
@@ -250,9 +252,9 @@ def _texts(own: str) -> Meaning:
 
 
 def _adapter(value: Any, members: Members) -> Mapping[str, Any]:
-    """SGLang's path of an adapter, or a list of one for each prompt."""
+    """Convert SGLang's adapter path, or its list with one per prompt."""
     if isinstance(value, list):
-        named = [one for one in value if one is not None]
+        named = [path for path in value if path is not None]
         value = named[0] if len(set(map(str, named))) == 1 else value if named else None
     return {"lora": value or None}
 
@@ -305,7 +307,7 @@ CHAT = Foreign(
     harmless=HARMLESS | {"add_bos_token"},
     refused={
         **REFUSED,
-        "best_of": ("an answer is one of n; leave it out", (1,)),
+        "best_of": ("chat completions return all n answers; leave it out", (1,)),
         "prompt": ("send messages", ()),
         "input": ("send messages", ()),
         "suffix": ("it is a field of completions", ()),
@@ -325,11 +327,11 @@ COMPLETIONS = Foreign(
     harmless=HARMLESS,
     refused={
         **REFUSED,
-        "messages": ("send a prompt, or ask at /v1/chat/completions", ()),
+        "messages": ("send a prompt, or use /v1/chat/completions", ()),
         "input": ("send a prompt", ()),
-        "tools": ("ask at /v1/chat/completions", ()),
-        "functions": ("ask at /v1/chat/completions", ()),
-        "tool_choice": ("ask at /v1/chat/completions", ("auto", "none")),
+        "tools": ("use /v1/chat/completions", ()),
+        "functions": ("use /v1/chat/completions", ()),
+        "tool_choice": ("use /v1/chat/completions", ("auto", "none")),
     },
     wrapping=WRAPPING,
     overrules=OVERRULES,
@@ -343,7 +345,7 @@ RESPONSES = Foreign(
     harmless=HARMLESS | {"add_bos_token"},
     refused={
         **REFUSED,
-        "response_schema": ("say it in text.format", ()),
+        "response_schema": ("send it in text.format", ()),
         "best_of": ("a response is one answer; leave it out", (1,)),
         "messages": ("send input", ()),
         "functions": ("send tools", ()),
@@ -374,19 +376,19 @@ _VECTORS = "priority request_id rid keep_alive options provider input_type task 
 VECTORS = Foreign(
     harmless=frozenset(_VECTORS.split()),
     refused={
-        "normalize": ("vectors have the length one", (True,)),
-        "truncate": ("what is too long is refused", ("NONE",)),
-        "truncate_prompt_tokens": ("what is too long is refused", ()),
-        "add_special_tokens": ("the model's own tokens stand around a text", (True,)),
+        "normalize": ("vectors are always normalized", (True,)),
+        "truncate": ("texts over the limit are rejected, never truncated", ("NONE",)),
+        "truncate_prompt_tokens": ("texts over the limit are rejected, never truncated", ()),
+        "add_special_tokens": ("special tokens of the model are always added", (True,)),
         "messages": ("send texts", ()),
         "instruction": ("write it into the texts", ()),
-        "max_tokens_per_doc": ("what is too long is refused", ()),
-        "max_chunks_per_doc": ("what is too long is refused", ()),
-        "rank_fields": ("documents have a text only", ()),
+        "max_tokens_per_doc": ("texts over the limit are rejected, never truncated", ()),
+        "max_chunks_per_doc": ("texts over the limit are rejected, never truncated", ()),
+        "rank_fields": ("documents consist of text only", ()),
         **dict.fromkeys(_WHOM.split(), (_OURS, ())),
     },
 )
-_CUT = "nothing of a conversation is left out; make it shorter"
+_CUT = "conversations are never truncated; shorten the conversation"
 OLLAMA = Foreign(
     meant=CHAT.meant,
     harmless=CHAT.harmless | {"width", "height", "steps"},
@@ -394,8 +396,8 @@ OLLAMA = Foreign(
         **CHAT.refused,
         "template": (_TEMPLATES, ()),
         "truncate": (_CUT, (True,)),
-        "shift": ("an answer ends where the context does", (True,)),
-        "_debug_render_only": ("ask at /v1/chat/completions/render", ()),
+        "shift": ("an answer ends when the context is full", (True,)),
+        "_debug_render_only": ("use /v1/chat/completions/render", ()),
     },
     wrapping=WRAPPING,
     overrules=OVERRULES,

@@ -1,4 +1,4 @@
-"""The routes that only look: prompts to ids and back, and texts through the parsers of a dialect."""
+"""Routes that only inspect: tokenize, detokenize, render, check a schema, parse text with a dialect."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -25,10 +25,10 @@ from dragoman.types import Answer, Prompt, TextPrompt
 
 ERRORS = OpenAIErrors({CONVERSATION: "messages"})
 MOST_CHUNKS = 16 * 1024
-"""Pieces in which a text is read."""
+"""Maximum number of chunks in which a text is parsed."""
 
 
-# Prompts to ids and back, without generating.
+# Tokenize and detokenize, without generating.
 
 
 class TokenizeText(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -39,7 +39,7 @@ class TokenizeText(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class TokenizeChat(ChatRequest, kw_only=True, forbid_unknown_fields=True):
-    """Any chat request, as it would be sent for an answer."""
+    """A chat request, as it would be sent for generation."""
 
     return_token_strs: bool | None = None
 
@@ -92,10 +92,10 @@ def read_detokenize(body: bytes, limits: Limits, ignored: Ignored | None = None)
 
 
 def check_known(ids: Sequence[int], vocabulary: int, param: str) -> None:
-    """Raises where an id is none of so many."""
+    """Raise if an id is not in the vocabulary."""
     highest = max(ids, default=0)
     if highest >= vocabulary:
-        message = f"Token id {highest} is outside of the vocabulary (0 to {vocabulary - 1})."
+        message = f"Token id {highest} is not in the vocabulary (0 to {vocabulary - 1})."
         raise BadRequest(message, param=param, code="invalid_token_id")
 
 
@@ -105,7 +105,7 @@ def read_schema(body: bytes) -> Any:
 
 
 def look_at_schema(schema: Any, limits: Limits) -> dict[str, Any]:
-    """Whether answers can be held to all of it, and if not, to what in it they cannot."""
+    """Report whether a constraint can enforce all of a schema, and which parts it cannot."""
     problems = Problems()
     try:
         prepare_schema(schema, problems, "schema", limits, watched=True)
@@ -115,7 +115,7 @@ def look_at_schema(schema: Any, limits: Limits) -> dict[str, Any]:
     return {"object": "schema_check", "enforceable": not found, "problems": found}
 
 
-# The parsers as a service: a text in, its tool calls or its reasoning out.
+# The parsers as a service: text in, tool calls or reasoning out.
 
 
 class ParseCalls(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -130,7 +130,7 @@ class ParseReasoning(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ParseAnswer(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What a model wrote, as text or as ids, and how it is to be read."""
+    """The output of a model, as text or token ids, and how to parse it."""
 
     text: str | None = None
     token_ids: list[TokenId] | None = None
@@ -200,7 +200,7 @@ def tools_of(request: ParseAnswer | ParseCalls) -> tuple[dict[str, Any], ...]:
 
 
 def find_parser(name: str | None, param: str, own: Dialect) -> Dialect:
-    """The dialect of a name; without one, that of the server's model."""
+    """Return the dialect with this name; None is the dialect of the server's model."""
     try:
         return own if name is None else get_dialect(name)
     except SettingsError as error:
@@ -208,7 +208,7 @@ def find_parser(name: str | None, param: str, own: Dialect) -> Dialect:
 
 
 def parse_calls(request: ParseCalls, own: Dialect) -> Answer:
-    """Reasoning is left in the text: who asks for calls is not asking for it to be taken away."""
+    """Parse tool calls; reasoning stays in the text, because the client asked for calls only."""
     dialect = find_parser(request.tool_call_parser, "tool_call_parser", own)
     return parse(request.text, dialect, tools_of(request), reasoning=False)
 
@@ -237,7 +237,8 @@ def calls_reply_sglang(answer: Answer) -> dict[str, Any]:
 
 
 def _write_call(call: dict[str, Any]) -> Raw:
-    """A text may have a hundred thousand calls: as objects of objects, letting go of them would take long."""
+    """Encode a call at once: a text may have a hundred thousand, and freeing that many nested objects is
+    slow."""
     return Raw(encode(call))
 
 

@@ -1,6 +1,6 @@
-"""What the routes are asked that load, unload and fetch models, and how they tell how far it is.
+"""Requests of the routes that load, unload and fetch models, and their progress events.
 
-llama-server's names and TabbyAPI's; Ollama's are in `ollama`.
+The names are those of llama-server and TabbyAPI; Ollama's are in `ollama`.
 """
 
 import re
@@ -19,13 +19,13 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ChangeModel(Struct, kw_only=True, forbid_unknown_fields=True):
-    """TabbyAPI says `model_name`, and older clients `name`."""
+    """A request about a model; TabbyAPI sends `model_name`, and older clients `name`."""
 
     model: Name | None = None
     model_name: Name | None = None
     name: Name | None = None
     stream: bool | None = None
-    """Whether it is told how far it is, as events, until it is done."""
+    """Whether to stream progress events until the model is loaded."""
 
     @property
     def meant(self) -> str | None:
@@ -39,15 +39,15 @@ class CopyModel(Struct, kw_only=True, forbid_unknown_fields=True):
 
 _change, _copy = Reader.of(ChangeModel), Reader.of(CopyModel)
 OPERATIONS: Sequence[Operation] = (
-    Operation("post", "/models/load", "Load a model, for administrators", (ChangeModel,), streams=True),
-    Operation("post", "/models/unload", "Unload a model", (ChangeModel,)),
-    Operation("get", "/models/sse", "The states of all models, as they change", streams=True),
-    Operation("get", "/v1/model", "The model of requests that name none"),
-    Operation("get", "/v1/model/list", "The same as /v1/models, as TabbyAPI has it"),
-    Operation("post", "/v1/model/load", "Load a model, as TabbyAPI has it", (ChangeModel,), streams=True),
-    Operation("post", "/v1/model/unload", "Unload a model, as TabbyAPI has it", (ChangeModel,)),
-    Operation("post", "/api/copy", "Another name for a model", (CopyModel,), error=OLLAMA_ERROR),
-    Operation("delete", "/api/delete", "Delete a model of the cache", error=OLLAMA_ERROR),
+    Operation("post", "/models/load", "Load a model (admin)", (ChangeModel,), streams=True),
+    Operation("post", "/models/unload", "Unload a model (admin)", (ChangeModel,)),
+    Operation("get", "/models/sse", "Stream the states of all models", streams=True),
+    Operation("get", "/v1/model", "Retrieve the default model"),
+    Operation("get", "/v1/model/list", "Same as /v1/models (TabbyAPI)"),
+    Operation("post", "/v1/model/load", "Load a model (TabbyAPI)", (ChangeModel,), streams=True),
+    Operation("post", "/v1/model/unload", "Unload a model (TabbyAPI)", (ChangeModel,)),
+    Operation("post", "/api/copy", "Add an alias for a model", (CopyModel,), error=OLLAMA_ERROR),
+    Operation("delete", "/api/delete", "Delete a model from the cache", error=OLLAMA_ERROR),
 )
 
 
@@ -68,7 +68,7 @@ def read_copy(body: bytes, ignored: Ignored | None = None) -> CopyModel:
     return request
 
 
-# How long a model stays, as Ollama's clients say it.
+# How long a model stays loaded, in the format of Ollama's clients.
 
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -78,7 +78,7 @@ LONGEST_S = 10.0**9
 
 
 def read_keep_alive(given: Any) -> float | None:
-    """Seconds; None is for ever.
+    """Return the seconds; None means forever.
 
     >>> read_keep_alive("5m"), read_keep_alive("1h30m"), read_keep_alive(0), read_keep_alive(-1)
     (300.0, 5400.0, 0.0, None)
@@ -89,21 +89,21 @@ def read_keep_alive(given: Any) -> float | None:
     if isinstance(given, str) and re.fullmatch(r"-?\d{1,9}", given):
         given = int(given)
     if isinstance(given, bool) or not isinstance(given, int | float) or given != given:
-        message = "'keep_alive' is a number of seconds, or a time as 5m; below 0 is for ever."
+        message = "'keep_alive' must be a number of seconds or a duration such as 5m; below 0 means forever."
         raise BadRequest(message, param="keep_alive", code="invalid_value")
     return None if given < 0 else min(float(given), LONGEST_S)
 
 
-# How far it is.
+# Progress.
 
 
 def tell_status(name: str, status: Mapping[str, object]) -> bytes:
-    """An event for those who watch the states of models."""
+    """Format an event about the state of a model."""
     return b"data: %s\n\n" % _encode({"model": name, "status": status})
 
 
 def tell_tabby(name: str, status: Mapping[str, object]) -> bytes:
-    """As TabbyAPI tells how many of a model's parts are loaded: here they are hundredths."""
+    """Format progress like TabbyAPI, which counts loaded modules; here they are percent."""
     done = 100 if status["value"] == "loaded" else int(100 * float(str(status.get("progress") or 0)))
     said = "finished" if status["value"] == "loaded" else "processing"
     told: dict[str, object] = {"model_type": "model", "module": done, "modules": 100, "status": said}
@@ -113,5 +113,5 @@ def tell_tabby(name: str, status: Mapping[str, object]) -> bytes:
 
 
 def tell_pull(name: str, done: int, total: int) -> dict[str, Any]:
-    """A line of Ollama's, of a model that is being fetched."""
+    """Format a progress line of Ollama for a model that is being downloaded."""
     return {"status": f"pulling {name}", "digest": "", "total": total, "completed": done}

@@ -1,12 +1,12 @@
-"""Forms with files, `multipart/form-data`, read as they come: nothing of a file is kept here.
+"""Streaming parser for `multipart/form-data`; it does not buffer files.
 
-The reader is fed the bytes of a body and gives events: a field begins, some of its bytes, it ends. It is
-strict where others guess. A form begins with its boundary and ends with it; every line of a head ends with a
-carriage return and a line feed; a field has one name. What two readers could read in two ways is refused. A
-head, the number of fields and what is not a file have bounds, which are compared while the bytes come.
+`FormReader` is fed the bytes of a body and yields events: a field begins, some of its bytes, it ends. It is
+strict where other parsers guess. A form begins and ends with its boundary; every header line ends with CR LF;
+a field has one name. Input that two parsers could read differently is rejected. Headers, the number of fields
+and the size of fields that are not files are limited while the bytes arrive.
 
-How a part's end is found: it is the text `\\r\\n--BOUNDARY`. Of what has come, all but the last few bytes, in
-which that text may have begun, are passed on at once. So each byte is looked at once, and few are held.
+A field ends at `\\r\\n--BOUNDARY`. All received bytes but the last few, which may be the start of that text,
+are passed on at once. Each byte is therefore examined once, and few are buffered.
 """
 
 import re
@@ -20,12 +20,12 @@ from dragoman.errors import BadRequest, BodyTooLarge, UnsupportedMedia
 
 MOST_FIELDS = 16
 HEAD_BYTES = 4096
-"""Of the head of one field."""
+"""Maximum size of the headers of one field."""
 HEAD_LINES = 8
 VALUE_BYTES = 4096
-"""Of a field that is no file."""
+"""Maximum size of a field that is not a file."""
 FORM_BYTES = 64 * 1024
-"""Of all that a form has beside its file."""
+"""Maximum size of all of a form but its file."""
 MEDIA = b"multipart/form-data"
 _BOUNDARY = re.compile(rb"[0-9A-Za-z'()+_,./:=? -]{0,69}[0-9A-Za-z'()+_,./:=?-]")
 _PARAMETER = re.compile(rb';[ \t]*([!#$%&\'*+.^_`|~0-9A-Za-z-]+)=("(?:[^"\\]|\\.)*"|[^\s";]+)[ \t]*')
@@ -35,11 +35,11 @@ _HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*(.*)", re.DOTALL)
 class FieldBegins(Struct, frozen=True):
     name: str
     filename: str | None
-    """None of what is no file."""
+    """The file name, or None for a field that is not a file."""
 
 
 class FieldEnds(Struct, frozen=True):
-    """The last bytes of the field have come."""
+    """The last bytes of the field have arrived."""
 
 
 FormEvent: TypeAlias = FieldBegins | FieldEnds | bytes
@@ -48,18 +48,18 @@ _Stage: TypeAlias = Literal["start", "head", "data", "boundary", "over"]
 
 
 def boundary_of(content_type: bytes) -> bytes:
-    """`multipart/form-data; boundary=abc` has the boundary `abc`."""
+    """Return the boundary: `multipart/form-data; boundary=abc` has `abc`."""
     media, _, rest = content_type.partition(b";")
     if media.strip().lower() != MEDIA:
         raise UnsupportedMedia("Send a form with the header 'Content-Type: multipart/form-data'.")
     found = _parameters(b";" + rest if rest else b"", "The Content-Type header").get("boundary")
     if found is None or not _BOUNDARY.fullmatch(found):
-        raise _wrong("The Content-Type header has no boundary of 1 to 70 letters.")
+        raise _wrong("The Content-Type header has no valid boundary (1 to 70 characters).")
     return found
 
 
 class FormReader:
-    """`for event in reader.feed(data): ...`, and `reader.end()` after the last bytes."""
+    """Parses a form: `for event in reader.feed(data): ...`, then `reader.end()` after the last bytes."""
 
     def __init__(self, boundary: bytes) -> None:
         self._mark = b"\r\n--" + boundary
@@ -69,10 +69,10 @@ class FormReader:
         self._is_file = False
         self._value_bytes = 0
         self._skips = 0
-        """Bytes before the field's own, which only stand there so that its end is found."""
+        """Buffered bytes before the field's own, which only let the search for its end match."""
 
     def feed(self, data: bytes) -> Iterator[FormEvent]:
-        """All events must be taken before more is fed."""
+        """Yield the events of these bytes; the caller must consume all of them before it feeds more."""
         self._held += data
         before: tuple[_Stage, int] | None = None
         while before != (before := (self._stage, len(self._held))):
@@ -85,11 +85,11 @@ class FormReader:
             elif self._stage == "boundary":
                 self._after_boundary()
             elif self._held not in (b"", b"\r", b"\r\n"):
-                raise _wrong("Something follows the end of the form.")
+                raise _wrong("The form has data after its end; remove it.")
 
     def end(self) -> None:
         if self._stage != "over" and not (self._stage == "boundary" and self._held == b"--"):
-            raise _wrong("The form is not whole: its last boundary is missing.")
+            raise _wrong("The form is incomplete: its closing boundary is missing.")
 
     def _start(self) -> None:
         mark = self._mark[2:]
@@ -99,7 +99,7 @@ class FormReader:
             self._stage, self._held = "boundary", self._held[len(mark) :]
 
     def _after_boundary(self) -> None:
-        """Behind a boundary comes another field, or the end."""
+        """Expect another field or the end."""
         if self._held[:2] == b"\r\n":
             self._stage, self._held = "head", self._held[2:]
             self._fields += 1
@@ -110,12 +110,12 @@ class FormReader:
             if len(self._held) > 2:
                 self._stage, self._held = "over", self._held[2:]
         elif len(self._held) >= 2 or self._held not in (b"", b"\r", b"-"):
-            raise _wrong("A boundary of the form is followed by something else.")
+            raise _wrong("The form has invalid data after a boundary; expected a line break or --.")
 
     def _head(self) -> Iterator[FormEvent]:
         end = self._held.find(b"\r\n\r\n")
         if (len(self._held) if end < 0 else end) > HEAD_BYTES:
-            message = f"The head of a field of the form is larger than {HEAD_BYTES} bytes."
+            message = f"A form field has headers of more than {HEAD_BYTES} bytes."
             raise BadRequest(message, code="limit_exceeded")
         if end < 0:
             return
@@ -123,7 +123,7 @@ class FormReader:
         field = _read_head(head)
         self._is_file, self._value_bytes = field.filename is not None, 0
         self._stage = "data"
-        # An empty field ends at once: the end of the head's last line is that of the field's, too.
+        # An empty field ends at once: the CR LF after its headers also precedes the boundary.
         self._held = b"\r\n" + self._held
         self._skips = 2
         yield field
@@ -145,7 +145,7 @@ class FormReader:
     def _counted(self, data: bytes) -> bytes:
         self._value_bytes += len(data)
         if not self._is_file and self._value_bytes > VALUE_BYTES:
-            message = f"A field of the form that is no file is larger than {VALUE_BYTES} bytes."
+            message = f"A form field that is not a file is larger than {VALUE_BYTES} bytes."
             raise BodyTooLarge(message, code="limit_exceeded")
         return data
 
@@ -153,44 +153,44 @@ class FormReader:
 def _read_head(head: bytes) -> FieldBegins:
     lines = head.split(b"\r\n")
     if len(lines) > HEAD_LINES:
-        raise BadRequest(f"A field of the form has more than {HEAD_LINES} headers.", code="limit_exceeded")
+        raise BadRequest(f"A form field has more than {HEAD_LINES} headers.", code="limit_exceeded")
     found: dict[bytes, bytes] = {}
     for line in lines:
         header = _HEADER.fullmatch(line)
         if header is None or re.search(rb"[\x00-\x08\x0a-\x1f\x7f]", line):
-            raise _wrong("A field of the form has a head that is none.")
+            raise _wrong("A form field has a malformed header.")
         if header[1].lower() in found:
-            raise _wrong("A field of the form has a header twice.")
+            raise _wrong("A form field has the same header twice.")
         found[header[1].lower()] = header[2].strip()
     if found.get(b"content-transfer-encoding", b"binary").lower() not in (b"binary", b"8bit", b"7bit"):
-        raise _wrong("Fields of a form are sent as they are, without a Content-Transfer-Encoding.")
+        raise _wrong("Content-Transfer-Encoding is not supported in form fields; send the bytes unencoded.")
     kind, _, rest = found.get(b"content-disposition", b"").partition(b";")
-    given = _parameters(b";" + rest if rest else b"", "A field of the form")
+    given = _parameters(b";" + rest if rest else b"", "A form field")
     if kind.strip().lower() != b"form-data" or "name" not in given:
-        raise _wrong("A field of the form has no name.")
+        raise _wrong("A form field has no name.")
     return FieldBegins(_text(given["name"]), _filename(given))
 
 
 def _filename(given: dict[str, bytes]) -> str | None:
-    """RFC 5987's `filename*=utf-8''a%20b` says more than the plain one, where both are there."""
+    """Return the file name; RFC 5987's `filename*=utf-8''a%20b` takes precedence over the plain one."""
     extended = given.get("filename*")
     if extended is None:
         plain = given.get("filename")
         return None if plain is None else _text(plain)
     charset, quote, rest = extended.partition(b"'")
     if charset.lower() != b"utf-8" or not quote or b"'" not in rest:
-        raise _wrong("A field of the form has a file name in another coding than UTF-8.")
+        raise _wrong("A form field has a file name that is not UTF-8.")
     return _text(unquote_to_bytes(rest.partition(b"'")[2]))
 
 
 def _parameters(text: bytes, what: str) -> dict[str, bytes]:
-    """`; name="a"; filename=b` gives both."""
+    """Parse `; name="a"; filename=b` into a dict of both."""
     found: dict[str, bytes] = {}
     at = 0
     while at < len(text):
         match = _PARAMETER.match(text, at)
         if match is None:
-            raise _wrong(f"{what} has parameters that cannot be read.")
+            raise _wrong(f"{what} has malformed parameters.")
         name, value = match[1].decode("ascii").lower(), match[2]
         if name in found:
             raise _wrong(f"{what} has the parameter {name} twice.")
@@ -201,10 +201,10 @@ def _parameters(text: bytes, what: str) -> dict[str, bytes]:
 
 def _text(value: bytes) -> str:
     try:
-        # Browsers write what would end the quotes in percent signs, and nothing else.
+        # Browsers percent-encode the quote, CR and LF, and nothing else.
         return value.decode().replace("%22", '"').replace("%0D", "\r").replace("%0A", "\n")
     except UnicodeDecodeError:
-        raise _wrong("A field of the form has a name that is not UTF-8.") from None
+        raise _wrong("A form field has a name that is not UTF-8.") from None
 
 
 def _wrong(message: str) -> BadRequest:

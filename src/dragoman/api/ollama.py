@@ -1,7 +1,7 @@
-"""Ollama's API: what it calls the fields of a chat, a prompt and a text, and how it writes answers, in lines.
+"""Ollama's API: the fields of chat, generate and embed requests, and replies as lines of JSON.
 
-A request is read as one of Chat Completions, whose reader knows Ollama's names (`foreign_fields`): so there
-is one meaning of `options`, `think` and `format`, whatever the path. What is here is what only Ollama has.
+A request is read as a Chat Completions request, whose reader knows Ollama's names (`foreign_fields`), so that
+`options`, `think` and `format` have one meaning in all APIs. This module has what only Ollama's API has.
 """
 
 import time
@@ -28,9 +28,9 @@ from dragoman.turns.spec import TurnSpec
 from dragoman.types import Answer, Conversation, Event, TextPrompt, TokenLogprob, ToolCall, Usage
 
 API_LEVEL = "0.12.11"
-"""The version of Ollama whose API this is: clients compare it with what they need."""
+"""The version of Ollama's API; clients compare it with the version that they need."""
 LATEST = ":latest"
-"""What Ollama adds to the name of a model that has no tag."""
+"""The suffix that Ollama adds to a model name without a tag."""
 MEDIA = b"application/x-ndjson"
 
 
@@ -38,20 +38,21 @@ MEDIA = b"application/x-ndjson"
 
 
 class OllamaChat(ChatRequest, kw_only=True, forbid_unknown_fields=True):
-    """A stream, unless the client says that it wants none."""
+    """A request to /api/chat; it streams unless the client disables that."""
 
     keep_alive: Any = None
 
 
 class OllamaPrompt(OllamaChat, kw_only=True, forbid_unknown_fields=True):
-    """A question, which the chat template stands around; with `raw` or a suffix, a text to go on with."""
+    """A request to /api/generate: a prompt for the chat template or, with `raw` or a suffix, text to
+    continue."""
 
     prompt: str | None = None
     system: str | None = None
     suffix: str | None = None
     raw: bool | None = None
     context: list[TokenId] | None = None
-    """The ids so far, as an earlier reply said them."""
+    """The token ids of the conversation so far, as returned by an earlier reply."""
     images: list[Any] | None = None
 
 
@@ -60,14 +61,14 @@ class OllamaTexts(Struct, kw_only=True, forbid_unknown_fields=True):
     input: str | list[str] | None = None
     prompt: str | None = None
     truncate: bool | None = None
-    """What is too long is cut, unless this is false."""
+    """Whether texts over the limit are truncated; the default is true."""
     dimensions: Annotated[int, Meta(ge=1, le=65536)] | None = None
     keep_alive: Any = None
     options: dict[str, Any] | None = None
 
 
 class OllamaModel(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What the routes about models are asked; older clients say `name`."""
+    """A request about a model; older clients send `name`."""
 
     model: str | None = None
     name: str | None = None
@@ -99,7 +100,7 @@ def read_chat(body: bytes, limits: Limits, ignored: Ignored | None = None) -> Ol
 
 def _check_single(request: OllamaChat) -> None:
     if (request.n or 1) > 1:
-        raise BadRequest("There is one answer; leave out n.", param="n", code="invalid_value")
+        raise BadRequest("n must be 1; leave it out.", param="n", code="invalid_value")
 
 
 def read_prompt(body: bytes, limits: Limits, ignored: Ignored | None = None) -> OllamaPrompt:
@@ -109,11 +110,13 @@ def read_prompt(body: bytes, limits: Limits, ignored: Ignored | None = None) -> 
     if request.images:
         request.images = read_images(request.images, limits, "images")
         if request.context:
-            message = "Pictures cannot go on from ids; leave out context, or send messages to /api/chat."
+            message = (
+                "Images cannot be combined with context; leave out context, or send messages to /api/chat."
+            )
             raise BadRequest(message, param="context", code="invalid_value")
     for name in ("system", "context", "images") if is_raw(request) else ():
         if getattr(request, name):
-            message = f"'{name}' is for the template, which raw and suffix leave out; send one of the two."
+            message = f"'{name}' needs the chat template, which raw and suffix bypass; send one of the two."
             raise BadRequest(message, param=name, code="invalid_value")
     check_shared(request)
     check_longest(request.max_tokens, "max_tokens")
@@ -139,7 +142,7 @@ def read_model(body: bytes, ignored: Ignored | None = None) -> OllamaModel:
 
 
 def texts(request: OllamaTexts) -> list[str]:
-    """None for no text: who asks so wants the model to be loaded."""
+    """Return the texts; an empty list asks only to load the model."""
     given = request.input if request.input is not None else request.prompt
     return [given] if isinstance(given, str) and given else given if isinstance(given, list) else []
 
@@ -149,7 +152,7 @@ def is_raw(request: OllamaPrompt) -> bool:
 
 
 def as_chat(request: OllamaPrompt) -> OllamaPrompt:
-    """The same with the messages that its prompt stands for."""
+    """Return the request with its prompt as messages."""
     said = [MessageBody("system", request.system)] if request.system else []
     asked = MessageBody("user", request.prompt, images=request.images)
     return replace(request, messages=[*said, asked])
@@ -175,7 +178,7 @@ def streams(request: OllamaChat | OllamaModel) -> bool:
 
 
 def asks_nothing(request: OllamaChat) -> bool:
-    """Whether the model is only to be loaded, or let go of."""
+    """Return whether the request only loads or unloads the model."""
     said = request.prompt or request.suffix if isinstance(request, OllamaPrompt) else request.messages
     return not said
 
@@ -195,7 +198,7 @@ _WORDS: Mapping[str, str] = {
 }
 
 _FORMATS = ("guided_json", "structured_outputs")
-"""What `format` is read as."""
+"""The fields that `format` is converted to."""
 
 
 class OllamaErrors:
@@ -203,7 +206,7 @@ class OllamaErrors:
         return error.status
 
     def body(self, error: DragomanError) -> dict[str, str | None]:
-        """Clients read the text; what OpenAI's have of an error is beside it."""
+        """Build the error body: clients read the text; OpenAI's fields are added."""
         message, param = spell_error(error, _WORDS)
         if param in _FORMATS:
             message, param = message.replace(f"'{param}'", "'format'"), "format"
@@ -221,7 +224,7 @@ def line(payload: Any) -> bytes:
 
 
 def stamp(seconds: float) -> str:
-    """`2026-01-31T12:00:00.123456Z`"""
+    """Format a time as `2026-01-31T12:00:00.123456Z`."""
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
@@ -230,7 +233,7 @@ def now() -> str:
 
 
 class OllamaSpelling:
-    """`chats`: the answer is a message, else it is a field of the reply itself."""
+    """Writes answers in Ollama's format; `chats` puts them into `message` instead of `response`."""
 
     def __init__(self, speller: Speller, *, chats: bool, logprobs: bool, reasoning: bool) -> None:
         self._speller = speller
@@ -256,7 +259,8 @@ class OllamaSpelling:
         return fields
 
     def answer(self, answer: Answer) -> dict[str, Any]:
-        """Arguments that are no object have no place in a call here: they are text, as they were written."""
+        """Return the fields of an answer; calls whose arguments are not an object become text, as the model
+        wrote them."""
         text = answer.text + "".join(call.arguments for call in answer.calls if not _is_object(call))
         calls = [call for call in answer.calls if _is_object(call)]
         return self.fields(text, answer.reasoning, calls, answer.logprobs)
@@ -271,13 +275,13 @@ def _is_object(call: ToolCall) -> bool:
 
 
 def _call(call: ToolCall, index: int) -> dict[str, Any]:
-    # The model's own bytes, but as a value: that is what clients of this API read.
+    # The model's own bytes, as a JSON value: clients of this API expect an object.
     arguments = Raw((call.arguments or "{}").encode())
     return {"id": call.id, "function": {"index": index, "name": call.name, "arguments": arguments}}
 
 
 class Timing(Struct):
-    """Seconds, of what a reply says in nanoseconds."""
+    """Durations in seconds, which replies have in nanoseconds."""
 
     total: float
     prompt: float
@@ -299,7 +303,8 @@ def _nanoseconds(seconds: float) -> int:
 
 
 class LineWriter:
-    """Events to lines. A call is told when it is whole; `ends` gives what only the last line has."""
+    """Writes events as lines. A call is written once it is complete; `ends` returns the fields of the last
+    line."""
 
     def __init__(
         self, model: str, spelling: OllamaSpelling, ends: Callable[[], dict[str, Any]], *, plain: bool
@@ -315,7 +320,7 @@ class LineWriter:
 
     @property
     def idle(self) -> bytes:
-        """What is sent while there is nothing to say: clients read every line as JSON."""
+        """The line sent while there is no output; it must be JSON, because clients parse every line."""
         return self._line("")
 
     def write(self, events: Sequence[Event]) -> bytes:
@@ -384,7 +389,7 @@ def whole(model: str, spelling: OllamaSpelling, answer: Answer, ends: dict[str, 
 
 
 def loaded(request: OllamaChat, model: str) -> dict[str, Any]:
-    """The reply to a question without a question."""
+    """Build the reply to a request without a prompt."""
     reason = "unload" if request.keep_alive in (0, "0", "0s", "0m") else "load"
     said: dict[str, Any] = {"message": {"role": "assistant", "content": ""}}
     if isinstance(request, OllamaPrompt):
@@ -399,7 +404,7 @@ def vectors_reply(
     return {"model": model, "embeddings": vectors, **timing}
 
 
-# What models there are.
+# Models.
 
 
 def describe_details(details: Mapping[str, str]) -> dict[str, Any]:
@@ -415,7 +420,8 @@ def describe_details(details: Mapping[str, str]) -> dict[str, Any]:
 
 
 def count_parameters(given: str) -> str:
-    """
+    """Format a number of parameters.
+
     >>> count_parameters("134515008"), count_parameters("8030261248"), count_parameters("")
     ('134.52M', '8.03B', '')
     """
@@ -433,7 +439,7 @@ def describe_model(
         "model": tagged,
         "modified_at": stamp(created),
         "size": size,
-        # Of what decides the answers; nobody fetches anything by it here.
+        # A digest of what determines the answers; clients cannot download by it.
         "digest": sha256(f"{name} {numerics}".encode()).hexdigest(),
         "details": describe_details(details),
     }

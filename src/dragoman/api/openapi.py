@@ -1,4 +1,4 @@
-"""The OpenAPI description, made from the very structs that requests are decoded with."""
+"""The OpenAPI document, generated from the structs that decode requests."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -42,108 +42,116 @@ class Operation(Struct, frozen=True):
     streams: bool = False
     query: tuple[str, ...] = ()
     form: dict[str, Any] | None = None
-    """The schema of the form that it takes, where that is no JSON."""
+    """The schema of the form that the operation takes instead of JSON."""
     error: dict[str, Any] | None = None
-    """The schema of what is said when it fails, where that is not OpenAI's."""
+    """The schema of errors, if it differs from OpenAI's."""
 
 
 BINARY = frozenset({"/v1/files/{id}/content"})
-"""Where the reply is bytes."""
+"""Paths whose reply is bytes."""
 PLAIN = frozenset({"/metrics", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
-"""Where the reply is text."""
+"""Paths whose reply is text."""
 PAGE = ("after", "limit", "order")
 
 OLLAMA_ERROR = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
 OPERATIONS: Sequence[Operation] = (
-    Operation("post", "/v1/chat/completions", "Answer a conversation", (ChatRequest,), streams=True),
-    Operation("post", "/v1/completions", "Continue a text", (CompletionRequest,), streams=True),
-    Operation("post", "/inference/v1/generate", "Continue ids with ids, as vLLM has it", (IdsRequest,)),
-    Operation("post", "/v1/responses", "Make a response", (ResponseRequest,), streams=True),
+    Operation("post", "/v1/chat/completions", "Create a chat completion", (ChatRequest,), streams=True),
+    Operation("post", "/v1/completions", "Create a completion", (CompletionRequest,), streams=True),
+    Operation("post", "/inference/v1/generate", "Generate from token ids (vLLM)", (IdsRequest,)),
+    Operation("post", "/v1/responses", "Create a response", (ResponseRequest,), streams=True),
     Operation(
         "get",
         "/v1/responses/{id}",
-        "A response that is stored, or its events",
+        "Retrieve a response or its events",
         streams=True,
         query=("stream", "starting_after"),
     ),
     Operation("delete", "/v1/responses/{id}", "Delete a response"),
-    Operation("post", "/v1/responses/{id}/cancel", "End a response that is made in the background"),
-    Operation("get", "/v1/responses/{id}/input_items", "What a response was asked", query=PAGE),
-    Operation("post", "/v1/responses/compact", "Make a context short", (ResponseRequest,)),
+    Operation("post", "/v1/responses/{id}/cancel", "Cancel a background response"),
+    Operation("get", "/v1/responses/{id}/input_items", "List input items", query=PAGE),
+    Operation("post", "/v1/responses/compact", "Compact a context", (ResponseRequest,)),
     Operation("post", "/v1/responses/input_tokens", "Count the tokens of a context", (ResponseRequest,)),
-    Operation("post", "/v1/conversations", "Begin a conversation", (CreateConversation,)),
-    Operation("get", "/v1/conversations/{id}", "A conversation"),
-    Operation("post", "/v1/conversations/{id}", "Change its metadata", (ChangeMetadata,)),
-    Operation("delete", "/v1/conversations/{id}", "Delete it with its items"),
+    Operation("post", "/v1/conversations", "Create a conversation", (CreateConversation,)),
+    Operation("get", "/v1/conversations/{id}", "Retrieve a conversation"),
+    Operation("post", "/v1/conversations/{id}", "Update the metadata of a conversation", (ChangeMetadata,)),
+    Operation("delete", "/v1/conversations/{id}", "Delete a conversation with its items"),
     Operation("post", "/v1/conversations/{id}/items", "Add items to a conversation", (AddItems,)),
-    Operation("get", "/v1/conversations/{id}/items", "The items of a conversation", query=(*PAGE, "include")),
-    Operation("get", "/v1/conversations/{id}/items/{item_id}", "An item of a conversation"),
-    Operation("delete", "/v1/conversations/{id}/items/{item_id}", "Delete an item"),
+    Operation(
+        "get", "/v1/conversations/{id}/items", "List the items of a conversation", query=(*PAGE, "include")
+    ),
+    Operation("get", "/v1/conversations/{id}/items/{item_id}", "Retrieve an item of a conversation"),
+    Operation("delete", "/v1/conversations/{id}/items/{item_id}", "Delete an item of a conversation"),
     Operation(
         "get",
         "/v1/chat/completions",
-        "The chat completions that are stored",
+        "List stored chat completions",
         query=(*PAGE, "model", "metadata"),
     ),
-    Operation("get", "/v1/chat/completions/{id}", "A stored chat completion"),
-    Operation("post", "/v1/chat/completions/{id}", "Change its metadata", (ChangeMetadata,)),
-    Operation("delete", "/v1/chat/completions/{id}", "Delete it"),
-    Operation("get", "/v1/chat/completions/{id}/messages", "The messages that it answers", query=PAGE),
-    Operation("get", "/v1/trajectories/{id}", "What was seen and sampled, as ids"),
-    Operation("post", "/v1/trajectories/{id}", "Set rewards", (SetRewards,)),
-    Operation("post", "/v1/embeddings", "Embed texts", (EmbeddingRequest,)),
-    Operation("post", "/api/chat", "A conversation, as Ollama has it", (OllamaChat,), error=OLLAMA_ERROR),
-    Operation("post", "/api/generate", "A prompt, as Ollama has it", (OllamaPrompt,), error=OLLAMA_ERROR),
-    Operation("post", "/api/embed", "Embed texts, as Ollama has it", (OllamaTexts,), error=OLLAMA_ERROR),
-    Operation("post", "/api/embeddings", "Embed one text", (OllamaTexts,), error=OLLAMA_ERROR),
-    Operation("post", "/api/show", "What a model is", (OllamaModel,), error=OLLAMA_ERROR),
-    Operation("post", "/api/pull", "Whether a model is here", (OllamaModel,), error=OLLAMA_ERROR),
-    Operation("get", "/api/tags", "The models there are, for clients of Ollama", error=OLLAMA_ERROR),
-    Operation("get", "/api/ps", "The models that are loaded", error=OLLAMA_ERROR),
-    Operation("get", "/api/version", "The version of Ollama whose API this is", error=OLLAMA_ERROR),
-    Operation("post", "/v1/rerank", "Order texts by how well they fit a query", (RerankRequest,)),
-    Operation("post", "/rerank", "The same as /v1/rerank", (RerankRequest,)),
-    Operation("post", "/v1/score", "How well texts fit each other", (ScoreRequest,)),
-    Operation("post", "/score", "The same as /v1/score", (ScoreRequest,)),
+    Operation("get", "/v1/chat/completions/{id}", "Retrieve a stored chat completion"),
     Operation(
-        "post", "/v1/chat/completions/render", "The prompt of a conversation, as text and ids", (ChatRequest,)
+        "post", "/v1/chat/completions/{id}", "Update the metadata of a chat completion", (ChangeMetadata,)
+    ),
+    Operation("delete", "/v1/chat/completions/{id}", "Delete a stored chat completion"),
+    Operation(
+        "get", "/v1/chat/completions/{id}/messages", "List the messages of a chat completion", query=PAGE
+    ),
+    Operation("get", "/v1/trajectories/{id}", "Retrieve prompt and sampled token ids"),
+    Operation("post", "/v1/trajectories/{id}", "Set the rewards of a trajectory", (SetRewards,)),
+    Operation("post", "/v1/embeddings", "Create embeddings", (EmbeddingRequest,)),
+    Operation("post", "/api/chat", "Answer a conversation (Ollama)", (OllamaChat,), error=OLLAMA_ERROR),
+    Operation("post", "/api/generate", "Answer a prompt (Ollama)", (OllamaPrompt,), error=OLLAMA_ERROR),
+    Operation("post", "/api/embed", "Create embeddings (Ollama)", (OllamaTexts,), error=OLLAMA_ERROR),
+    Operation("post", "/api/embeddings", "Create one embedding (Ollama)", (OllamaTexts,), error=OLLAMA_ERROR),
+    Operation("post", "/api/show", "Describe a model (Ollama)", (OllamaModel,), error=OLLAMA_ERROR),
+    Operation("post", "/api/pull", "Download a model (Ollama)", (OllamaModel,), error=OLLAMA_ERROR),
+    Operation("get", "/api/tags", "List models (Ollama)", error=OLLAMA_ERROR),
+    Operation("get", "/api/ps", "List loaded models (Ollama)", error=OLLAMA_ERROR),
+    Operation("get", "/api/version", "Supported version of Ollama's API", error=OLLAMA_ERROR),
+    Operation("post", "/v1/rerank", "Rank documents by relevance to a query", (RerankRequest,)),
+    Operation("post", "/rerank", "Same as /v1/rerank", (RerankRequest,)),
+    Operation("post", "/v1/score", "Score pairs of texts", (ScoreRequest,)),
+    Operation("post", "/score", "Same as /v1/score", (ScoreRequest,)),
+    Operation(
+        "post", "/v1/chat/completions/render", "Render a conversation to text and token ids", (ChatRequest,)
+    ),
+    Operation("post", "/v1/completions/render", "Render the prompts of a completion", (CompletionRequest,)),
+    Operation(
+        "post", "/v1/chat/completions/input_tokens", "Count the tokens of a conversation", (ChatRequest,)
+    ),
+    Operation("post", "/tokenize", "Tokenize a text or a conversation", (TokenizeText, TokenizeChat)),
+    Operation("post", "/detokenize", "Detokenize token ids", (Detokenize,)),
+    Operation("post", "/v1/check_schema", "Check whether a JSON Schema can be enforced", (CheckSchema,)),
+    Operation("get", "/v1/mcp_servers", "List the configured MCP servers"),
+    Operation("get", "/tokenizer_info", "Special tokens and chat template"),
+    Operation("post", "/v1/tokenize", "Same as /tokenize", (TokenizeText, TokenizeChat)),
+    Operation("post", "/v1/detokenize", "Same as /detokenize", (Detokenize,)),
+    Operation("post", "/parse", "Parse a model's output: dialect, events, parts, grammar", (ParseAnswer,)),
+    Operation("get", "/dialects", "List dialects with examples, and the model's own"),
+    Operation("post", "/parse/function_call", "Parse tool calls in a text", (ParseCalls,)),
+    Operation("post", "/parse/reasoning", "Separate reasoning from the answer", (ParseReasoning,)),
+    Operation(
+        "post", "/parse_function_call", "/parse/function_call with SGLang's reply fields", (ParseCalls,)
     ),
     Operation(
-        "post", "/v1/completions/render", "The prompts of a completion, as text and ids", (CompletionRequest,)
+        "post", "/separate_reasoning", "/parse/reasoning with SGLang's reply fields", (ParseReasoning,)
     ),
-    Operation("post", "/v1/chat/completions/input_tokens", "Count a conversation's tokens", (ChatRequest,)),
-    Operation("post", "/tokenize", "Text or a conversation to ids", (TokenizeText, TokenizeChat)),
-    Operation("post", "/detokenize", "Ids to text", (Detokenize,)),
-    Operation("post", "/v1/check_schema", "Whether answers can be held to a JSON Schema", (CheckSchema,)),
-    Operation("get", "/v1/mcp_servers", "The operator's MCP servers"),
-    Operation("get", "/tokenizer_info", "The tokenizer's special tokens, and the chat template"),
-    Operation("post", "/v1/tokenize", "The same as /tokenize", (TokenizeText, TokenizeChat)),
-    Operation("post", "/v1/detokenize", "The same as /detokenize", (Detokenize,)),
-    Operation("post", "/parse", "How an answer is read: dialect, events, parts, grammar", (ParseAnswer,)),
-    Operation("get", "/dialects", "The dialects there are, with examples, and that of the model"),
-    Operation("post", "/parse/function_call", "Find the tool calls in a text", (ParseCalls,)),
-    Operation("post", "/parse/reasoning", "Split a text into reasoning and answer", (ParseReasoning,)),
-    Operation(
-        "post", "/parse_function_call", "/parse/function_call with SGLang's names of the reply", (ParseCalls,)
-    ),
-    Operation(
-        "post", "/separate_reasoning", "/parse/reasoning with SGLang's names of the reply", (ParseReasoning,)
-    ),
-    Operation("post", "/v1/engine/pause", "Hold the engine, to change its weights", (PauseRequest,)),
-    Operation("post", "/v1/engine/resume", "Let it go on, with weights of another version", (ResumeRequest,)),
+    Operation("post", "/v1/engine/pause", "Pause the engine to change its weights", (PauseRequest,)),
+    Operation("post", "/v1/engine/resume", "Resume the engine with a new weight version", (ResumeRequest,)),
     Operation("post", "/v1/load_lora_adapter", "Load an adapter", (LoadAdapter,)),
-    Operation("post", "/v1/unload_lora_adapter", "Take an adapter away", (UnloadAdapter,)),
-    Operation("get", "/lora-adapters", "The adapters there are, with their usual scales"),
-    Operation("post", "/lora-adapters", "Set their usual scales", (SetScales, list[AdapterScale])),
-    Operation("get", "/v1/models", "The models there are"),
-    Operation("get", "/v1/models/{model}", "One model"),
-    Operation("get", "/health", "Whether the server is alive"),
-    Operation("get", "/healthz", "The same as /health"),
-    Operation("get", "/ping", "The same as /health"),
-    Operation("get", "/ready", "Whether the engine moves"),
-    Operation("get", "/metrics", "Figures for Prometheus"),
-    Operation("get", "/operations", "What the server is doing", query=("request_id",)),
-    Operation("get", "/version", "The server's version"),
+    Operation("post", "/v1/unload_lora_adapter", "Unload an adapter", (UnloadAdapter,)),
+    Operation("get", "/lora-adapters", "List adapters with their default scales"),
+    Operation(
+        "post", "/lora-adapters", "Set the default scales of adapters", (SetScales, list[AdapterScale])
+    ),
+    Operation("get", "/v1/models", "List models"),
+    Operation("get", "/v1/models/{model}", "Retrieve a model"),
+    Operation("get", "/health", "Liveness probe"),
+    Operation("get", "/healthz", "Same as /health"),
+    Operation("get", "/ping", "Same as /health"),
+    Operation("get", "/ready", "Readiness probe"),
+    Operation("get", "/metrics", "Prometheus metrics"),
+    Operation("get", "/operations", "Current requests, queues and engine state", query=("request_id",)),
+    Operation("get", "/version", "Server version"),
 )
 
 ERROR_REF = {"$ref": "#/components/schemas/Error"}
@@ -166,12 +174,12 @@ _ERROR = {
 
 
 def document(version: str, operations: Sequence[Operation] = OPERATIONS, root: str = "") -> dict[str, Any]:
-    """`root` is the path at which a proxy has the server."""
+    """Build the document; `root` is the path prefix at which a proxy serves the API."""
     bodies = list(dict.fromkeys(body for operation in operations for body in operation.body))
     schemas, components = msgspec.json.schema_components(bodies, ref_template="#/components/schemas/{name}")
     by_body = dict(zip(bodies, schemas, strict=True))
     for component in components.values():
-        # What nobody knows is named in a header, and other servers' names are read.
+        # Unknown fields are accepted and listed in a header, and other servers' names are known.
         component.pop("additionalProperties", None)
     paths: dict[str, Any] = {}
     for operation in operations:
@@ -198,7 +206,7 @@ def _operation(operation: Operation, schemas: dict[type[Any], dict[str, Any]]) -
         "responses": {
             "200": {"description": "OK", "content": _reply(operation)},
             "default": {
-                "description": "What is wrong, and what to change",
+                "description": "Error: what is wrong, and how to fix it",
                 "content": {"application/json": {"schema": operation.error or ERROR_REF}},
             },
         },
@@ -210,7 +218,7 @@ def _operation(operation: Operation, schemas: dict[type[Any], dict[str, Any]]) -
     if content := _request(operation, example, schemas):
         described["requestBody"] = {"required": True, "content": content}
     if example.before:
-        # What to send first, for there to be something that this one is about.
+        # Requests to send first, which create what the example uses.
         described["x-before"] = msgspec.to_builtins(example.before)
     return described
 
@@ -244,7 +252,7 @@ def _parameters(operation: Operation, example: Example) -> Iterator[dict[str, An
         yield {"name": name, "in": "path", "required": True, "schema": {"type": "string"}, **shown}
     for name in operation.query:
         if name == "metadata":
-            # As `metadata[topic]=tea`.
+            # Sent as `metadata[topic]=tea`.
             pairs = {"type": "object", "additionalProperties": {"type": "string"}}
             yield {"name": name, "in": "query", "style": "deepObject", "explode": True, "schema": pairs}
         else:

@@ -1,4 +1,4 @@
-"""The parts of messages: texts, and pictures and sounds in all the forms in which clients send them.
+"""Content parts of messages: text, images and audio in all forms that clients send.
 
     {"type": "image_url", "image_url": {"url": "data:image/png;base64,...", "detail": "high"}}   chat
     {"type": "input_audio", "input_audio": {"data": "...", "format": "wav"}}                     chat
@@ -7,8 +7,8 @@
     {"type": "image", "base64": "...", "mime_type": "image/png"}                                 LangChain
     {"role": "user", "content": "?", "images": ["..."]}                                          Ollama
 
-A picture stays as it was sent, because it may have to be given back; what was read of it goes with it. What
-of it a template sees is no more than `{"type": "image", "media": KEY}`.
+A media part keeps the form in which it was sent, because it may have to be returned; the decoded media is
+attached to it. A template sees only `{"type": "image", "media": KEY}`.
 """
 
 import binascii
@@ -29,27 +29,27 @@ MEDIA_PARTS: Mapping[str, MediaKind] = {
     **dict.fromkeys(("input_audio", "audio_url", "audio"), "audio"),
 }
 OTHER_PARTS = {"file": "file", "input_file": "file", "video_url": "video", "images": "image"}
-"""Nobody takes these, or not there."""
+"""Part types that no model takes, or that are not allowed in this position."""
 DETAILS = ("auto", "low", "high", "original")
 WRAPPED = ("image_url", "input_audio", "audio_url", "source", "image", "audio")
-"""Fields of parts that are an object, or the data itself."""
+"""Fields of parts that contain an object with the data, or the data itself."""
 DATA = ("url", "data", "base64")
 FORMATS = {"wave": "wav", "x-wav": "wav", "mpeg": "mp3", "x-flac": "flac"}
-"""Other names of them."""
+"""Other names of audio formats."""
 WORDS: Mapping[MediaKind, str] = {
-    "image": "the picture itself, as in data:image/png;base64,iVBORw0...",
-    "audio": "the sound itself, in base64",
+    "image": "the image itself, as in data:image/png;base64,iVBORw0...",
+    "audio": "the audio itself, in base64",
 }
 
 
-# Texts.
+# Text.
 
 
 def part_text(part: Part, place: str) -> str:
     kind = part.get("type")
     if not isinstance(kind, str):
         raise BadRequest(f"'{place}.type' must be a string.", param=f"{place}.type", code="invalid_value")
-    # Beside a text, too, a file is not left out in silence.
+    # A file beside a text must not be dropped silently.
     other = (
         kind if kind in OTHER_PARTS else next((key for key in part if key in OTHER_PARTS and part[key]), "")
     )
@@ -66,35 +66,35 @@ def part_text(part: Part, place: str) -> str:
 
 
 def tell_part(part: Part, place: str) -> Part:
-    """As a template is given it."""
+    """Return the part as the template receives it."""
     if isinstance(part, MediaPart):
         return tell_media(part.media)
     return {"type": "text", "text": part_text(part, place)}
 
 
 def join_parts(parts: Sequence[Part]) -> str:
-    """What parts as a template is given them say."""
+    """Join the texts of parts in the template's form."""
     return "".join(part["text"] for part in parts if part["type"] == "text")
 
 
-# Pictures and sounds.
+# Images and audio.
 
 
 class MediaPart(dict[str, Any]):
-    """A part as it was sent, what was read of it, and the field that it is."""
+    """A part as it was sent, with its decoded media and its field."""
 
     media: Media
     place: str
 
 
 class ImageList(list[Any]):
-    """The same for pictures beside the content of a message."""
+    """The `images` of a message as they were sent, with their decoded media."""
 
     read: Sequence[MediaPart]
 
 
 class Gallery(Struct):
-    """All that one conversation shows and plays: what `Conversation` has as `media` and `places`."""
+    """All media of one conversation: the `media` and `places` of `Conversation`."""
 
     media: dict[str, Media] = field(default_factory=dict)
     places: dict[str, str] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class Gallery(Struct):
 
 
 def media_kind(part: Part) -> MediaKind | None:
-    """Whether a part shows or plays something: by its type, or by what it has beside a text."""
+    """Return the media kind of a part, by its type or by a field beside a text, or None."""
     kind = part.get("type")
     for name in (kind, *part) if isinstance(kind, str) else ():
         if name in MEDIA_PARTS and (name is kind or part[name]):
@@ -120,7 +120,7 @@ def media_kind(part: Part) -> MediaKind | None:
 
 
 def read_part(part: Part, limits: Limits, place: str) -> Part:
-    """A part that can be used: a picture or a sound is read, whatever else it is it says something."""
+    """Validate a part; the media of an image or audio part is decoded."""
     kind = media_kind(part)
     if kind is not None:
         return read_media_part(part, kind, limits, place)
@@ -146,7 +146,7 @@ def read_media_part(part: Part, kind: MediaKind, limits: Limits, place: str) -> 
 
 
 def _find_data(part: Part, kind: MediaKind, place: str) -> tuple[str, str, Part]:
-    """The data, its field, and the object that it is in: the part, or one in it."""
+    """Return the data, the name of its field, and the object that contains it: the part, or one within it."""
     given = part
     for name in WRAPPED:
         inside = part.get(name)
@@ -159,16 +159,16 @@ def _find_data(part: Part, kind: MediaKind, place: str) -> tuple[str, str, Part]
         if isinstance(found := given.get(name), str):
             return found, f"{place}.{name}", given
     if given.get("file_id"):
-        message = f"'{place}.file_id': no file can be named here; send {WORDS[kind]}."
+        message = f"'{place}.file_id' is not supported here; send {WORDS[kind]}."
         raise BadRequest(message, param=f"{place}.file_id", code="unsupported_content")
     raise BadRequest(f"'{place}' needs {WORDS[kind]}.", param=place, code="invalid_value")
 
 
 def decode_base64(text: str, kind: MediaKind, limits: Limits, place: str) -> bytes:
-    """The bytes of `data:image/png;base64,aGk=`, or of what stands behind the comma."""
+    """Decode `data:image/png;base64,aGk=`, or only the part after the comma."""
     start = text[:8].lower()
     if start.startswith(("http://", "https://", "file:")):
-        message = f"'{place}': the server fetches nothing; send {WORDS[kind]}."
+        message = f"'{place}': the server does not fetch URLs here; send {WORDS[kind]}."
         raise BadRequest(message, param=place, code="unsupported_content")
     if start.startswith("data:"):
         head, _, text = text.partition(",")
@@ -184,7 +184,7 @@ def decode_base64(text: str, kind: MediaKind, limits: Limits, place: str) -> byt
 
 
 def _decode_loosely(text: str, kind: MediaKind, place: str) -> bytes:
-    """In lines, or without what fills the last group: some write it so."""
+    """Decode base64 with line breaks or without padding, as some clients send it."""
     joined = "".join(text.split())
     try:
         return binascii.a2b_base64(joined + "=" * (-len(joined) % 4), strict_mode=True)
@@ -193,18 +193,20 @@ def _decode_loosely(text: str, kind: MediaKind, place: str) -> bytes:
 
 
 def _not_base64(kind: MediaKind, place: str) -> BadRequest:
-    return BadRequest(f"'{place}' is no base64; send {WORDS[kind]}.", param=place, code="invalid_value")
+    return BadRequest(
+        f"'{place}' is not valid base64; send {WORDS[kind]}.", param=place, code="invalid_value"
+    )
 
 
 def _check_format(given: Any, found: str, place: str) -> None:
     said = str(given).lower().removeprefix("audio/")
     if FORMATS.get(said, said) != found:
-        message = f"'{place}' is {shorten(str(given), 32)!r}, but the sound is {found}."
+        message = f"'{place}' is {shorten(str(given), 32)!r}, but the audio is {found}; send its own format."
         raise BadRequest(message, param=place, code="invalid_value")
 
 
 def spell_shown(shown: str | Media) -> Part:
-    """A part of what a tool gave, as a client sends such parts."""
+    """Format a part of a tool result the way clients send parts."""
     if isinstance(shown, str):
         return {"type": "input_text", "text": shown}
     if shown.kind == "image":
@@ -217,10 +219,10 @@ def spell_shown(shown: str | Media) -> Part:
 
 
 def read_images(given: Sequence[Any], limits: Limits, place: str) -> ImageList:
-    """Pictures beside a text: `["iVBORw0...", ...]`."""
+    """Decode images beside a text: `["iVBORw0...", ...]`."""
     if isinstance(given, ImageList):
         return given
     read = ImageList(given)
-    parts = [one if isinstance(one, dict) else {"image": one} for one in given]
-    read.read = [read_media_part(one, "image", limits, f"{place}[{n}]") for n, one in enumerate(parts)]
+    parts = [part if isinstance(part, dict) else {"image": part} for part in given]
+    read.read = [read_media_part(part, "image", limits, f"{place}[{n}]") for n, part in enumerate(parts)]
     return read

@@ -1,7 +1,7 @@
-"""Bytes to a request struct, in one pass. Whatever is wrong becomes a 400 that names the place.
+"""Decodes bytes to a request struct in one pass. Any error becomes a 400 that names the field.
 
-Before that, the shape of a body is looked at: how deep its JSON is, how much, how long its numbers. A few
-counts tell that most bodies are fine; the others are looked at without their strings.
+Before that, the shape of a body is checked: nesting depth, size and length of numbers. A few counts show that
+most bodies are fine; the others are checked again without their strings.
 """
 
 import json
@@ -18,7 +18,7 @@ from dragoman.errors import BadRequest, UnknownField, is_near, shorten
 from dragoman.json_amount import check_amount, outside_of_strings, too_much
 from dragoman.limits import Limits
 
-# The shape of a body, before anything is made of it.
+# The shape of a body, checked before it is decoded.
 
 
 _NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
@@ -29,7 +29,7 @@ _LEAST, _MOST = -(2**63), 2**64 - 1
 
 
 def check_shape(body: bytes, limits: Limits) -> None:
-    """Raises where the body is of a shape that no request has. What is not JSON at all is found later."""
+    """Raise if a body is nested, large or numeric beyond the limits. Invalid JSON is reported later."""
     if (
         len(body) > 2 * limits.json_values
         or body.count(b"[") + body.count(b"{") > min(limits.json_depth, limits.json_lists)
@@ -48,16 +48,16 @@ def _check_bare(bare: bytes, limits: Limits) -> None:
     if _LONG not in zeros:
         return
     if b"0" * (limits.json_digits + 1) in zeros:
-        message = f"The JSON of the body has a number of more than {limits.json_digits} digits."
+        message = f"The JSON of the body has a number with more than {limits.json_digits} digits."
         raise BadRequest(message, code="limit_exceeded")
     for found in _LONG_INTEGER.finditer(bare):
         if not _LEAST <= int(found[0]) <= _MOST:
-            raise BadRequest("An integer of the body has more than 64 bits.", code="invalid_value")
+            raise BadRequest("The body has an integer of more than 64 bits.", code="invalid_value")
 
 
 def _depth(bare: bytes) -> int:
     brackets = np.frombuffer(bare.translate(None, _NOT_BRACKETS), np.uint8)
-    # In ASCII what opens has the second bit, [ 0x5B and { 0x7B, and what closes has not, ] 0x5D and } 0x7D.
+    # In ASCII, opening brackets have the second bit ([ 0x5B, { 0x7B), closing ones do not (] 0x5D, } 0x7D).
     return int(np.cumsum((brackets & 2).astype(np.int64) - 1).max(initial=0))
 
 
@@ -66,14 +66,14 @@ def _check_names(body: bytes) -> None:
         _NAMES.decode(body.decode())
     except _Twice as twice:
         raise BadRequest(
-            f"The name {str(twice)[:64]!r} comes twice in one object.", code="invalid_json"
+            f"The name {str(twice)[:64]!r} occurs twice in one object; send it once.", code="invalid_json"
         ) from None
     except (ValueError, RecursionError):
-        pass  # It is no JSON: who decodes it says where.
+        pass  # Not JSON: the decoder reports where.
 
 
 class _Twice(Exception):
-    """A name that an object has two times: which of them counts, every reader decides for itself."""
+    """A name that occurs twice in an object: parsers differ in which of the values counts."""
 
 
 def _no_name_twice(members: list[tuple[str, Any]]) -> None:
@@ -86,23 +86,24 @@ def _no_name_twice(members: list[tuple[str, Any]]) -> None:
         seen.add(name)
 
 
-# What a number is does not matter here, and nothing is quicker than its length.
+# The value of a number does not matter here, and its length is the fastest thing to compute.
 _NAMES = json.JSONDecoder(object_pairs_hook=_no_name_twice, parse_int=len, parse_float=len)
 
 
-# Its contents.
+# The contents of a body.
 #
-# A body that is not just right is read once more, field by field: what was right is decoded as before, and
-# the rest is read the way that other servers and clients mean it (`fit`, and the names of `foreign_fields`).
+# A body that does not decode as it is gets read once more, field by field: valid fields are decoded as
+# before, and the rest is read as other servers and clients mean it (`fit`, and the names of
+# `foreign_fields`).
 
 
 Members: TypeAlias = Mapping[str, msgspec.Raw]
 Unknown: TypeAlias = Literal["error", "warn"]
 
 LONGEST_TEXT = 512
-"""Of what msgspec says, which may quote a value or a name of any length; the place comes last."""
+"""Characters of a msgspec error, which may quote a value or name of any length; the path comes last."""
 MOST_IGNORED = 32
-"""Different fields of a body that may be left out of account; who sends more does not mean this server."""
+"""Different ignored fields per body; a client that sends more is not meant for this server."""
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
 _INVALID = re.compile(r"(?P<what>.*?)(?: - at (?:`key` in )?`(?P<path>[^`]*)`)?$", re.DOTALL)
 _STEPS = re.compile(r"\[[^\]]*\]|[^.\[\]$]+")
@@ -115,7 +116,8 @@ _describe: Callable[[Any], inspect.Type] = cache(inspect.type_info)
 
 
 class Ignored:
-    """The fields of a body that were accepted without effect; `unknown`: whether unknown ones may be."""
+    """The fields of a body that were accepted without effect; `unknown` says whether unknown fields may be
+    ignored."""
 
     __slots__ = ("_names", "_seen", "unknown")
 
@@ -129,35 +131,38 @@ class Ignored:
             self._names[_UNTOLD.sub("?", _INDEX.sub("[]", shorten(place, 64)))] = None
 
     def seen(self, place: str, name: str) -> bool:
-        """Whether this unknown field was there before, in an object like this one."""
+        """Return whether this unknown field was seen before in an object at the same path."""
         known = (_INDEX.sub("[]", place), name)
         if known in self._seen:
             return True
         if len(self._seen) == MOST_IGNORED:
             full = _full_name(place, name)
-            raise UnknownField(f"'{full}' is one of more than {MOST_IGNORED} unknown fields.", param=full)
+            raise UnknownField(
+                f"'{full}' is one of more than {MOST_IGNORED} unknown fields; send fewer.", param=full
+            )
         self._seen.add(known)
         return False
 
     @property
     def told(self) -> str:
-        """`user, messages[].colour`, as a header or a log may have it; empty if there is nothing to tell."""
+        """The ignored fields for a header or log: `user, messages[].colour`; empty if there are none."""
         return ", ".join(self._names)
 
 
 class Foreign(msgspec.Struct, frozen=True):
-    """What others call the fields of one type of request, and fields that only others have."""
+    """Other servers' names for the fields of one request type, and fields that only other servers have."""
 
     meant: Mapping[str, Callable[[Any, Members], Mapping[str, Any]]] = {}
-    """The fields that are meant by one of another name, or by a value that only others have for it."""
+    """Converts foreign fields to our own, and foreign values of our fields."""
     harmless: frozenset[str] = frozenset()
-    """Without effect on the answer."""
+    """Fields without effect on the answer."""
     refused: Mapping[str, tuple[str, tuple[Any, ...]]] = {}
-    """Why not, and the values that ask for nothing. What would change the answer is never left out."""
+    """The reason for rejecting each field, and its values that mean unset. Fields that would change the
+    answer are never ignored."""
     wrapping: frozenset[str] = frozenset()
-    """Fields that hold others, which count as if they stood beside them."""
+    """Objects whose members count as fields of the request."""
     overrules: frozenset[str] = frozenset()
-    """Names of `meant` that count more than the field they are about."""
+    """Names in `meant` that take precedence over the field they set."""
 
 
 NOTHING_FOREIGN = Foreign()
@@ -174,12 +179,12 @@ class _Field(msgspec.Struct, frozen=True):
 
 
 class Reader(msgspec.Struct, frozen=True):
-    """Decodes one request type; made once per type, because building a decoder costs more than using it."""
+    """Decodes one request type; created once per type, as building a decoder costs more than using it."""
 
     decoder: msgspec.json.Decoder[Any]
     foreign: Foreign
     idle: tuple[str, ...]
-    """Its own fields that have no effect."""
+    """Own fields of the type without effect."""
 
     @classmethod
     def of(
@@ -192,7 +197,7 @@ class Reader(msgspec.Struct, frozen=True):
         return _describe(self.decoder.type)
 
     def read(self, body: bytes, ignored: Ignored | None = None) -> Any:
-        """`ignored` is told what of the body had no effect."""
+        """Decode a body; fields without effect are added to `ignored`."""
         if not body:
             raise BadRequest("The request has no body; send a JSON object.", code="empty_body")
         ignored = ignored or Ignored("error")
@@ -218,15 +223,15 @@ class Reader(msgspec.Struct, frozen=True):
         return _LenientReading(self, members, ignored).request()
 
     def convert(self, value: Any, place: str, ignored: Ignored | None = None) -> Any:
-        """The same for a part of a body that was decoded before: `tools[2]`.
+        """Decode a part of a body, such as `tools[2]`, that was already parsed.
 
-        Without `ignored` nothing is fitted: for parts that are kept as they came.
+        Without `ignored` no value is converted: for parts that are stored as sent.
         """
         return _convert(value, self.decoder.type, self.kind, place, ignored)
 
 
 class _LenientReading:
-    """One body, field by field."""
+    """Reads one body field by field."""
 
     def __init__(self, reader: Reader, members: Members, ignored: Ignored) -> None:
         self._type: Any = reader.decoder.type
@@ -249,13 +254,15 @@ class _LenientReading:
         return self._type(**{self._fields[name].name: value for name, value in self._given.items()})
 
     def _take_as_is(self, name: str, raw: msgspec.Raw) -> bool:
-        """Whether the field is right as it stands; null is unset, whatever its name."""
+        """Return whether the field is valid as it is; null means unset for any name."""
         if name in self._fields:
             try:
                 self._given[name] = self._fields[name].decoder.decode(raw)
                 return True
             except msgspec.ValidationError as error:
-                self._errors[name] = error.with_traceback(None)  # Its frames hold the body, and this.
+                self._errors[name] = error.with_traceback(
+                    None
+                )  # The frames would keep the body and this object alive.
         return bytes(memoryview(raw)[:5]) == b"null"
 
     def _value(self, name: str) -> Any:
@@ -264,17 +271,17 @@ class _LenientReading:
         except msgspec.DecodeError:
             if name not in self._errors:
                 raise
-            # A number of too many digits: what the field has against it is clearer.
+            # A number with too many digits: the field's own error is clearer.
             raise _explain(self._errors[name], self._fields[name].kind, name) from None
 
     def _take(self, name: str, value: Any, parent: str = "", by: str = "") -> None:
-        """`parent` is the field that it stands in, `by` what it was called there."""
+        """Take a field; `parent` is the object that contains it, `by` its name there."""
         foreign = self._foreign
         if value is None:
             return
         if name in foreign.wrapping and isinstance(value, dict):
-            for inner, one in value.items():
-                self._take(inner, one, _full_name(parent, name))
+            for inner, member in value.items():
+                self._take(inner, member, _full_name(parent, name))
         elif name in foreign.meant:
             for own, meant in foreign.meant[name](value, self._members).items():
                 take = self._set if own == name else self._take
@@ -301,7 +308,7 @@ class _LenientReading:
             self._given[name] = {**made, **before}
         elif made != before:
             first = self._places.get(name, name)
-            message = f"'{place}' and '{first}' say different things; send one of them."
+            message = f"'{place}' and '{first}' set the same field to different values; send one of them."
             raise BadRequest(message, param=place, code="invalid_value")
 
     def _check_off(self, name: str, value: Any) -> None:
@@ -313,7 +320,7 @@ class _LenientReading:
 
 @cache
 def _fields_of(type_: Any) -> Mapping[str, _Field]:
-    """By the names that they have in JSON."""
+    """Return the fields of a type by their JSON names."""
     return {
         field.encode_name: _Field(
             field.name,
@@ -336,9 +343,9 @@ def _convert(value: Any, type_: Any, kind: inspect.Type, place: str, ignored: Ig
 
 
 def fit(value: Any, kind: inspect.Type, place: str, ignored: Ignored) -> Any:
-    """The value as the type has it, where it can mean one thing only: `16.0` and `"16"` are the integer 16.
+    """Convert a value to the type if only one meaning is possible: `16.0` and `"16"` are the integer 16.
 
-    Null is unset in every object of a type. What nobody knows is left out, unless it must not be.
+    Null means unset in every object of a type. Unknown fields are dropped, unless they must be rejected.
     """
     kind = _option(value, kind)
     if isinstance(kind, inspect.StructType) and isinstance(value, dict):
@@ -346,13 +353,13 @@ def fit(value: Any, kind: inspect.Type, place: str, ignored: Ignored) -> Any:
     if isinstance(kind, inspect.ListType) and isinstance(value, list):
         item = kind.item_type
         if isinstance(item, inspect.IntType):
-            return [one if type(one) is int else _fit_number(one, item) for one in value]
-        return [fit(one, item, f"{place}[{number}]", ignored) for number, one in enumerate(value)]
+            return [entry if type(entry) is int else _fit_number(entry, item) for entry in value]
+        return [fit(entry, item, f"{place}[{number}]", ignored) for number, entry in enumerate(value)]
     if isinstance(kind, inspect.DictType) and isinstance(value, dict):
         inner = kind.value_type
         if isinstance(inner, inspect.AnyType):
             return value
-        return {key: fit(one, inner, place, ignored) for key, one in value.items() if one is not None}
+        return {key: fit(entry, inner, place, ignored) for key, entry in value.items() if entry is not None}
     if isinstance(kind, inspect.IntType | inspect.FloatType | inspect.LiteralType):
         return _fit_number(value, kind)
     if isinstance(kind, inspect.BoolType) and isinstance(value, str | int | float):
@@ -361,7 +368,7 @@ def fit(value: Any, kind: inspect.Type, place: str, ignored: Ignored) -> Any:
 
 
 def _option(value: Any, kind: inspect.Type) -> inspect.Type:
-    """Of several types, the one for such a value."""
+    """Return the type of a union that fits this value."""
     options = [*_alternatives(kind)]
     if len(options) == 1:
         return options[0]
@@ -391,7 +398,7 @@ _KINDS: Mapping[type, tuple[type[inspect.Type], ...]] = {
 
 def _fit_number(value: Any, kind: inspect.Type) -> Any:
     whole = isinstance(kind, inspect.IntType) or (
-        isinstance(kind, inspect.LiteralType) and all(isinstance(one, int) for one in kind.values)
+        isinstance(kind, inspect.LiteralType) and all(isinstance(option, int) for option in kind.values)
     )
     if isinstance(value, str) and (whole or isinstance(kind, inspect.FloatType)):
         if not _NUMBER.fullmatch(value):
@@ -427,7 +434,7 @@ def _kinds_in(type_: Any) -> Mapping[str, inspect.Type]:
 def _check_unknown(
     name: str, place: str, known: Sequence[str], ignored: Ignored, *, exact: bool = False
 ) -> None:
-    """A slip is an error, and so is all else where the operator or the type wants that."""
+    """Report an unknown field: a typo is always an error, others if the operator or the type requires it."""
     if ignored.seen(place, name):
         return
     full = _full_name(place, name)
@@ -455,14 +462,14 @@ def _explain(error: msgspec.ValidationError, kind: inspect.Type, place: str = ""
         name = f"{param}.{missing[1]}" if param else missing[1]
         return BadRequest(f"'{name}' is required.", param=name, code="missing_field")
     named = f"'{param}'" if param else "the body"
-    known = ", ".join(_values(kind, path or ""))
-    may_be = f"; it may be: {known}" if known else ""
-    message = f"Invalid value for {named}: {_lower(what)}{may_be}."
+    allowed = ", ".join(_values(kind, path or ""))
+    remedy = f"; allowed are: {allowed}" if allowed else ""
+    message = f"Invalid value for {named}: {_lower(what)}{remedy}."
     return BadRequest(message, param=param, code="invalid_value")
 
 
 def _param(path: str | None, place: str) -> str | None:
-    """`$.messages[0].role` gives `messages[0].role`; the root gives the place, or None."""
+    """Return the field: `$.messages[0].role` is `messages[0].role`; the root is `place`, or None."""
     return (place + (path or "").removeprefix("$")).removeprefix(".") or None
 
 
@@ -471,7 +478,7 @@ def _lower(text: str) -> str:
 
 
 def _values(kind: inspect.Type, path: str) -> list[str]:
-    """What may stand at `$.messages[0].role`, where that is one of a few words."""
+    """Return the allowed values at `$.messages[0].role`, if the type there is a list of literals."""
     places = [*_alternatives(kind)]
     for step in _STEPS.findall(path):
         places = [kind for place in places for inner in _inside(place, step) for kind in _alternatives(inner)]
@@ -483,8 +490,8 @@ def _alternatives(kind: inspect.Type) -> Iterator[inspect.Type]:
     if isinstance(kind, inspect.Metadata):
         yield from _alternatives(kind.type)
     elif isinstance(kind, inspect.UnionType):
-        for one in kind.types:
-            yield from _alternatives(one)
+        for option in kind.types:
+            yield from _alternatives(option)
     else:
         yield kind
 

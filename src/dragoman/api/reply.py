@@ -1,6 +1,6 @@
-"""What replies are made of, whichever API they are in: events, JSON, errors, log probabilities.
+"""Building blocks of replies for all APIs: events, JSON, errors, log probabilities.
 
-And what Chat Completions and Completions have in common: the envelope of a reply, and `StreamWriter`, which
+Also the common part of Chat Completions and Completions: the envelope of a reply, and `StreamWriter`, which
 writes the events of a turn as chunks.
 """
 
@@ -18,7 +18,7 @@ from dragoman.store import Record, StoredItem
 from dragoman.turns.reading import Pieces
 from dragoman.types import Answer, Event, TokenLogprob, Usage
 
-# Server-sent events: one encoder. Payloads are JSON, so no text can forge the end of an event.
+# Server-sent events. Payloads are JSON, which has no line breaks, so no text can forge the end of an event.
 
 
 DONE = b"data: [DONE]\n\n"
@@ -32,7 +32,8 @@ def event(payload: Any) -> bytes:
 
 
 def around(payload: dict[str, Any], hole: str) -> tuple[bytes, ...]:
-    """An event cut wherever `hole` stands as a value: only what goes between changes from token to token.
+    """Encode an event and split it at the placeholder `hole`: only the text between changes from token to
+    token.
 
     >>> around({"a": 1, "b": "HOLE"}, "HOLE")
     (b'data: {"a":1,"b":', b'}\\n\\n')
@@ -40,30 +41,31 @@ def around(payload: dict[str, Any], hole: str) -> tuple[bytes, ...]:
     return tuple(event(payload).split(encode(hole)))
 
 
-# Big replies as JSON. Encoded in one call, they would stop everything else in the process for as long.
+# Large replies as JSON. Encoded in one call, they would block all other threads of the process meanwhile.
 
 
 PIECE = 64 * 1024
-"""Characters of a text, or entries of a list of plain values, that are encoded in one go."""
+"""Characters of a text, or entries of a list of plain values, encoded in one call."""
 BIG = 1024 * 1024
 AT_ONCE = 4096
-"""Pieces that are joined in one go."""
+"""Chunks joined in one call."""
 _encode = msgspec.json.Encoder().encode
 _PLAIN = (str, int, float, bool, type(None))
 
 
 def writer(size: int) -> Callable[[Any], bytes]:
-    """What encodes values of about so many bytes: in pieces takes longer, where there is no need for it."""
+    """Return the encoder for values of about `size` bytes: encoding in chunks is slower, so it is for large
+    ones."""
     return encode_json if size > BIG else _encode
 
 
 def encode_json(value: Any) -> bytes:
-    """What `msgspec.json.encode` gives: `encode_json({"a": [1]})` is `b'{"a":[1]}'`."""
+    """Return what `msgspec.json.encode` returns: `encode_json({"a": [1]})` is `b'{"a":[1]}'`."""
     return b"".join(_join_pieces(_pieces(value)))
 
 
 def _join_pieces(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    # Of a million small ones, joining and letting go of them is a long call, too.
+    # Joining and freeing a million small chunks at once would be a long call too.
     while some := list(islice(pieces, AT_ONCE)):
         yield b"".join(some)
 
@@ -90,7 +92,7 @@ def _object(value: dict[Any, Any]) -> Iterator[bytes]:
 
 
 def _list(value: list[Any] | tuple[Any, ...]) -> Iterator[bytes]:
-    # Lists that begin with a plain value mostly have only such, and none of them long.
+    # Lists that begin with a plain value mostly have only such values, all of them short.
     plain = isinstance(value[0], _PLAIN) and not (isinstance(value[0], str) and len(value[0]) > PIECE)
     step = PIECE if plain else 1
     for at in range(0, len(value), step):
@@ -103,7 +105,7 @@ def _list(value: list[Any] | tuple[Any, ...]) -> Iterator[bytes]:
 
 
 def page(stored: Sequence[StoredItem | Record], has_more: bool) -> list[bytes]:
-    """Objects that are JSON already are neither read again nor copied: the page is in parts."""
+    """Build a page of stored objects. They are JSON already, so they are neither parsed nor copied."""
     ends: dict[str, Any] = {"first_id": None, "last_id": None, "has_more": has_more}
     if stored:
         ends |= {"first_id": stored[0].id, "last_id": stored[-1].id}
@@ -111,25 +113,25 @@ def page(stored: Sequence[StoredItem | Record], has_more: bool) -> list[bytes]:
     return [b'{"object":"list","data":[', *parts, b"]," + _encode(ends)[1:]]
 
 
-# What went wrong, in the words of an API for the parts of a request, and in its shape of a body.
+# Errors, with the field names and the body format of an API.
 
 
 FIELDS: Mapping[str, str] = {"reuse_prefix": "cache_prompt"}
-"""What all requests for an answer name alike, but not as we do."""
+"""Our fields that all generating requests have under another name."""
 
 
 class ErrorSpelling(Protocol):
     def status(self, error: DragomanError) -> int: ...
 
     def body(self, error: DragomanError) -> Any:
-        """The JSON of a reply that says so."""
+        """Build the JSON body of an error reply."""
 
     def event(self, error: Exception) -> bytes:
-        """The last event of a stream that fails after its headers are gone."""
+        """Write the last event of a stream that fails after its headers were sent."""
 
 
 class OpenAIErrors(Struct, frozen=True):
-    """OpenAI's shape. `words` are the fields in which the parts of a request come, where names differ."""
+    """Errors in OpenAI's format; `words` maps parts of a request to field names of the API."""
 
     words: Mapping[str, str] = {}
 
@@ -137,7 +139,7 @@ class OpenAIErrors(Struct, frozen=True):
         return error.status
 
     def body(self, error: DragomanError) -> dict[str, dict[str, str | None]]:
-        """All four keys are always there."""
+        """Build the body, which always has all four keys."""
         message, param = spell_error(error, self.words)
         return {"error": {"message": message, "type": error.type, "param": param, "code": error.code}}
 
@@ -146,7 +148,7 @@ class OpenAIErrors(Struct, frozen=True):
 
 
 def spell_error(error: DragomanError, words: Mapping[str, str]) -> tuple[str, str | None]:
-    """The message and the field that is meant, in an API's words.
+    """Return the message and the field of an error, with the API's field names.
 
     >>> spell_error(BadRequest("'prompt' is empty.", param=Part("prompt")), {"prompt": "input"})
     ("'input' is empty.", 'input')
@@ -159,26 +161,26 @@ def spell_error(error: DragomanError, words: Mapping[str, str]) -> tuple[str, st
 
 
 def as_known_error(error: Exception) -> DragomanError:
-    """The error itself if it is one of ours: the words of others are for the log."""
+    """Return our own errors unchanged; texts of other exceptions belong in the log."""
     return error if isinstance(error, DragomanError) else EngineFailed("The server failed; see its log.")
 
 
-# Log probabilities as the two APIs spell them.
+# Log probabilities in the formats of the two APIs.
 
 
 LEAST = -9999.0
-"""Stands for minus infinity, which JSON cannot say; OpenAI uses the same number."""
+"""Replaces minus infinity, which JSON does not have; OpenAI uses the same number."""
 
 
 class Speller:
-    """Spells ids as the client wants them: as text, or as `token_id:N`."""
+    """Formats tokens as the client requested: as text, or as `token_id:N`."""
 
     def __init__(self, pieces: Pieces, *, as_ids: bool = False, skip_special: bool = True) -> None:
         self._pieces = pieces
         self._as_ids = as_ids
         self._unseen = pieces.special if skip_special else frozenset()
         self._around: dict[int, tuple[str, str]] = {}
-        """What entries say before their numbers and behind them, by id."""
+        """The JSON before and after the number of an entry, by token id."""
 
     def token(self, id_: int) -> str:
         if self._as_ids:
@@ -189,7 +191,8 @@ class Speller:
         return self._pieces.bytes[id_].decode("utf-8", "replace")
 
     def chat(self, entries: Iterable[TokenLogprob]) -> list[Raw]:
-        """Written already: a long answer has a million of them, and as objects they would hold up everybody.
+        """Encode the entries at once: a long answer has a million, and as objects they would block the event
+        loop.
 
         `{"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}`
         """
@@ -200,7 +203,7 @@ class Speller:
         return f'{self._entry(entry.id, entry.logprob)},"top_logprobs":[{top}]}}'
 
     def _entry(self, id_: int, logprob: float) -> str:
-        """Without the brace at its end."""
+        """Return an entry without its closing brace."""
         around = self._around.get(id_)
         if around is None:
             token, numbers = encode(self.token(id_)).decode(), encode(list(self._pieces.bytes[id_])).decode()
@@ -210,7 +213,8 @@ class Speller:
     def completions(
         self, entries: Sequence[TokenLogprob | None], ids: Sequence[int], offset: int
     ) -> dict[str, Any]:
-        """`entries` may begin with None: nothing precedes the first id of a prompt."""
+        """Build Completions' format; `entries` may begin with None, because nothing precedes a prompt's first
+        id."""
         offsets = []
         for id_ in ids:
             offsets.append(offset)
@@ -227,7 +231,7 @@ class Speller:
         return Raw(encode({**top, self.token(entry.id): finite(entry.logprob)}))
 
     def prompt(self, entries: Sequence[TokenLogprob | None] | None) -> list[Raw | None] | None:
-        """vLLM's shape: for each prompt id, what else could have stood there, by id."""
+        """Build vLLM's format: for each prompt id, the alternatives at its position, by id."""
         if entries is None:
             return None
         return [None if entry is None else self._ranked(entry) for entry in entries]
@@ -247,18 +251,18 @@ def finite(logprob: float) -> float:
     return logprob if logprob > LEAST else LEAST
 
 
-# What the replies of Chat Completions and Completions have in common: the envelope, once per stream.
+# The common envelope of Chat Completions and Completions, encoded once per stream.
 #
-# Only the escaped delta and what was asked for beside it goes between an envelope's parts.
+# Only the escaped delta and requested extra fields go between the parts of an envelope.
 
 
 def weight_field(version: str | None) -> dict[str, str]:
-    """A part of every answer, where the engine has something to say."""
+    """Return the field with the version of the weights, if the engine reports one."""
     return {} if version is None else {"weight_version": version}
 
 
 def prompt_details(counted: Usage) -> dict[str, int]:
-    """What of a prompt was not computed again, and what was put into it, if anything was."""
+    """Return the prompt tokens from the cache, and those of restored reasoning, if any."""
     restored = {"restored_reasoning_tokens": counted.restored_tokens} if counted.restored_tokens else {}
     return {"cached_tokens": counted.cached_tokens, **restored}
 
@@ -274,14 +278,14 @@ def usage(counted: Usage) -> dict[str, Any]:
 
 
 ID_BYTES, LOGPROB_BYTES = 8, 64
-"""What one takes in JSON, about."""
+"""Approximate size in JSON of a token id and of a log probability."""
 HOLE = "\x00"
 FRAGMENTS = frozenset({"text", "reasoning", "call_arguments"})
-"""Events that are nothing but a piece of text: what almost all of a stream is made of."""
+"""Events that are only a fragment of text: almost all of a stream."""
 
 
 class Head(Struct, frozen=True):
-    """What stays the same over a whole reply."""
+    """The fields that stay the same in all chunks of a reply."""
 
     id: str
     created: int
@@ -300,7 +304,7 @@ class ChunkOptions(Struct, frozen=True):
 
 
 class Spelling(Protocol):
-    """How one API writes the parts in which streams differ."""
+    """How an API writes the fields in which streams differ."""
 
     object: str
 
@@ -308,16 +312,16 @@ class Spelling(Protocol):
     def errors(self) -> ErrorSpelling: ...
 
     def silent(self, event: Event) -> bool:
-        """Whether an event says nothing by itself: it is written only for what was asked for beside it."""
+        """Return whether an event has no content; it is written only if it has requested extras."""
 
     def delta(self, event: Event) -> dict[str, Any]:
-        """The choice's fields of an event, without index and finish_reason."""
+        """Return the choice's fields for an event, without index and finish_reason."""
 
     def finish_reason(self, event: Event) -> str | None: ...
 
 
 def about_bytes(answers: Iterable[Answer], told_ids: int = 0, beside_each: int = 0) -> int:
-    """About how long a reply with these answers is, and so many ids of prompts with log probabilities."""
+    """Estimate the size of a reply with these answers, and `told_ids` prompt ids with log probabilities."""
     size = (ID_BYTES + LOGPROB_BYTES * beside_each) * told_ids
     for answer in answers:
         size += len(answer.text) + len(answer.reasoning) + sum(len(call.arguments) for call in answer.calls)
@@ -328,10 +332,10 @@ def about_bytes(answers: Iterable[Answer], told_ids: int = 0, beside_each: int =
 
 
 class StreamWriter:
-    """Events to bytes. `write` of a plain fragment touches no JSON but the text itself.
+    """Writes events as chunks; a plain fragment encodes no JSON but its text.
 
-    `plain` says that a delta has nothing beside its text: no log probabilities. `weights` is asked where a
-    choice ends.
+    `plain` means that deltas have only text, and no log probabilities. `weights` is called where a choice
+    ends, and returns the version of the weights.
     """
 
     idle = KEEP_ALIVE
@@ -380,7 +384,7 @@ class StreamWriter:
         return self.chunk(event, self._spelling.delta(event))
 
     def _beside(self, event: Event) -> bool:
-        """Whether an event has ids or log probabilities that the client would miss."""
+        """Return whether an event has ids or log probabilities that the client requested."""
         return bool((self._options.token_ids and event.ids) or (self._logprobs and event.logprobs))
 
     def _cut(self, event: Event) -> tuple[bytes, ...]:
@@ -411,7 +415,7 @@ class StreamWriter:
         return {"usage": None} if self._options.usage else {}
 
     def end(self) -> bytes:
-        """After the last choice: the usage, if asked for, and the end mark."""
+        """Write the end of the stream: the usage, if requested, and the end marker."""
         if not self._options.usage:
             return DONE
         counted = {"usage": usage(self._used()), **weight_field(self._weights())}

@@ -1,6 +1,6 @@
-"""The request fields that all APIs share, and what they mean for a turn.
+"""The request fields that all APIs share, and their conversion to a turn.
 
-Every field may be null, which means unset: some clients send null for all they do not use.
+Every field may be null, which means unset: some clients send null for all unused fields.
 """
 
 from operator import attrgetter
@@ -50,7 +50,7 @@ Lora: TypeAlias = Annotated[str, Meta(max_length=512)] | Annotated[list[LoraEntr
 
 
 def wishes(lora: Lora | None) -> tuple[AdapterWish, ...] | None:
-    """None: nothing was said, so the model's name decides."""
+    """Return the adapters of a request, or None if the model's name decides."""
     if lora is None:
         return None
     if isinstance(lora, str):
@@ -71,7 +71,7 @@ Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Positive: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Natural: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Longest: TypeAlias = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
-"""Tokens of an answer; -1: as many as fit."""
+"""A limit of tokens for an answer; -1 means as many as fit."""
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
 Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=24 * 60 * 60)]
@@ -82,7 +82,7 @@ _PLAIN = (
     "logit_bias", "stop_token_ids", "min_tokens", "ignore_eos", "seed",
 )
 # fmt: on
-"""Fields that are named like what they say of the sampling."""
+"""Fields with the same name and meaning in `Sampling`."""
 _LISTS = ("stop", "bad_words")
 _DECIDED = ("temperature", "typical_p", "dry_breakers", *_PLAIN, *_LISTS)
 _plain_values = attrgetter(*_PLAIN, *_LISTS)
@@ -150,7 +150,7 @@ class SharedFields(SamplerFields, kw_only=True):
 
 
 def check_shared(fields: SharedFields, ignored: Ignored | None = None) -> None:
-    """Rules across fields; types and ranges were checked while decoding, and counts are the turn's."""
+    """Check rules across fields; types and ranges were checked while decoding, and the turn checks counts."""
     read_wanted(fields)
     check_samplers(fields)
     if "" in fields.stops:
@@ -165,17 +165,17 @@ def check_shared(fields: SharedFields, ignored: Ignored | None = None) -> None:
     if fields.stream_options and not fields.stream and ignored is not None:
         ignored.add("stream_options")
     if fields.stream and fields.prompt_logprobs is not None:
-        message = "prompt_logprobs cannot be streamed; leave out one of the two."
+        message = "prompt_logprobs cannot be streamed; leave out prompt_logprobs or stream."
         raise BadRequest(message, param="prompt_logprobs", code="invalid_value")
 
 
 def sampling(fields: SharedFields, *, max_tokens: int | None, logprobs: int | None) -> Sampling:
-    """What the engine is told. Words are not ids yet, and `max_tokens` 0 means as many as is usual."""
+    """Return the sampling parameters. Texts are not token ids yet; `max_tokens` 0 means the default."""
     min_tokens = fields.min_tokens or 0
     if max_tokens == -1:
         max_tokens = 2**31 - 1
     if max_tokens is not None and min_tokens > max_tokens:
-        message = f"min_tokens ({min_tokens}) must not be more than the {max_tokens} that an answer may have."
+        message = f"min_tokens ({min_tokens}) must not be greater than the limit of {max_tokens} tokens."
         raise BadRequest(message, param="min_tokens", code="invalid_value")
     return Sampling(
         max_tokens=max_tokens or 0,
@@ -192,7 +192,7 @@ def sampling(fields: SharedFields, *, max_tokens: int | None, logprobs: int | No
         stop_token_ids=frozenset(fields.stop_token_ids or ()),
         min_tokens=min_tokens,
         ignore_eos=bool(fields.ignore_eos),
-        # To llama.cpp, vLLM and most clients -1 is any seed.
+        # To llama.cpp, vLLM and most clients, -1 means a random seed.
         seed=None if fields.seed == -1 else fields.seed,
         logprobs=logprobs,
         prompt_logprobs=fields.prompt_logprobs,
@@ -213,7 +213,7 @@ def check_longest(given: int | None, param: str) -> None:
 
 
 def list_chosen(fields: SharedFields) -> frozenset[str]:
-    """What of the sampling the client has decided, so that no default does."""
+    """Return the sampling fields that the client set, which defaults must not override."""
     values = _temperature(fields), _typical_p(fields), fields.dry_sequence_breakers, *_plain_values(fields)
     said = [name for name, value in zip(_DECIDED, values, strict=True) if value is not None]
     return frozenset((*said, *given_samplers(fields)))
@@ -237,7 +237,7 @@ def turn_spec(
     calling: Calling | None = None,
     thinking: Thinking | None = None,
 ) -> TurnSpec:
-    """What was asked, free of how this API spells it."""
+    """Build the turn from the fields of a request, independent of the API."""
     return TurnSpec(
         model=fields.model,
         adapters=wishes(fields.lora),
@@ -267,18 +267,18 @@ def turn_spec(
 
 MOST_TERMS = 64
 LONGEST_TERMS = 1024
-"""Bytes. Tools and schemas are longer, and are looked at each time."""
+"""Maximum size of a cache key in bytes. Requests with tools and schemas are longer, and are not cached."""
 
 
 class KnownTerms:
-    """What requests of lately asked for beside `said`: mostly it is what was asked for before."""
+    """Cache of turns, keyed by all request fields but `said`; most requests repeat the other fields."""
 
     def __init__(self, kind: type[SharedFields], said: str) -> None:
         self._values = attrgetter(*(name for name in kind.__struct_fields__ if name != said))
         self._kept: dict[bytes, TurnSpec] = {}
 
     def key(self, fields: SharedFields) -> bytes:
-        """Empty where it cannot be written: there is a half of a surrogate pair in it."""
+        """Return the key, or empty bytes if a field has half of a surrogate pair and cannot be encoded."""
         try:
             return pack(self._values(fields))
         except ValueError:
@@ -307,13 +307,13 @@ def _bias(entries: dict[str, float]) -> dict[int, float]:
 
 
 def _is_id(key: str) -> bool:
-    # int() takes "1_0", " 1" and digits of other scripts, which are not what a client means.
+    # int() accepts "1_0", " 1" and digits of other scripts, which are not token ids.
     if not (key.isascii() and key.isdigit() and len(key) <= 10):
         raise ValueError(key)
     return True
 
 
-# What a request says of reasoning, and to the chat template beside the conversation.
+# Fields about reasoning, and variables of the chat template.
 
 
 Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -346,7 +346,7 @@ class ReasoningFields(SharedFields, kw_only=True):
 
     @property
     def thinks(self) -> bool | None:
-        """Whether to reason at all, if anything was said about it."""
+        """Whether to reason; None if the request does not say."""
         said = self.enable_thinking
         if said is None and self.reasoning:
             said = self.reasoning.enabled
@@ -361,16 +361,17 @@ def check_reasoning(fields: ReasoningFields) -> None:
     }
     for param, (one, other) in both.items():
         if None not in (one, other) and one != other:
-            message = f"'{param}' and its other name say different things; send one of them."
+            message = f"'{param}' and its other name have different values; send one of them."
             raise BadRequest(message, param=param, code="invalid_value")
     found = _budgets(fields)
     if len(found) > 1:
-        message = f"'{found[1][0]}' and '{found[0][0]}' are the same; send one of them."
+        message = f"'{found[1][0]}' and '{found[0][0]}' are the same field; send one of them."
         raise BadRequest(message, param=found[1][0], code="invalid_value")
 
 
 def thinking(fields: ReasoningFields) -> Thinking | None:
-    """The budget of tokens; an effort of none is one of 0, where the engine can end reasoning at all."""
+    """Return the limit of reasoning tokens; effort `none` is a soft limit of 0, for engines that can end
+    reasoning."""
     for param, tokens in _budgets(fields):
         return Thinking(tokens=tokens, param=param) if tokens >= 0 else None
     return Thinking(tokens=0, param="reasoning_effort", soft=True) if fields.effort == "none" else None
@@ -384,11 +385,12 @@ def _budgets(fields: ReasoningFields) -> list[tuple[str, int]]:
 
 
 def thought_text(given: Any) -> str:
-    """`{"type": "thinking", "thinking": "Hm."}`, with its text under any of the names that there are."""
+    """Return the text of reasoning such as `{"type": "thinking", "thinking": "Hm."}`, under any of its field
+    names."""
     if isinstance(given, str):
         return given
     if isinstance(given, list):
-        return "".join(thought_text(one) for one in given)
+        return "".join(thought_text(part) for part in given)
     if not isinstance(given, dict):
         return ""
     names = ("thinking", "reasoning", "text", "content", "summary")
@@ -403,19 +405,19 @@ class TemplateFields(ReasoningFields, kw_only=True):
 
 
 def check_template(fields: TemplateFields, limits: Limits) -> None:
-    """Also where nothing is rendered with them: what is refused on one route is refused on all."""
+    """Check template variables even if nothing is rendered: all routes reject the same requests."""
     for given in (fields.chat_template_kwargs, fields.template_vars):
         check_kwargs(given or {}, limits.template_kwargs_chars)
 
 
 def template_kwargs(fields: TemplateFields, verbosity: Verbosity | None) -> dict[str, Any]:
-    """The variables of the template; what the client names itself overrules other fields."""
+    """Return the template variables; those that the client names directly override other fields."""
     named = {"enable_thinking": fields.thinks, "reasoning_effort": fields.effort, "verbosity": verbosity}
     given = {name: value for name, value in named.items() if value is not None}
     return {**given, **(fields.template_vars or {}), **(fields.chat_template_kwargs or {})}
 
 
-# What an operator says for all requests, in the words of a request.
+# The operator's presets, in the format of a request.
 
 
 _FOR_ALL = frozenset(
@@ -432,7 +434,7 @@ _PRESETS = Reader.of(PresetFields)
 
 
 def read_presets(settings: Settings) -> tuple[PresetPair, dict[str, PresetPair]]:
-    """Those of all requests, and those of the ones that name the model in some way."""
+    """Return the presets for all requests, and those for requests to a named model."""
     named = {
         name: PresetPair(
             _preset(each.sampling, f"presets.{name}.sampling", settings.limits),
@@ -450,7 +452,7 @@ def _preset(told: dict[str, Any], name: str, limits: Limits) -> Preset:
         fields: PresetFields = _PRESETS.read(encode(told))
         for each in fields.__struct_fields__:
             if getattr(fields, each) is not None and each not in _FOR_ALL:
-                raise BadRequest(f"'{each}' is for each request to say.")
+                raise BadRequest(f"'{each}' cannot be preset; clients set it in each request.")
         check_shared(fields)
         check_longest(fields.max_tokens, "max_tokens")
         check_reasoning(fields)

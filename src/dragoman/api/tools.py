@@ -1,4 +1,4 @@
-"""The tools of a request: how they are declared, and what may be said about calling them."""
+"""The tools of a request: their declarations, and the tool choice."""
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import count
@@ -18,12 +18,12 @@ from dragoman.turns.spec import Calling
 
 MAX_NAME = 256
 ECHOED = frozenset({"cache_control", "id"})
-"""What clients leave in tools that they send to everybody; none of it reaches the model."""
+"""Fields that clients send with tools to every server; none reaches the model."""
 KINDS = ("function", "custom")
 Function: TypeAlias = dict[str, Any]
 
 
-# Custom tools take a text: to the model each is a function with one argument.
+# Custom tools take a text: for the model each is a function with one argument.
 
 
 class Grammar(Struct, forbid_unknown_fields=True):
@@ -45,9 +45,9 @@ class CustomTool(Struct, forbid_unknown_fields=True):
 
 
 def as_function(tool: CustomTool, place: str, *, grammar: str = "format.grammar") -> dict[str, Any]:
-    """The function that stands for it. It is strict, so that its input can be read back.
+    """Return the function that represents a custom tool. It is strict, so that its input can be parsed.
 
-    `grammar` is where the grammar of a tool is said, beside its place.
+    `grammar` is the path of the tool's grammar, relative to `place`, for errors.
     """
     return {
         "name": tool.name,
@@ -63,7 +63,7 @@ def as_function(tool: CustomTool, place: str, *, grammar: str = "format.grammar"
 
 
 def as_arguments(text: str) -> str:
-    """What an earlier call of a custom tool is in the prompt."""
+    """Return the arguments that represent an earlier call of a custom tool in the prompt."""
     return encode_json({INPUT: text}).decode()
 
 
@@ -78,7 +78,8 @@ def _schema(wanted: CustomFormat | None, place: str) -> dict[str, Any]:
 
 
 def _description(tool: CustomTool) -> str | None:
-    """With the grammar: not every template shows the words of a schema, and the model has to know it."""
+    """Return the description with the grammar, which the model must know: not every template includes the
+    schema."""
     grammar = tool.format.grammar if tool.format else None
     if grammar is None:
         return tool.description
@@ -95,7 +96,7 @@ class Tool(Struct, forbid_unknown_fields=True):
     type: Literal["function", "custom", "mcp"] = "function"
     function: Function | None = None
     custom: CustomTool | None = None
-    # Of one of the server's own MCP servers, whose tools the server runs itself.
+    # Fields of an MCP server from the operator's settings, whose tools the server runs itself.
     server_label: str | None = None
     server_description: str | None = None
     allowed_tools: AllowedTools = None
@@ -103,16 +104,16 @@ class Tool(Struct, forbid_unknown_fields=True):
 
 
 class Declared(Struct, frozen=True):
-    """The functions of a request, whichever of the two fields they came in."""
+    """The functions of a request, from `tools` or `functions`."""
 
     field: str
     functions: Sequence[Function]
     places: Sequence[str]
-    """Where each was declared: `tools[2].function`."""
+    """The field of each declaration: `tools[2].function`."""
     custom: frozenset[str] = frozenset()
-    """Those that stand for custom tools."""
+    """Names of the functions that represent custom tools."""
     schema: str = "parameters"
-    """What the field with the schema of each is called."""
+    """Name of the field with each function's schema."""
 
     @classmethod
     def of(cls, tools: Sequence[Tool] | None, functions: Sequence[Function] | None = None) -> "Declared":
@@ -135,12 +136,12 @@ _NONE = Declared("tools", (), ())
 def _function(tool: Tool, place: str) -> Function:
     given = tool.function if tool.type == "function" else tool.custom
     if given is None or (tool.function is not None and tool.custom is not None):
-        raise wrong(place, f"must have a '{tool.type}', and nothing else beside its type")
+        raise wrong(place, f"must have only a '{tool.type}' beside its type")
     return as_function(given, f"{place}.custom") if isinstance(given, CustomTool) else given
 
 
 def check_tools(declared: Declared, limits: Limits) -> None:
-    """Raises at the first that cannot be used: `tools[3].function.name`."""
+    """Raise at the first invalid tool, with its field: `tools[3].function.name`."""
     check_count(len(declared.functions), limits.tools, declared.field, declared.field)
     _check_functions(declared.placed(), declared.schema)
     _check_bytes(declared, limits.tool_bytes)
@@ -161,7 +162,7 @@ def _check_functions(placed: Iterable[tuple[str, Function]], schema: str) -> Non
         if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
             raise wrong(f"{place}.name", f"must be a string of 1 to {MAX_NAME} characters")
         if name in seen:
-            raise wrong(f"{place}.name", f"is {name!r} a second time; names must differ")
+            raise wrong(f"{place}.name", f"{name!r} is used twice; names must differ")
         seen.add(name)
         if not isinstance(function.get("description"), str | None):
             raise wrong(f"{place}.description", "must be a string")
@@ -182,20 +183,21 @@ def _check_parameters(schema: Any, place: str) -> None:
 
 
 def for_template(functions: Iterable[Function]) -> tuple[Function, ...]:
-    """Tools as templates know them; null means unset there too."""
+    """Return the tools for the template; null means unset there too."""
     return tuple(
-        {"type": "function", "function": {key: value for key, value in one.items() if value is not None}}
-        for one in functions
+        {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
+        for function in functions
     )
 
 
 def join_name(space: str, name: str) -> str:
-    """`join_name("files", "read")` and `join_name("files__", "read")` give `files__read`."""
+    """Return a joined name: `join_name("files", "read")` and `join_name("files__", "read")` are
+    `files__read`."""
     return f"{space.rstrip('_')}__{name}"
 
 
 def free_name(name: str, label: str, taken: Container[str]) -> str:
-    """What the model knows a tool of an MCP server by: its name, or a longer one where that is taken."""
+    """Return the name of an MCP tool for the model: its own, or a longer one if that is taken."""
     if name not in taken:
         return name
     longer = join_name(label, name)
@@ -206,7 +208,7 @@ def free_name(name: str, label: str, taken: Container[str]) -> str:
 def name_tools(
     declared: Declared, listed: Mapping[str, Sequence[McpTool]]
 ) -> tuple[list[Function], dict[str, tuple[str, str]]]:
-    """What servers offer, as functions; and which tool of which server each of them is."""
+    """Return the tools of MCP servers as functions, and for each name its server and tool."""
     taken = {function["name"] for function in declared.functions}
     functions: list[Function] = []
     found: dict[str, tuple[str, str]] = {}
@@ -223,13 +225,13 @@ def wrong(place: str, what: str) -> BadRequest:
     return BadRequest(f"'{place}' {what}.", param=place, code="invalid_value")
 
 
-# What is said about calling them.
+# Tool choice.
 
 
 def calling(choice: Any, param: str, declared: Declared) -> Calling | None:
-    """What the choice asks for, or a tool that is strict; None: the model does as it pleases.
+    """Return the tool choice, or one for strict tools; None leaves the model free.
 
-    `"required"` gives `Calling(required=True)`, `{"type": "function", "function": {"name": "f"}}` gives
+    `"required"` is `Calling(required=True)`, `{"type": "function", "function": {"name": "f"}}` is
     `Calling(required=True, named=True, names=("f",))`.
     """
     if choice == "none":
@@ -243,7 +245,7 @@ def calling(choice: Any, param: str, declared: Declared) -> Calling | None:
 
 
 def ease_calling(found: Calling | None, declared: Declared) -> Calling | None:
-    """What holds once a call has been made: one that was asked for is not asked for again."""
+    """Return the tool choice after a call was made: a required call is not required again."""
     if found is None or not found.required:
         return found
     allowed = None if found.named or found.names is None else replace(found, required=False)
@@ -251,7 +253,7 @@ def ease_calling(found: Calling | None, declared: Declared) -> Calling | None:
 
 
 def _strict(declared: Declared) -> str | None:
-    """The place of the first tool whose calls must be in its schema."""
+    """Return the field of the first strict tool, or None."""
     places = (f"{place}.strict" for place, function in declared.placed() if function.get("strict"))
     return next(places, None)
 
@@ -284,7 +286,7 @@ def _read_allowed(asked: Any, param: str) -> Calling:
 
 
 def _tool_name(tool: Any, param: str) -> str:
-    """`{"type": "function", "function": {"name": "f"}}`, or the flat form of the Responses API."""
+    """Read `{"type": "function", "function": {"name": "f"}}`, or the flat form of the Responses API."""
     if not isinstance(tool, Mapping):
         raise wrong(param, "must be an object")
     kind = tool.get("type", "function")
@@ -307,11 +309,11 @@ def _name(given: Mapping[str, Any], param: str) -> str:
 
 def _check_declared(names: tuple[str, ...] | None, param: str, declared: Declared) -> None:
     if not declared.functions:
-        raise wrong(param, "asks for a call, but there are no tools")
-    known = dict.fromkeys(function["name"] for function in declared.functions)
-    missing = [name for name in names or () if name not in known]
+        raise wrong(param, "requires a call, but the request has no tools; send tools")
+    available = dict.fromkeys(function["name"] for function in declared.functions)
+    missing = [name for name in names or () if name not in available]
     if missing:
-        listed = ", ".join(list(known)[:16]) + (" ..." if len(known) > 16 else "")
+        listed = ", ".join(list(available)[:16]) + (" ..." if len(available) > 16 else "")
         message = f"'{param}' names {missing[0][:64]!r}, which is not among the {declared.field}: {listed}."
         raise BadRequest(message, param=param, code="invalid_value")
 

@@ -1,9 +1,9 @@
-"""What those who train a model ask for: trajectories with rewards, and a pause to change the weights.
+"""Requests for training a model: trajectories with rewards, and pausing the engine to change the weights.
 
-A trajectory is what the model saw and sampled, turn by turn, as sequences to train on. Turns whose prompt
-goes on from the ids of the turn before are one sequence. Where a prompt was written anew, because a
-template or a client has changed what was said, another sequence begins: nothing is trained on that was not
-so.
+A trajectory has the ids that the model was given and sampled, turn by turn, as sequences for training. A turn
+whose prompt continues the ids of the turn before belongs to the same sequence. If a template or client
+changed the earlier text, so that the prompt was encoded anew, a new sequence begins: training never uses ids
+that the model did not see.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,24 +19,24 @@ from dragoman.store import Record
 from dragoman.types import Traced
 
 MOST_IDS = 4 * 1024 * 1024
-"""Of one reply."""
+"""Maximum number of ids in one reply."""
 MOST_REWARDS = 64
-"""Names of one answer, however many requests they came in."""
-# Sums and means of rewards are to be numbers too.
+"""Maximum number of reward names of one answer, over all requests."""
+# The bounds keep sums and means of rewards finite.
 Reward = Annotated[float, Meta(ge=-1e30, le=1e30)]
 Rewards = Annotated[dict[Annotated[str, Meta(max_length=64)], Reward], Meta(max_length=MOST_REWARDS)]
 _encode = msgspec.json.Encoder().encode
 
 
 class Trace(Struct, kw_only=True):
-    """The turns of one answer, as they are stored."""
+    """The turns of one answer as they are stored."""
 
     turns: list[Traced]
     rewards: dict[str, float] = field(default_factory=dict)
 
 
 class Rewarded(Struct):
-    """The same without the turns."""
+    """The same, decoded without the turns."""
 
     rewards: dict[str, float] = field(default_factory=dict)
 
@@ -44,7 +44,7 @@ class Rewarded(Struct):
 class SetRewards(Struct, forbid_unknown_fields=True):
     rewards: Rewards | None = None
     reward: Reward | None = None
-    """The same as `rewards: {"reward": ...}`."""
+    """Short for `rewards: {"reward": ...}`."""
 
     @property
     def all(self) -> dict[str, float]:
@@ -52,25 +52,25 @@ class SetRewards(Struct, forbid_unknown_fields=True):
 
 
 class Segment(Struct):
-    """One sequence."""
+    """One sequence of ids."""
 
     ids: list[int]
     mask: list[int]
-    """1 where the id was sampled."""
+    """1 for sampled ids, 0 for others."""
     logprobs: list[float | None]
-    """Null where the id was not sampled, or the engine was not asked."""
+    """Null for ids that were not sampled or have no log probability."""
     weight_versions: list[str | None]
-    """Of the model, for each turn."""
+    """The weight version of each turn."""
     answers: list[str]
-    """The ids of the answers, for each turn."""
+    """The answer ids of each turn."""
     histories: list[str]
-    """How the prompt was to have earlier answers, for each turn."""
+    """How each turn's prompt was to contain earlier answers."""
     finish: str | None = None
-    """How the last turn ended."""
+    """The finish reason of the last turn."""
     choice: int = 0
-    """Of the last answer."""
+    """The choice index of the last answer."""
     split: str | None = None
-    """Why the first prompt does not go on from the answer before it, if there was one."""
+    """Why the first prompt does not continue the answer before it, if there was one."""
 
 
 _READER = Reader.of(SetRewards)
@@ -111,7 +111,7 @@ def trace_of(record: Record) -> Trace:
 
 
 def add_rewards(record: Record, rewards: dict[str, float]) -> bytes:
-    """The body with these rewards added."""
+    """Return the record's body with these rewards added."""
     trace = trace_of(record)
     trace.rewards |= rewards
     check_count(len(trace.rewards), MOST_REWARDS, "rewards", "names of rewards")
@@ -140,7 +140,7 @@ def _extend(segment: Segment, turn: Traced) -> None:
 
 
 def leading_to(prompt: tuple[int, ...], traces: Sequence[Trace]) -> list[Traced]:
-    """The turns that a prompt goes on from: of each answer, the choice that the next one went on from."""
+    """Return the turns that a prompt continues: for each answer, the choice that the next one continued."""
     found: list[list[Traced]] = []
     for trace in reversed(traces):
         taken = _goes_on_from(trace, prompt)
@@ -150,15 +150,16 @@ def leading_to(prompt: tuple[int, ...], traces: Sequence[Trace]) -> list[Traced]
 
 
 def _goes_on_from(trace: Trace, prompt: tuple[int, ...]) -> int:
-    """The last id may be an end that the template writes otherwise."""
+    """Return the choice that a prompt continues; the last id may be an end token that the template writes
+    otherwise."""
     kept = (turn.choice for turn in trace.turns if turn.all[:-1] == prompt[: turn.count - 1])
     return next(kept, 0)
 
 
 def sequences(records: Sequence[Record], most_ids: int | None = None) -> list[Segment]:
-    """Those of all choices of the last answer. Records come in the order of their making."""
+    """Return the sequences of all choices of the last answer; records are in the order of creation."""
     *before, last = [trace_of(one) for one in records]
-    # Choices have one prompt, so what leads to them is looked for once.
+    # All choices have one prompt, so the turns before it are searched once.
     known: dict[tuple[int, ...], list[Traced]] = {}
     made: list[Segment] = []
     for choice in sorted({turn.choice for turn in last.turns}):
@@ -173,12 +174,12 @@ def sequences(records: Sequence[Record], most_ids: int | None = None) -> list[Se
 
 
 def rewards(records: Sequence[Record]) -> dict[str, float]:
-    """Of the last answer, and of those before it that it does not have itself."""
+    """Return the rewards of the last answer, and of earlier answers for names that it lacks."""
     return {name: value for one in records for name, value in _rewards(one.body).rewards.items()}
 
 
 def describe_trajectory(id_: str, records: Sequence[Record]) -> dict[str, Any]:
-    """The trajectory up to an answer, or of a conversation."""
+    """Describe the trajectory up to an answer, or of a conversation."""
     return {
         "id": id_,
         "object": "trajectory",
@@ -190,13 +191,13 @@ def describe_trajectory(id_: str, records: Sequence[Record]) -> dict[str, Any]:
 
 def unknown_trajectory(id_: str) -> NotFound:
     message = (
-        f"There is no trajectory '{id_[:128]}': send store and return_token_ids with a request, or start the"
+        f"There is no trajectory '{id_[:128]}'; send store and return_token_ids with a request, or start the"
         " server with --trajectories."
     )
     return NotFound(message, code="not_found")
 
 
-# Weights that change while they serve.
+# Weights that change while they are served.
 
 
 class PauseRequest(Struct, forbid_unknown_fields=True):
@@ -212,7 +213,7 @@ _resume = Reader.of(ResumeRequest)
 
 
 def read_pause(body: bytes) -> None:
-    """There is nothing to say, so nothing need be sent."""
+    """Check the body, which may be empty."""
     _pause.read(body or b"{}")
 
 
@@ -225,11 +226,11 @@ def describe_engine(*, paused: bool, version: str | None) -> dict[str, Any]:
     return {"object": "engine", "status": "paused" if paused else "running", "weight_version": version}
 
 
-# LoRA adapters that come and go while a model is served.
+# LoRA adapters that are loaded and unloaded while a model is served.
 
 
 class LoadAdapter(Struct, kw_only=True, forbid_unknown_fields=True):
-    """As vLLM has it."""
+    """vLLM's request to load an adapter."""
 
     lora_name: Annotated[str, Meta(min_length=1, max_length=512)]
     lora_path: Annotated[str, Meta(min_length=1, max_length=4096)]
@@ -239,7 +240,7 @@ class LoadAdapter(Struct, kw_only=True, forbid_unknown_fields=True):
 class UnloadAdapter(Struct, kw_only=True, forbid_unknown_fields=True):
     lora_name: Annotated[str, Meta(min_length=1, max_length=512)]
     lora_int_id: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
-    """The name alone counts, in vLLM too."""
+    """Ignored: only the name counts, as in vLLM."""
 
 
 class AdapterScale(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -248,7 +249,7 @@ class AdapterScale(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class SetScales(Struct, forbid_unknown_fields=True):
-    """llama-server takes the list by itself, and so do we."""
+    """Default scales; as in llama-server, the body may also be the list alone."""
 
     adapters: list[AdapterScale]
 

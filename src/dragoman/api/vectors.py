@@ -1,4 +1,4 @@
-"""Embeddings, and how well texts fit each other (rerank, score): requests and replies."""
+"""Embeddings, rerank and score: requests and replies."""
 
 import base64
 import struct
@@ -20,7 +20,7 @@ from dragoman.types import IdsPrompt, Prompt, TextPrompt
 
 class EmbeddingRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     input: str | list[Any]
-    """A string, a list of strings, a list of ids, or a list of lists of ids."""
+    """A string, a list of strings, a list of token ids, or a list of lists of token ids."""
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1, le=65536)] | None = None
@@ -58,7 +58,7 @@ def _prompt(given: Any, number: int) -> Prompt:
         return TextPrompt(given, param=f"input[{number}]")
     if isinstance(given, list) and given and all(type(item) is int for item in given):
         return IdsPrompt(tuple(given), f"input[{number}]")
-    message = f"'input[{number}]' must be a text or a list of token ids, and not empty."
+    message = f"'input[{number}]' must be a non-empty string or list of token ids."
     raise BadRequest(message, param=f"input[{number}]", code="invalid_value")
 
 
@@ -89,9 +89,9 @@ def _vector(vector: Sequence[float], request: EmbeddingRequest) -> Sequence[floa
 
 
 def check_dimensions(asked: int | None, most: int) -> None:
-    """Raises where more are asked for than the model's vectors have."""
+    """Raise if a request wants more dimensions than the model's vectors have."""
     if asked is not None and asked > most:
-        message = f"This model's embeddings have {most} dimensions, {asked} were asked for."
+        message = f"This model's embeddings have {most} dimensions; {asked} is too many."
         raise BadRequest(message, param="dimensions", code="invalid_value")
 
 
@@ -138,7 +138,7 @@ class ScoreRequest(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Placed(Struct, frozen=True):
-    """A text, and where in the request it stands."""
+    """A text and its field in the request."""
 
     text: str
     place: str
@@ -161,7 +161,7 @@ def read_score(body: bytes, ignored: Ignored | None = None) -> ScoreRequest:
 
 
 def pairs(request: RerankRequest | ScoreRequest, limits: Limits) -> list[Pair]:
-    """What is to be compared: one text with each of several, or each with its counterpart."""
+    """Return the pairs to compare: one text with each of several, or each with its counterpart."""
     if isinstance(request, RerankRequest):
         one, others = [Placed(request.query, "query")], _as_list(request.texts, "documents")
     else:
@@ -192,7 +192,7 @@ def _check(one: Sequence[Placed], others: Sequence[Placed], limits: Limits) -> N
     check_count(len(others), limits.prompts, place, "texts")
     check_count(sum(len(each.text) for each in (*one, *others)), limits.content_chars, place, "characters")
     if len(one) not in (1, len(others)):
-        message = f"{len(one)} texts cannot be compared with {len(others)}: send one, or as many."
+        message = f"{len(one)} texts cannot be compared with {len(others)}; send one text, or {len(others)}."
         raise BadRequest(message, param=one[0].place.partition("[")[0], code="invalid_value")
     for each in (*one, *others):
         if not each.text:
@@ -202,7 +202,7 @@ def _check(one: Sequence[Placed], others: Sequence[Placed], limits: Limits) -> N
 def describe_ranking(
     request: RerankRequest, head: Head, scores: Sequence[float], tokens: int, version: str | None
 ) -> dict[str, Any]:
-    """The best first; of equals, the one that came first."""
+    """Describe a ranking, best first; equal scores keep the order of the request."""
     texts = request.texts
     order = sorted(range(len(scores)), key=lambda index: scores[index], reverse=True)[: request.top_n]
     shown = request.return_documents is not False

@@ -1,8 +1,8 @@
-"""The door: who is let in and until when, how much all of them may hold, and what is noted of them.
+"""Admission, byte budgets, access log and metrics.
 
-A request is let in before its body is read, so that a refusal costs next to nothing. Inside, its work waits
-in the queue until the engine has room for it. Requests that only look (tokens, prompts, what is stored)
-take none of the engine's time: they are counted apart, so that no flood of them keeps answers out.
+Requests are admitted before their body is read, so rejecting one is cheap. The engine work of an admitted
+request waits in an `EngineQueue`. Requests that do not use the engine (tokenizing, rendering, stored objects)
+have a limit of their own and cannot crowd out generation.
 """
 
 import asyncio
@@ -29,10 +29,10 @@ from dragoman.settings import Settings
 from dragoman.turns.adapters import AdapterShelf
 from dragoman.turns.queue import EngineQueue, Meter, Workers
 
-# What is noted: a line in the access log, and figures, which `http/metrics.py` writes for Prometheus.
+# The access log, and metrics, which `http/metrics.py` exports for Prometheus.
 #
-# Figures of answers are plain numbers: they are added to on the event loop alone, and read there. So nothing
-# is paid for a token, and little for a request.
+# Metrics of answers are plain numbers: only the event loop updates and reads them. They cost nothing per
+# token, and little per request.
 
 
 SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -42,7 +42,7 @@ FINISHES = ("stop", "length", "error", "disconnect")
 
 
 class Spread:
-    """Numbers counted by the bounds they lie between, and their sum: a histogram."""
+    """A histogram: counts of numbers between bounds, and their sum."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -57,7 +57,7 @@ class Spread:
 
 
 class ModelFigures:
-    """What is counted of the answers that one model has given, by the name that it was asked by."""
+    """Metrics of the answers of one model, under its requested name."""
 
     def __init__(self) -> None:
         self.tokens: collections.Counter[str] = collections.Counter()
@@ -89,7 +89,7 @@ class ModelFigures:
 
 
 class LiveModel(Struct, frozen=True):
-    """A model that is served, and what can be seen of it at any moment."""
+    """A loaded model whose state the metrics read when they are scraped."""
 
     queue: EngineQueue
     engine: Engine
@@ -97,28 +97,28 @@ class LiveModel(Struct, frozen=True):
 
 
 class Metrics:
-    """One registry per app, so that two apps in a process do not share their figures."""
+    """The metrics of one app; each has a registry, so that two apps in a process do not share metrics."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         self.in_flight, being = 0, "Requests being served"
         Gauge("dragoman_requests_in_flight", being, registry=registry).set_function(lambda: self.in_flight)
         self.refused = Counter(
-            "dragoman_refused", "Requests refused at the door, by reason", ["reason"], registry=registry
+            "dragoman_refused", "Rejected requests by reason", ["reason"], registry=registry
         )
         requests = Counter(
             "dragoman_requests", "Requests by route and status", ["route", "status"], registry=registry
         )
-        # The labels are few, and looking for their figures each time takes longer than adding to them.
+        # There are few label sets, and looking up a metric each time takes longer than adding to it.
         self._requests = cache(requests.labels)
         self.whole = Spread(SECONDS)
         self.models: defaultdict[str, ModelFigures] = defaultdict(ModelFigures)
-        """By the names that models are asked by; whoever names one that is not there is answered by another
+        """Metrics by model name in requests; a request for an unknown name counts under the default model's
         name, or not at all."""
         self.live: dict[str, LiveModel] = {}
-        """By the names of the models that are served."""
+        """Loaded models by name."""
         self.listeners: list[Callable[[str, dict[str, Any], float], None]] = []
-        """Who else wants to know, of each request: its route, the facts, and how long it took."""
+        """Other listeners for finished requests: called with route, facts and seconds."""
 
     def observe(self, route: str, status: int, facts: dict[str, Any], seconds: float) -> None:
         self._requests(route, str(status)).inc()
@@ -138,7 +138,7 @@ class Journal:
         self.tracing = traces
 
     def record(self, route: str, facts: dict[str, Any], seconds: float) -> None:
-        """`facts` have a method, a path and a status; `route` is one of a fixed set of names."""
+        """Record a request; `facts` have a method, a path and a status, `route` is a declared path."""
         self.metrics.observe(route, facts["status"], facts, seconds)
         if not access.isEnabledFor(logging.INFO):
             return
@@ -147,7 +147,7 @@ class Journal:
 
     @contextmanager
     def work(self, method: str, path: str) -> Iterator[dict[str, Any]]:
-        """For what is no HTTP request of its own. The block adds the facts."""
+        """Record work that is not an HTTP request; the block adds the facts."""
         began = time.monotonic()
         facts: dict[str, Any] = {"method": method, "path": path, "status": 200}
         self.metrics.in_flight += 1
@@ -165,21 +165,21 @@ class Journal:
                 self.record(f"{method} {path}", facts, time.monotonic() - began)
 
 
-# Bytes that are held for clients, all of them together, and how much of it may be one key's.
+# Byte budgets: memory reserved for all clients together, and the share of one key.
 #
-# A body that is not all there yet, a page that its client does not read: each is harmless, and a thousand
-# of them are the memory of the machine. So what is held beyond a little is counted, and refused where there
-# is no room, at once: who waits for room while holding some would wait for others that do the same.
+# One incomplete body or unread reply is harmless, but a thousand could exhaust the machine's memory. Bytes
+# above a small free amount are therefore counted, and a request that exceeds the budget is rejected at once:
+# waiting while holding bytes could deadlock with other requests that do the same.
 
 
 FREE_BYTES = 64 * 1024
-"""What everybody may hold: small requests are served however many large ones there are."""
+"""Bytes that each request may hold uncounted: small requests are served however many large ones there are."""
 LOADED_AT_ONCE = 2
-"""Of one key; what the store gives is counted before the next is asked for."""
+"""Stored objects that one key may load at once; each is counted before the next is loaded."""
 
 
 class Budget:
-    """`budget.of(owner)` is what one request holds of it."""
+    """A limit of bytes for all requests; `budget.of(owner)` is the share of one request."""
 
     def __init__(self, most: int, keys: int, what: str) -> None:
         self.most = most
@@ -189,27 +189,26 @@ class Budget:
         self._of_key: collections.Counter[str] = collections.Counter()
 
     def share_between(self, keys: int) -> None:
-        """Of several keys, none can keep all others out."""
+        """Set the limit per key: with several keys, no key can use the whole budget."""
         self.most_of_key = self.most if keys < 2 else -(-self.most // 2)
 
     def of(self, owner: str) -> "Holding":
         return Holding(self, owner)
 
     def check(self, owner: str, more: int = 1, own: int = 0) -> None:
-        """Raises where there is no room for so many more, beside those that the same request holds.
+        """Raise if `more` bytes exceed the budget; `own` bytes are those that the request already holds.
 
-        Who is alone has room for anything: otherwise what is larger than all of it could never be had.
+        A request that is alone may use any amount: otherwise what is larger than the budget could never be
+        served.
         """
         mine = self._of_key[owner]
         if mine > own and mine + more > self.most_of_key and self.most_of_key < self.most:
             raise Overloaded(
-                f"{self._what} of this key take {mine} bytes, and may take {self.most_of_key}; "
-                "let one of them end."
+                f"{self._what} of this API key use {mine} of {self.most_of_key} bytes; retry when a request "
+                "finishes."
             )
         if self.held > own and self.held + more > self.most:
-            raise Unavailable(
-                f"{self._what} take {self.held} bytes, and may take {self.most}; try again soon."
-            )
+            raise Unavailable(f"{self._what} use {self.held} of {self.most} bytes; retry soon.")
 
     def add(self, owner: str, count: int) -> None:
         self.held += count
@@ -219,21 +218,23 @@ class Budget:
 
 
 class Replies(Budget):
-    """That of what is sent. How large something stored is, is known when it is there: so few come at once."""
+    """The budget of replies. The size of a stored object is known only after loading, so few are loaded at
+    once."""
 
     def __init__(self, most: int, keys: int) -> None:
-        super().__init__(most, keys, "Replies that are not read yet")
+        super().__init__(most, keys, "Unread replies")
         self._loading: defaultdict[str, asyncio.Semaphore] = defaultdict(
             lambda: asyncio.Semaphore(LOADED_AT_ONCE)
         )
 
     def loading(self, owner: str) -> asyncio.Semaphore:
-        """`async with` it, what is stored is loaded: a key's next one waits until this one is counted."""
+        """Return the semaphore for loading stored objects: a key's next load waits until this is counted."""
         return self._loading[owner]
 
 
 class Holding:
-    """What one request holds, which may grow and shrink. It must be ended, or `with` it something done."""
+    """The bytes that one request holds, which may grow and shrink; release them with `end` or as a context
+    manager."""
 
     def __init__(self, budget: Budget, owner: str) -> None:
         self._budget = budget
@@ -241,7 +242,7 @@ class Holding:
         self._counted = 0
 
     def be(self, size: int, *, checked: bool = True) -> None:
-        """From now on so many bytes are held. Raises where there is no room for them, and changes nothing."""
+        """Set the number of held bytes; raise and change nothing if they exceed the budget."""
         more = (size if size > FREE_BYTES else 0) - self._counted
         if more > 0 and checked:
             self._budget.check(self._owner, more, self._counted)
@@ -260,26 +261,26 @@ class Holding:
         self.end()
 
 
-# Who is let in, until when, and one way to end those who are inside.
+# Admission: which requests are accepted, until when, and a single way to end them.
 
 
 LONGEST_RETRY_S = 30
 PATIENCE_S = 0.4
-"""What those who are ended get to tell it to their clients."""
+"""Seconds that ended requests have to send their error."""
 
 
 VisitKind: TypeAlias = Literal["asks", "looks", "sends"]
-"""For an answer; for what takes none of the engine's time; or with a file, as long as a network takes."""
+"""`asks` uses the engine, `looks` does not, `sends` uploads a file and lasts as long as the network needs."""
 
 
 class Room:
-    """So many requests fit in, and beyond them those of keys that have less than an equal share inside."""
+    """A limit of concurrent requests; above it, only keys with less than an equal share are admitted."""
 
     def __init__(self, most: int, most_of_key: int, delay: Callable[[], float]) -> None:
         self.most = most
         self.most_of_key = most_of_key
         self.delay = delay
-        """Seconds until there may be room again, about."""
+        """Returns an estimate of the seconds until a request can be admitted."""
         self.inside: set[Visit] = set()
         self.of_key: collections.Counter[str] = collections.Counter()
 
@@ -291,17 +292,17 @@ class Room:
         return bool(owner) and self.of_key.get(owner, 0) >= self.most_of_key
 
     def limit(self, owner: str) -> int:
-        """How many requests of this key may be inside."""
+        """Return how many requests of this key may be active."""
         return min(self.most, self.most_of_key) if owner else self.most
 
     def left(self, owner: str) -> int:
-        """How many more of this key would be let in now."""
+        """Return how many more requests of this key would be admitted now."""
         mine, keys = self.of_key.get(owner, 0), len(self.of_key) + (owner not in self.of_key)
         of_all = max(self.most - len(self.inside), max(1, self.most // keys) - mine)
         return max(0, min(of_all, self.most_of_key - mine) if owner else of_all)
 
     def has_others(self, owner: str) -> bool:
-        """Than this key."""
+        """Return whether another key has active requests."""
         return any(key != owner for key in self.of_key)
 
     def add(self, visit: "Visit") -> None:
@@ -316,7 +317,7 @@ class Room:
 
 
 class Admission:
-    """The queues of what is computed, the requests that stand in one or are about to, and those that look."""
+    """Admits requests, and keeps the engine queues and the limits of each kind of request."""
 
     def __init__(self, settings: Settings, metrics: Metrics, workers: Workers, *, keys: int = 1) -> None:
         self._limits = limits = settings.limits
@@ -337,7 +338,7 @@ class Admission:
         self._refused = metrics.refused
 
     def open_queue(self, card: ModelCard) -> EngineQueue:
-        """Of a model that is loaded now: there is room for more requests by what it computes."""
+        """Open the queue of a loaded model; the limit of requests grows by the model's capacity."""
         queue = make_queue(card, self._limits.in_flight, several=self._keys > 1)
         queue.meter = self._meter
         self._queues.append(queue)
@@ -345,7 +346,7 @@ class Admission:
         return queue
 
     def set_meter(self, meter: Meter | None) -> None:
-        """What counts the tokens of all answers."""
+        """Set the meter that counts the tokens of all answers."""
         self._meter = meter
         for queue in self._queues:
             queue.meter = meter
@@ -362,7 +363,7 @@ class Admission:
         return max((queue.pace * (queue.waiting + 1) for queue in self._queues), default=1.0)
 
     def share_between(self, keys: int) -> None:
-        """Of several keys each has half of a room; `limits.per_key` may say less, and of answers more."""
+        """Set the limits per key: half of each with several keys, unless `limits.per_key` sets another."""
         self._keys = keys
         self.rooms["asks"].most = self.places + self._limits.queue
         for queue in self._queues:
@@ -377,25 +378,25 @@ class Admission:
         return sum(len(room.inside) for room in self.rooms.values())
 
     def admitted(self, owner: str, kind: VisitKind = "asks") -> "Visit":
-        """Refuses at once what there is no room for."""
+        """Admit a request, or raise if a limit is reached."""
         if self.draining:
             self._refused.labels("stopping").inc()
         self.check()
         room = self.rooms[kind]
         if room.full_for(owner):
             raise self._refusal(
-                room, "queue", f"{room.most} requests are being served or wait; try again soon."
+                room, "queue", f"The server has {room.most} requests running or queued; retry soon."
             )
         if room.full_of(owner):
             most = room.most_of_key
-            message = f"{most} requests of this key are being served or wait; let one of them end."
+            message = f"This API key already has {most} requests running or queued; retry when one finishes."
             raise self._refusal(room, "key", message)
         return Visit(self, room, owner)
 
     def rates(self, owner: str, kind: VisitKind) -> dict[bytes, bytes]:
-        """What OpenAI's headers say of limits, of a request that asks to be let in.
+        """Return OpenAI's rate-limit headers for a request that is about to be admitted.
 
-        Ours are of requests at a time: one that ends makes room for another, at whatever rate.
+        The limits are on concurrent requests: one that ends admits another, at any rate.
         """
         room = self.rooms[kind]
         left = room.left(owner)
@@ -406,9 +407,9 @@ class Admission:
         }
 
     def check(self) -> None:
-        """Raises when nothing is let in any more."""
+        """Raise if the server is stopping."""
         if self.draining:
-            raise Unavailable("The server is stopping; try again.", code="stopping")
+            raise Unavailable("The server is stopping; retry soon.", code="stopping")
 
     def _refusal(self, room: Room, reason: str, message: str) -> Overloaded:
         self._refused.labels(reason).inc()
@@ -416,14 +417,14 @@ class Admission:
         return kind(message, retry_after=_wait(room))
 
     async def end_all(self) -> None:
-        """Nothing is let in any more, and everybody inside has a moment to tell why it ended."""
+        """Stop admitting requests, and end all active ones, which get a moment to send their error."""
         self.draining = True
         for visit in [visit for room in self.rooms.values() for visit in room.inside]:
-            visit.end(Unavailable("The server was stopped before the answer was done; try again."))
+            visit.end(Unavailable("The server stopped before the answer was complete; retry soon."))
         await self.emptied(PATIENCE_S)
 
     async def emptied(self, most: float) -> None:
-        """Returns when nobody is inside, or after so many seconds."""
+        """Wait until no request is active, for at most this many seconds."""
         if self.inside:
             self._emptied = asyncio.get_running_loop().create_future()
             await asyncio.wait({self._emptied}, timeout=most)
@@ -434,20 +435,21 @@ class Admission:
 
 
 def _wait(room: Room) -> int:
-    """Seconds after which to try again."""
+    """Return the seconds after which a client should retry."""
     return max(1, min(math.ceil(room.delay()), LONGEST_RETRY_S))
 
 
 class Visit:
-    """One request inside. `with` it: what ends it early cancels the task, and is raised here instead.
+    """An active request, used as a context manager: what ends it early cancels the task and is raised on
+    exit.
 
-    So come the deadline and the shutdown: to the work each is one cancellation, whose scopes abort the jobs.
+    Deadline and shutdown work this way: for the task each is one cancellation, whose scopes abort the jobs.
     """
 
     def __init__(self, admission: Admission, room: Room, owner: str) -> None:
         self.owner = owner
         self.error: Exception | None = None
-        """Why it was ended before it was done."""
+        """Why the request was ended early."""
         self._admission = admission
         self._room = room
         self._loop = asyncio.get_running_loop()
@@ -458,9 +460,12 @@ class Visit:
         room.add(self)
 
     def within(self, seconds: float | None) -> None:
-        """It is ended so many seconds after it began; None: as the settings say."""
+        """Set the deadline, in seconds since the request began; None uses the timeout of the settings."""
         if (seconds := seconds or self._admission.timeout) is not None:
-            message = f"The answer was not done within the timeout of {seconds:g} seconds."
+            message = (
+                f"The answer was not complete within the timeout of {seconds:g} seconds; raise the timeout"
+                " or lower max_tokens."
+            )
             when = self._began + seconds
             self._timer = self._loop.call_at(when, lambda: self.end(DeadlineExceeded(message)))
 
@@ -471,7 +476,7 @@ class Visit:
                 self._task.cancel()
 
     def handed_on(self) -> "Visit":
-        """Its place, for work that goes on in a task of its own."""
+        """Hand over the permit to work that continues in another task."""
         self._leave()
         return Visit(self._admission, self._room, self.owner)
 
@@ -487,7 +492,7 @@ class Visit:
         self._leave()
         if self.error is None or self._task is None:
             return
-        # As in asyncio.timeout: if somebody else cancels the task too, theirs is the word.
+        # As in asyncio.timeout: a cancellation by other code takes precedence.
         if self._task.uncancel() == 0 and kind is asyncio.CancelledError:
             raise self.error from None
 

@@ -1,4 +1,4 @@
-"""The ASGI app: routes, and around them the request id, the key check, errors, the access log and metrics."""
+"""The ASGI app: routes, and around them request ids, authentication, errors, access log and metrics."""
 
 import asyncio
 import logging
@@ -37,15 +37,15 @@ logger = logging.getLogger("dragoman.http")
 
 ALLOWED = b"access-control-allow-origin"
 PARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
-"""A header `traceparent`, as W3C has it."""
+"""A W3C `traceparent` header."""
 UNTRACED = frozenset({"/health", "/healthz", "/ping", "/ready", METRICS})
-"""What is asked again and again, by machines."""
+"""Paths without traces, because probes and scrapers request them all the time."""
 LINES, LINE_BYTES = 2**31, 2**62
-"""How many lines of batches are at work, and how large they are, is for who reads them to say."""
+"""Limits for batch lines, practically unlimited: the batch worker bounds their number and size."""
 
 
 class App:
-    """`App(engine)` is an ASGI app for any server or test, `App({"name": engine})` one of several models."""
+    """The ASGI app for any server or test: `App(engine)`, or `App({"name": engine})` for several models."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class App:
         self._routes = Routes([*self._api_routes(table.APIS), *self._own_routes()])
 
     def _api_routes(self, apis: Sequence[Api]) -> Iterator[Route]:
-        # These come first, because they are looked for most often.
+        # Generating routes come first, because they are looked up most often.
         for api in apis:
             yield from self._some("POST", api.computed, "asks")
         for api in apis:
@@ -128,7 +128,7 @@ class App:
             await self._traced(exchange, began, host.tracing)
             return
         if given := PARENT.fullmatch(exchange.headers.get(b"traceparent", b"")):
-            # Whose trace it is, the log says all the same.
+            # Without tracing, the log still has the client's trace id.
             told["trace_id"] = given[1].decode()
         logs.about.set(told)
         await self._served(exchange, began)
@@ -141,7 +141,7 @@ class App:
             exchange.over()
             self.host.journal.metrics.in_flight -= 1
             self._record(exchange, asyncio.get_running_loop().time() - began)
-            # Each holds the other: a body would stay until garbage is looked for.
+            # Break the reference cycle, which would keep the body until a garbage collection.
             del exchange.scope["dragoman.exchange"]
 
     async def _traced(self, exchange: Exchange, began: float, tracing: Tracing) -> None:
@@ -163,7 +163,7 @@ class App:
             self._guard.check(scope, headers)
             owner = self._keys.of(headers).sha256
             if SOCKET not in (scope["path"], *table.ways_to_write(scope["path"])):
-                raise NotFound(f"There is no socket at {_loggable(scope['path'])} here; there is {SOCKET}.")
+                raise NotFound(f"There is no WebSocket at {_loggable(scope['path'])}; use {SOCKET}.")
             if connection := _connection(scope):
                 connection.show(owner)
                 connection.open_socket()
@@ -177,7 +177,7 @@ class App:
         await Socket(self.host, owner, receive, send).serve()
 
     async def _answer_line(self, owner: str, asked: Asked) -> LineReply:
-        """A line of a batch, as a request of its owner that came through no socket."""
+        """Answer a line of a batch, as a request of its owner without a connection."""
         host, loop = self.host, asyncio.get_running_loop()
         began, caught = loop.time(), _Caught(asked.body)
         scope = {"type": "http", "method": "POST", "path": asked.url, "headers": [], "query_string": b""}
@@ -207,7 +207,7 @@ class App:
             await self._routed(exchange)
 
     async def _guarded(self, exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
-        """What goes wrong is the reply."""
+        """Run the work, and turn errors into replies."""
         try:
             await work
         except ClientGone:
@@ -218,17 +218,17 @@ class App:
         except DragomanError as error:
             await _fail(exchange, error)
         except Exception:
-            # The text of a foreign exception stays in the log: it may hold paths, prompts or keys.
-            logger.exception("A request failed: %s %s", exchange.method, exchange.request_id)
-            failed = DragomanError("The server failed; its log says why.", code="internal_error")
+            # The text of an unexpected exception stays in the log: it may contain paths, prompts or keys.
+            logger.exception("Request failed: %s %s", exchange.method, exchange.request_id)
+            failed = DragomanError("The server failed; see its log.", code="internal_error")
             await _fail(exchange, failed)
 
     async def _admits(self, exchange: Exchange) -> bool:
-        """Whether the request is for a route. Raises for one that may not be made."""
+        """Return whether the request continues to a route. Raise if it is not allowed."""
         try:
             exchange.head |= self._guard.check(exchange.scope, exchange.headers)
         except DragomanError:
-            # Whoever sent it, and whoever passed it on, what follows is not to be trusted either.
+            # Bytes that follow a rejected request are not trusted, whichever client or proxy sent them.
             exchange.head[b"connection"] = b"close"
             raise
         asked = preflight(exchange.method, exchange.headers)
@@ -257,15 +257,15 @@ class App:
             exchange.check_media(any_type=path in table.ANY_MEDIA)
 
     def _find(self, scope: Scope, sent: str) -> Route:
-        """Who answers. From here on the path is the declared one, however the client wrote it.
+        """Return the route, and set the path to the declared one, however the client wrote it.
 
-        It is no redirect: that would be built from the Host header, which a client chooses.
+        This is not a redirect, which would be built from the Host header that a client chooses.
         """
         if not sent.isprintable():
-            raise NotFound("There is no such path here; see /docs.", code="unknown_path")
+            raise NotFound("Unknown path; see /docs.", code="unknown_path")
         route, methods = self._routes.at(scope)
         if route is None and methods:
-            message = f"{scope['method']} is not what {_loggable(sent)} takes; see /docs."
+            message = f"{_loggable(sent)} does not support {scope['method']}; see /docs."
             raise MethodNotAllowed(message, allowed=sorted(methods))
         for path in () if route else table.ways_to_write(sent):
             scope["path"] = path
@@ -297,11 +297,11 @@ class App:
             await self.host.start()
         except Exception as error:
             if isinstance(error, DragomanError):
-                # It says what to do; where in the code it was noticed does not.
-                logger.error("The server did not start: %s", error.message)
+                # The message has the remedy; a traceback would not help.
+                logger.error("Server did not start: %s", error.message)
             else:
-                logger.exception("The engine did not start")
-            # What did start is not left running.
+                logger.exception("Engine did not start")
+            # Stop what has started.
             await self.host.stop()
             await send({"type": "lifespan.startup.failed", "message": str(error)})
             return
@@ -314,7 +314,7 @@ class App:
 
     async def _health(self, host: Host, exchange: Exchange) -> None:
         if (first := host.pool.first) is not None:
-            # As llama-server says it.
+            # Same as llama-server.
             loading = {"status": "loading model", "progress": round(first.progress, 3)}
             await exchange.json(loading, 503, advice(first.loading_error()))
             return
@@ -325,7 +325,7 @@ class App:
         host.admission.check()
         host.pool.check_started()
         await host.check()
-        # Which model it is, is for those to know who may ask it.
+        # Only clients that may use the model see its name.
         name, keys = host.pool.default.name, self._keys
         may_know = keys.has(exchange.headers) and keys.of(exchange.headers).may_use(name)
         await exchange.json({"status": "ready", **({"model": name} if may_know else {})})
@@ -342,7 +342,7 @@ class App:
 
 
 class _Caught:
-    """What stands in for a client that sends one body and stays to the end; its reply is kept."""
+    """Stands in for a client that sends one body and stays connected; keeps the reply."""
 
     def __init__(self, body: bytes) -> None:
         self._body: bytes | None = body
@@ -369,12 +369,12 @@ class _Caught:
 
 
 def _method(exchange: Exchange) -> str:
-    """Never one that a client has made up."""
+    """Return the method, or HTTP for one that a client made up."""
     return exchange.method if exchange.method in METHODS else "HTTP"
 
 
 def _describe_request(exchange: Exchange, route: str) -> dict[str, Any]:
-    """As OpenTelemetry's conventions for HTTP have it."""
+    """Return the attributes of OpenTelemetry's HTTP conventions."""
     scope, headers = exchange.scope, exchange.headers
     client, server = scope.get("client") or ("", 0), scope.get("server") or ("", 0)
     told = {
@@ -395,35 +395,35 @@ def _describe_request(exchange: Exchange, route: str) -> dict[str, Any]:
 
 
 def _connection(scope: Scope) -> CountedConnection | None:
-    """That of the connection, where the server is our own."""
+    """Return the connection, if this package's own server runs the app."""
     connection: CountedConnection | None = scope.get("dragoman.connection")
     return connection
 
 
 def _sent_path(scope: Scope) -> str:
-    """The path as it was sent, which nothing else in a request can change."""
+    """Return the path as it was sent, which no other part of the request can change."""
     raw: bytes | None = scope.get("raw_path")
     return str(scope["path"]) if raw is None else raw.decode("latin-1")
 
 
 def _strip_root(scope: Scope, root: str) -> None:
-    """A proxy may have taken its own part off the path, or not."""
+    """Remove the prefix of a proxy, which may already have removed it."""
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
-    # Written in another way it is not what the proxy was told to let through.
+    # A path written in another way is not what the proxy allows.
     if raw == root.encode() or raw.startswith(f"{root}/".encode()):
         scope["path"] = scope["path"][len(root) :] or "/"
         scope["raw_path"] = raw[len(root) :] or b"/"
 
 
 def _client_told(scope: Scope) -> dict[str, str]:
-    """Where a request comes from, if that is another machine."""
+    """Return the client's address, if it is another machine."""
     client = scope.get("client")
     return {} if client is None or is_known_here(client[0]) else {"client": client[0]}
 
 
 def _unknown_path(sent: str, meant: str | None) -> NotFound:
-    where = f"there is {meant}" if meant else "see /docs"
-    return NotFound(f"There is no {_loggable(sent)} here; {where}.", code="unknown_path")
+    remedy = f"did you mean {meant}?" if meant else "see /docs."
+    return NotFound(f"Unknown path {_loggable(sent)}; {remedy}", code="unknown_path")
 
 
 async def _fail(exchange: Exchange, error: DragomanError) -> None:
@@ -431,7 +431,7 @@ async def _fail(exchange: Exchange, error: DragomanError) -> None:
 
 
 async def _refuse(scope: Scope, send: Send, error: DragomanError) -> None:
-    """A handshake that is refused is answered as a request would be, where the server can do that."""
+    """Reject a handshake with an HTTP reply, if the server supports that."""
     if "websocket.http.response" not in scope.get("extensions", {}):
         await send({"type": "websocket.close", "code": 1008})
         return
@@ -442,5 +442,5 @@ async def _refuse(scope: Scope, send: Send, error: DragomanError) -> None:
 
 
 def _loggable(path: str) -> str:
-    """A path as one line of text, whatever a client put into it."""
+    """Return a path as one line of text, whatever a client put into it."""
     return path[:200] if path.isprintable() else ascii(path[:200])

@@ -1,7 +1,7 @@
-"""Files that are parts of messages: those that a key has uploaded, that came along, or that may be fetched.
+"""Files in messages: uploaded by the same key, sent inline, or fetched.
 
-What is in them takes their place in the body before it is read: text, pictures and sounds as they are, PDF
-files as the text of their pages and, for a model that sees, a picture of each.
+Their contents replace them in the body before it is parsed: text, images and audio unchanged, PDF files as
+the text of their pages and, for a vision model, an image of each page.
 """
 
 import asyncio
@@ -27,26 +27,27 @@ PDF = b"%PDF-"
 PDF_PAGES = 1000
 PDF_S = 30.0
 PAGE_PICTURES = 100
-"""A PDF of more pages is read as text alone: each page would take as much of a context as a picture."""
+"""Maximum pages of a PDF to render as images; each page uses as much context as an image. Longer ones are
+read as text only."""
 PAGE_SIDE = 1536
-"""Pixels of the longer side of a page."""
+"""Pixels of the longer side of a page image."""
 REASONS = {
-    "missing": "this server reads no PDF: whoever runs it has to install dragoman[pdf]",
-    "encrypted": "it is encrypted",
-    "too_many_pages": f"it has more than {PDF_PAGES} pages",
-    "too_much_text": "it has more text than a request may have",
-    "too_large": "the pictures of its pages have more bytes than a request may have",
-    "unreadable": "it cannot be read as a PDF",
-    "too_slow": f"reading it takes more than {PDF_S:.0f} seconds of computing",
+    "missing": "this server cannot read PDF files; its operator has to install dragoman[pdf]",
+    "encrypted": "the PDF is encrypted; send it without a password",
+    "too_many_pages": f"the PDF has more than {PDF_PAGES} pages; send a part of it",
+    "too_much_text": "the PDF has more text than a request may have; send a part of it",
+    "too_large": "the images of the PDF's pages are larger than a request may have; send a part of it",
+    "unreadable": "the file is not a valid PDF",
+    "too_slow": f"reading the PDF takes more than {PDF_S:.0f} seconds of CPU time; send a part of it",
 }
-NO_PAGES = "this server draws no pages of PDF files: whoever runs it has to install dragoman[media]"
+NO_PAGES = "this server cannot render PDF pages; its operator has to install dragoman[media]"
 
 Sees: TypeAlias = Callable[[str, str | None], Awaitable[bool]]
-"""Whether the model that an owner's request names takes pictures."""
+"""Returns whether the model named by an owner's request takes images."""
 
 
 class Documents:
-    """`await documents.fill(owner, body, aside)`: the body with what is in its files."""
+    """Inserts the contents of files: `await documents.fill(owner, body, aside)` is the new body."""
 
     def __init__(self, files: FileShelf, limits: Limits, fetcher: MediaFetcher, sees: Sees) -> None:
         self._files = files
@@ -76,7 +77,7 @@ class Documents:
         found = FoundFiles(body)
         links = [part.place for part in found.parts if part.url is not None]
         if links:
-            check_count(len(links), self._limits.media_fetches, links[-1], "files to be fetched")
+            check_count(len(links), self._limits.media_fetches, links[-1], "files to fetch")
         return found
 
     async def _bytes_of(self, owner: str, part: FilePart, most: int) -> tuple[bytes, str | None]:
@@ -91,11 +92,11 @@ class Documents:
         try:
             file, opened = await self._files.open(owner, part.file_id)
         except NotFound:
-            message = f"'{place}': there is no file '{part.file_id[:128]}'."
+            message = f"'{place}': no file found with id '{part.file_id[:128]}'."
             raise BadRequest(message, param=place, code="file_not_found") from None
         with opened:
             if file.purpose not in PURPOSES:
-                message = f"'{place}': this file is for {file.purpose}; upload it for user_data."
+                message = f"'{place}': this file has the purpose {file.purpose}; upload it with user_data."
                 raise BadRequest(message, param=place, code="invalid_value")
             self._check_size(file.bytes, most, part.place)
             name = part.filename if part.filename is not None else file.filename
@@ -104,7 +105,7 @@ class Documents:
     def _check_size(self, size: int, most: int, place: str) -> None:
         if size > most:
             most = self._limits.document_bytes
-            message = f"'{place}': the files of a request may have {most} bytes together."
+            message = f"'{place}': the files of the request have more than {most} bytes together; send less."
             raise BadRequest(message, param=place, code="limit_exceeded")
 
     async def _pieces(
@@ -127,12 +128,12 @@ class Documents:
         except UnicodeDecodeError:
             text = "\0"
         if "\0" in text:
-            message = f"'{place}': the file is neither text in UTF-8 nor a PDF, a picture or a sound."
+            message = f"'{place}': the file is not UTF-8 text, PDF, image or audio; send one of these."
             raise BadRequest(message, param=place, code="unsupported_content")
         return text
 
     async def _pages(self, data: bytes, name: str | None, place: str, *, sees: bool) -> list[Piece]:
-        """The text of all, or what each says and how it looks, one after another."""
+        """Return the text of all pages, or for each page its text and image."""
         texts, drawn = await self._read_pdf(data, place, sees=sees)
         if not drawn:
             return [introduce(name, "\n\n".join(texts))]
@@ -169,7 +170,7 @@ class _PdfPages(Struct):
 
 
 def _split(said: object, made: bytes | memoryview) -> tuple[list[str], list[bytes]]:
-    """What a process says of a PDF; it may say anything."""
+    """Validate and split the decoder process's reply about a PDF, which is not trusted."""
     try:
         told = msgspec.convert(said, _PdfPages)
     except msgspec.ValidationError:

@@ -1,4 +1,4 @@
-"""One request and its reply, over ASGI: the body within its cap, JSON or a stream, a clean failure."""
+"""A request and its reply over ASGI: a body within its limit, JSON or stream replies, and errors."""
 
 import asyncio
 import re
@@ -50,23 +50,24 @@ _encode = msgspec.json.Encoder().encode
 PIECE_BYTES = 32 * 1024
 SSE = b"text/event-stream; charset=utf-8"
 TOLD_FACTS = frozenset({"ignored", "unenforced", "broken", "overridden"})
-"""Facts that headers tell: fields without effect, what the engine was not held to, whether the answer is
-other than that, and what was not for the request to say."""
+"""Facts returned in headers: ignored fields, constraints that were not enforced or not met, and values that a
+preset overrode."""
 
 
 Later: TypeAlias = Callable[[Callable[[], None]], None]
-"""Calls what it is given, in a while."""
+"""Calls a function after a while."""
 Fill: TypeAlias = Callable[[str, bytes, Aside], Coroutine[Any, Any, bytes]]
-"""Of a body of an owner's."""
+"""Inserts the contents of files into a body of an owner."""
 
 
 class Exchange:
     waits = False
-    """For a model that is being loaded, whatever the settings say: nobody else would try again."""
+    """Whether to wait for a model that is being loaded, whatever the settings say: batch lines are not
+    retried by a client."""
     cause: Callable[[EngineFailed], Awaitable[DragomanError]] | None = None
-    """Says what the failure of an engine comes from."""
+    """Returns the cause of an engine failure."""
     release_model: Callable[[], None] = staticmethod(lambda: None)
-    """Lets go of the model that is held for it."""
+    """Releases the model that is held for the request."""
 
     def __init__(
         self,
@@ -88,31 +89,31 @@ class Exchange:
         self.request_id = given.decode() if _SANE_ID.fullmatch(given) else f"req_{urandom(16).hex()}"
         self.status = 0
         self.owner = ""
-        """Whose key it is, as a hash; empty where keys are off."""
+        """The hash of the API key; empty if keys are off."""
         self.key = ANYBODY
-        """What that key may do."""
+        """The rights of the key."""
         self.visit: Visit
-        """Only on routes that count at the door."""
+        """The active request; set only on routes with a limit."""
         self.looks = False
-        """Whether it takes none of the engine's time."""
+        """Whether the request does not use the engine."""
         self.head: dict[bytes, bytes] = {b"x-content-type-options": b"nosniff"}
-        """What every reply says beside its own headers."""
+        """Headers of every reply."""
         self.also: Callable[[Mapping[bytes, bytes]], Mapping[bytes, bytes]] | None = None
-        """What the head of a reply says once more, by the names of an API."""
+        """Returns reply headers under the names of another API."""
         self.ignored = Ignored(unknown_fields)
-        """What of the body has no effect; whoever reads it says so here."""
+        """Collects the fields of the body without effect."""
         self.facts: dict[str, Any] = {}
-        """What the access log and the metrics say of this exchange."""
+        """Data about the request for the access log and the metrics."""
         self.receive = receive
         self.send = send
         self.fill: Fill | None = None
-        """Puts what is in files into a body that may name some."""
+        """Inserts the contents of files into a body that names some."""
         self.body_bytes = 0
-        """Of what was read."""
+        """Size of the body."""
         self._bodies = bodies
         self._replies = replies
         self._held: Holding | None = None
-        """The body, for as long as something of it may be needed."""
+        """The bytes of the body, while any of it may be needed."""
         self._limits = limits
         self._workers = workers
         self._changes_nothing = self.method in ("GET", "HEAD")
@@ -127,21 +128,21 @@ class Exchange:
 
     @property
     def path_id(self) -> str:
-        """Of what a path is about: `/v1/responses/{id}`."""
+        """The id in the path, such as in `/v1/responses/{id}`."""
         return self.path_params["id"]
 
     def check_model(self, name: str) -> None:
-        """Raises unless the key may use the model that is listed by this name: to others it is not there."""
+        """Raise unless the key may use this model; other keys cannot see that it exists."""
         self.key.check_use(name)
 
     async def read(self, read: Callable[[bytes], R], *, checked: bool = True) -> tuple[R, int]:
-        """What `read` makes of the body, once that is of a shape that a request may have; and its size.
+        """Return what `read` makes of the body, and the body's size; the shape of the body is checked first.
 
-        `checked`: whether that is found out here, or by `read` itself.
+        `checked` False means that `read` checks the shape itself.
         """
         body = await self._received()
         if self.fill is not None and MARKS.search(body):
-            # Files may have to be fetched: nobody waits for them once the client has left.
+            # Fetching files ends when the client disconnects.
             body = await unless_gone(self, self.fill(self.owner, body, self.made))
             if self._held is not None:
                 self._held.be(len(body))
@@ -152,22 +153,23 @@ class Exchange:
         return made, len(body)
 
     async def answer(self, size: int, work: Callable[[], Any]) -> None:
-        """The reply is what `work` makes of a body of so many bytes: made and written as JSON in one go."""
+        """Reply with the result of `work` on a body of this size, computed and encoded in one step."""
         self._changes_nothing = True
         made = await self.aside(size, lambda: self.encoder(size)(work()))
         await self.reply(made, b"application/json")
 
     def encoder(self, size: int) -> Callable[[Any], bytes]:
-        """What writes JSON of about so many bytes: much in pieces, which takes longer but stops nobody."""
+        """Return the encoder for JSON of about this size: large values are encoded in chunks, which is slower
+        but does not block."""
         return encode_json if self._workers.needed(size) else _encode
 
     async def aside(self, size: int, work: Callable[[], R]) -> R:
-        """`work()`, in a thread where it is about much, and not if the client leaves before its turn."""
+        """Run `work()`, in a thread if it is large; give up if the client disconnects before its turn."""
         working = self.made(size, work)
         return await (unless_gone(self, working) if self._workers.needed(size) else working)
 
     def made(self, size: int, work: Callable[[], R]) -> Coroutine[Any, Any, R]:
-        """The same where somebody else looks whether the client leaves."""
+        """Run the work in the same way, without watching for a disconnect."""
         return self._workers.run(self.owner, size, work, looks=self.looks)
 
     async def _received(self) -> bytes:
@@ -190,7 +192,8 @@ class Exchange:
                 return b"".join(chunks)
 
     async def pieces(self, most: int) -> AsyncIterator[bytes]:
-        """The body as it comes, for who keeps little of it: more is taken when this was dealt with."""
+        """Yield the body as it arrives, for callers that do not keep it; the next chunk is read after this
+        one is done."""
         self._reading = more = True
         while more:
             message = await self.receive()
@@ -205,23 +208,23 @@ class Exchange:
         self._reading = False
 
     def hand_on(self) -> Holding | None:
-        """What is held of the body, for work that goes on when this is over."""
+        """Hand over the held bytes of the body to work that outlives the request."""
         held, self._held = self._held, None
         return held
 
     def hand_model_on(self) -> Callable[[], None]:
-        """What lets go of the model, for work that goes on when this is over."""
+        """Hand over the function that releases the model, to work that outlives the request."""
         release, self.release_model = self.release_model, Exchange.release_model
         return release
 
     def over(self) -> None:
-        """Nothing of the request is needed any more."""
+        """Release everything held for the request."""
         self.hand_model_on()()
         if self._held is not None:
             self._held.end()
 
     def check_media(self, *, any_type: bool = False) -> None:
-        """Of a request that may have a body, before anything of it is read."""
+        """Check the headers about the body before any of it is read."""
         media = self.headers.get(b"content-type", b"application/json").split(b";")[0].strip().lower()
         any_type = any_type and media != b"multipart/form-data"
         if not any_type and media != b"application/json" and not media.endswith(b"+json"):
@@ -229,7 +232,7 @@ class Exchange:
         self._check_length(self._limits.body_bytes)
 
     def check_form(self) -> None:
-        """The same where a file comes."""
+        """Check the headers about a body that is a form with a file."""
         if self.headers.get(b"content-type", b"").split(b";")[0].strip().lower() != MEDIA:
             raise UnsupportedMedia("Send a form with the header 'Content-Type: multipart/form-data'.")
         self._check_length(self._limits.file_bytes + FORM_BYTES)
@@ -244,10 +247,8 @@ class Exchange:
             raise BodyTooLarge(f"The body is larger than {most} bytes.")
 
     def when_gone(self, call: Callable[[], None]) -> Callable[[], object]:
-        """Has it called when the client has closed the connection, until what is returned is called.
-
-        Only after the body was read.
-        """
+        """Call `call` when the client disconnects, until the returned function is called. Use it only after
+        the body was read."""
         connection: CountedConnection | None = self.scope.get("dragoman.connection")
         if connection is not None and listens(self.send):
             return connection.watch(call)
@@ -258,21 +259,21 @@ class Exchange:
         call()
 
     async def gone(self) -> None:
-        """Returns when the client has closed the connection. Only after the body was read."""
+        """Wait until the client disconnects. Use it only after the body was read."""
         while (await self.receive())["type"] != "http.disconnect":
             pass
 
     async def json(
         self, payload: Any, status: int = 200, extra: dict[bytes, bytes] | None = None, *, size: int = 0
     ) -> None:
-        """`size` is that of a payload which may be big, in bytes, about."""
+        """Reply with JSON; `size` is the approximate size in bytes of a large payload."""
         body = await self.aside(size, partial(self.encoder(size), payload))
         await self.reply(body, b"application/json", status, extra)
 
     async def loaded(self, load: Callable[P, Awaitable[R]], *given: P.args, **named: P.kwargs) -> R:
-        """`await load(...)`, what the store gives for a reply, when it is this key's turn.
+        """Run `await load(...)`, which gets stored data for a reply, when it is this key's turn.
 
-        Between this and the reply nothing may be waited for: the reply counts what was loaded.
+        There must be no wait between this and the reply, which counts the loaded bytes.
         """
         async with self._replies.loading(self.owner):
             if has_left(self.send):
@@ -281,7 +282,7 @@ class Exchange:
             return await load(*given, **named)
 
     async def page(self, stored: Sequence[StoredItem | Record], has_more: bool) -> None:
-        """A piece of a list of what is stored."""
+        """Reply with a page of a list of stored objects."""
         await self._reply(page(stored, has_more), b"application/json", 200, {})
 
     async def reply(
@@ -296,7 +297,7 @@ class Exchange:
         headers = {b"content-length": b"%d" % size, b"content-type": media, **extra}
         left = size = 0 if self.method == "HEAD" else size
         with self._unread(size):
-            # In pieces, so that little of it waits in the transport of a client that reads slowly.
+            # Sent in chunks, so that little is buffered in the transport of a slow client.
             pieces = _pieces(parts if size else [])
             with together(self.send):
                 await self._start(status, headers)
@@ -310,7 +311,7 @@ class Exchange:
     async def reply_in_pieces(
         self, size: int, pieces: AsyncGenerator[bytes, None], media: bytes, extra: dict[bytes, bytes]
     ) -> None:
-        """What is read as the client takes it: no more than a piece of it is ever held."""
+        """Reply with chunks that are read as the client takes them: only one is in memory."""
         async with aclosing(pieces):
             headers = {b"content-length": b"%d" % size, b"content-type": media, **extra}
             if self.method == "HEAD" or not size:
@@ -325,18 +326,18 @@ class Exchange:
                     await self._send_body(piece, more=left > 0)
 
     def _unread(self, size: int, *, checked: bool = True) -> Holding:
-        """`with` it, so many bytes wait for the client. Refused is only what can be asked for again."""
+        """Count unread bytes of the reply. Only replies that the client can request again are rejected."""
         held = self._replies.of(self.owner)
         held.be(size, checked=checked and self._changes_nothing)
         return held
 
     async def start_stream(self, first: bytes, media: bytes = SSE, later: Later | None = None) -> None:
-        """Headers and the first bytes leave at once: the client sees that it was heard.
+        """Send headers and first bytes at once, so that the client sees that its request was received.
 
-        With `later` they may wait for what comes next, until what that is given is called.
+        With `later` they may wait for the next bytes, until the function passed to `later` is called.
         """
         if self._streaming:
-            # It has begun: it was said what is waited for.
+            # The stream has begun with a comment that the model is loading.
             await self.write(first)
             return
         self._streaming = True
@@ -351,14 +352,14 @@ class Exchange:
         await self._in_pieces([first], PIECE_BYTES)
 
     async def stream_stored(self, events: bytes, begin: int) -> None:
-        """The events from one place on, in pieces."""
+        """Stream stored events from an offset on, in chunks."""
         with self._unread(len(events)):
             await self.start_stream(b"")
             await self._in_pieces([events], begin)
             await self.end_stream()
 
     async def write_stored(self, events: bytes) -> None:
-        """What may be much: a stream that its client has come back to."""
+        """Write stored events, possibly many, to a stream that its client has resumed."""
         with self._unread(len(events)):
             await self._in_pieces([events], 0)
 
@@ -378,7 +379,7 @@ class Exchange:
         await self.send(message)
 
     async def fail(self, error: DragomanError, errors: ErrorSpelling) -> None:
-        """The error as a reply, or as the last event of a stream that has begun."""
+        """Send the error as a reply, or as the last event of a stream that has begun."""
         error.let_go()
         self.facts |= {"error": error.message, "code": error.code}
         if self._ended:
@@ -401,12 +402,12 @@ class Exchange:
 
 
 def told_headers(facts: Mapping[str, Any]) -> dict[str, str]:
-    """`{"x-dragoman-ignored": "user"}`: in what an answer is not what was asked for."""
+    """Return headers such as `{"x-dragoman-ignored": "user"}`: how the answer differs from the request."""
     return {f"x-dragoman-{name}": facts[name] for name in sorted(TOLD_FACTS & facts.keys())}
 
 
 def advice(error: DragomanError) -> dict[bytes, bytes]:
-    """Whether, when and how to try again, in headers."""
+    """Return headers on whether, when and how to retry."""
     advice = {b"www-authenticate": b"Bearer"} if error.status == 401 else {}
     if isinstance(error, MethodNotAllowed):
         advice[b"allow"] = ", ".join(error.allowed).encode()
@@ -418,15 +419,15 @@ def advice(error: DragomanError) -> dict[bytes, bytes]:
 
 
 async def send_in_pieces(send: Send, parts: Sequence[bytes], begin: int = 0) -> None:
-    """Part of a stream, however much it is. `begin` is where in the first of the parts."""
+    """Send parts of a stream in chunks; `begin` is the offset in the first part."""
     for piece in _pieces(parts, begin):
-        # A client that takes all at once is no reason for others to wait.
+        # Yield to other tasks, even if the client reads everything at once.
         await asyncio.sleep(0)
         await send({"type": "http.response.body", "body": piece, "more_body": True})
 
 
 def _pieces(parts: Sequence[bytes], begin: int = 0) -> Iterator[bytes]:
-    """All parts one after the other, small ones together and large ones cut; `begin` is in the first."""
+    """Join small parts and split large ones into chunks; `begin` is the offset in the first part."""
     gathered: list[bytes] = []
     size = 0
     for part in parts:
@@ -447,7 +448,7 @@ def _read(body: bytes, limits: Limits, read: Callable[[bytes], R]) -> R:
 
 
 async def unless_gone(exchange: Exchange, work: Coroutine[Any, Any, R]) -> R:
-    """The result of some work, which is given up when the client leaves."""
+    """Return the result of the work, which is cancelled if the client disconnects."""
     working = asyncio.create_task(work)
     watcher = asyncio.create_task(exchange.gone())
     try:
@@ -458,5 +459,5 @@ async def unless_gone(exchange: Exchange, work: Coroutine[Any, Any, R]) -> R:
     finally:
         working.cancel()
         watcher.cancel()
-        # What it leaves behind is in order before anything else goes on.
+        # Wait until the cancelled tasks have cleaned up.
         await asyncio.gather(working, watcher, return_exceptions=True)

@@ -1,5 +1,4 @@
-"""What all routes share: the models, the store, the doors; one of the models, for requests about it; and
-which of the routes a request is for."""
+"""What all routes share: models, store and limits; a view of one model for its requests; and the router."""
 
 import asyncio
 import logging
@@ -40,11 +39,12 @@ logger = logging.getLogger("dragoman.http")
 
 R = TypeVar("R")
 WAITING_LINES = 8
-"""Lines of batches that are ready when a place comes free."""
+"""Batch lines that are prepared ahead of free engine capacity."""
 MOST_LINES = 256
-"""That are at work at the same time, however many answers an engine takes."""
+"""Maximum number of concurrent batch lines, whatever the engine's capacity."""
 FIRST_COMMENT_S = 1.0
-"""After so long a stream begins, and says that the model is being loaded; a failure before has a status."""
+"""Seconds after which a stream begins with a comment that the model is loading; an earlier failure has a
+status."""
 
 
 class Host:
@@ -69,7 +69,7 @@ class Host:
         self.pool = ModelPool.of(engines, settings)
         self.pool.attach(self.workers, self.admission, template)
         self.connections = ConnectionLimiter(room(self.limits.connections), keys)
-        self.bodies = Budget(self.limits.bodies_bytes, keys, "The bodies of requests")
+        self.bodies = Budget(self.limits.bodies_bytes, keys, "Request bodies")
         self.known_bodies, self.known_terms = KnownBodies(), KnownTerms(ChatRequest, "messages")
         self.replies = Replies(self.limits.replies_bytes, keys)
         self.turnstile = Turnstile()
@@ -78,7 +78,7 @@ class Host:
         fetcher = MediaFetcher(settings.allow_media_host)
         self.documents = Documents(self.files, self.limits, fetcher, self.sees)
         self.answer_line: AnswerLine
-        """Answers a line of a batch, as a request of its owner; the app's to say."""
+        """Answers a line of a batch as a request of its owner; set by the app."""
         self.batches = BatchDesk(
             self.files,
             {"openai": OpenAILines(), "anthropic": MessageLines()},
@@ -95,7 +95,7 @@ class Host:
         self._list_live()
 
     def _list_live(self) -> None:
-        """What figures are about: the models that are loaded now."""
+        """Update the metrics' list of loaded models."""
         served = [(model.name, model.loaded) for model in self.pool.served]
         self.journal.metrics.live = {
             name: LiveModel(loaded.queue, loaded.engine, loaded.model.planner.adapters)
@@ -104,31 +104,31 @@ class Host:
         }
 
     def _take_keys(self) -> None:
-        """There are more keys now, or fewer: of several each has a share, and one has all."""
+        """Apply a change of the number of keys: several share the limits, a single one has all."""
         for each in (self.admission, self.connections, self.bodies, self.replies):
             each.share_between(len(self.keys))
         self._set_meter()
         self.budgets.forget(self.keys.get)
 
     def _set_meter(self) -> None:
-        """Where no key has a budget, nothing is counted."""
+        """Count tokens only if a key has a budget."""
         self.admission.set_meter(self.budgets.reserve if self.keys.limited else None)
 
     def charge(self, owner: str, tokens: int) -> None:
-        """Takes tokens of a key's budget for what is no turn. Raises where it has not so many left."""
+        """Charge tokens to a key's budget for work that is not a turn; raise if too few are left."""
         if self.keys.limited and (settle := self.budgets.reserve(owner, tokens, 0)) is not None:
             settle(tokens)
 
     def most_lines(self) -> int:
-        """Of batches, that are at work at the same time."""
+        """Return the maximum number of concurrent batch lines."""
         return min(self.admission.places + WAITING_LINES, MOST_LINES)
 
-    # A model for a request
+    # Models for requests.
 
     async def serving(self, name: str | None, exchange: Exchange, *, streams: bool = False) -> "ModelHost":
-        """The model that a request names, which is loaded first if it is not; its own until it is over.
+        """Return the model that a request names, loaded first if needed, and held until the request ends.
 
-        `streams`: whether the reply will be a stream of events, which can say meanwhile what it waits for.
+        `streams` means that the reply is an event stream, which can report the loading progress.
         """
         pool = self.pool
         model = pool.find(name)
@@ -143,7 +143,7 @@ class Host:
         return self.view(loaded)
 
     async def sees(self, owner: str, name: str | None) -> bool:
-        """Whether the model that a request names takes pictures; one that is not loaded is loaded to know."""
+        """Return whether the model that a request names takes images; the model is loaded if needed."""
         try:
             model = await self.pool.look_for(name)
             self.keys.belonging_to(owner).check_use(name if name in model.names else model.name)
@@ -151,7 +151,7 @@ class Host:
                 self.check_may_load(model)
                 await self.pool.load(model)
         except DragomanError:
-            # The request is refused for it when it is read.
+            # Reading the request reports the error.
             return False
         return model.loaded is not None and "image" in model.loaded.card.modalities
 
@@ -166,7 +166,7 @@ class Host:
         if self.settings.while_loading == "refuse" and not exchange.waits:
             loading = asyncio.ensure_future(self.pool.load(model))
             loading.add_done_callback(lambda done: done.cancelled() or done.exception())
-            # A failure that is known already is told instead.
+            # An error that is already known is reported instead.
             await asyncio.sleep(0)
             if loading.done():
                 loading.result()
@@ -183,25 +183,25 @@ class Host:
     async def _told(
         self, model: PooledModel, holding: "asyncio.Future[LoadedModel]", exchange: Exchange, *, streams: bool
     ) -> None:
-        """Returns when it is loaded. A stream is told meanwhile that it is being, and how far."""
+        """Wait until the model is loaded; a stream reports the progress."""
         pause = min(FIRST_COMMENT_S, self.settings.keep_alive)
         while not (await asyncio.wait({holding}, timeout=pause if streams else None))[0]:
             await exchange.start_stream(b": loading %d%%\n\n" % (100 * model.progress))
 
     def check_may_load(self, model: PooledModel) -> None:
-        """Raises where requests do not load models, unless it only sleeps."""
+        """Raise if requests may not load models, unless the model is only asleep."""
         if (
             model.loaded is None
             and model.state in ("unloaded", "failed")
             and not self.settings.models_autoload
         ):
             raise Forbidden(
-                f"The model '{model.name}' is not loaded, and requests do not load models here; "
-                "POST /models/load does, with an admin key.",
+                f"The model '{model.name}' is not loaded, and requests do not load models on this server; "
+                "an admin key can load it with POST /models/load.",
                 code="model_not_loaded",
             )
 
-    # The life of the server
+    # Start and stop of the server.
 
     async def start(self) -> None:
         await asyncio.to_thread(self.budgets.load)
@@ -222,7 +222,7 @@ class Host:
         return (await self.answer_line(owner, Asked("", "/v1/responses", body))).status
 
     async def stop(self) -> None:
-        """In this order, and all of it: nobody inside, what they stored, whom they called, who computed."""
+        """Stop everything in order: active requests, then what stores, calls other servers and computes."""
         await self.admission.end_all()
         for close in (
             self.batches.stop,
@@ -236,35 +236,35 @@ class Host:
             try:
                 await close()
             except Exception:
-                logger.exception("Something could not be closed")
+                logger.exception("Cleanup at shutdown failed")
         await self.pool.stop()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
 
     async def check(self) -> None:
-        """Whether all engines that are there move; raises Unavailable otherwise."""
+        """Raise Unavailable unless all loaded engines make progress."""
         for model in self.pool.served:
             if model.loaded is not None:
                 await model.loaded.check()
 
     def tell_upstreams(self, headers: Mapping[bytes, bytes]) -> dict[str, Any]:
-        """Where models run on other servers: how those are. Their addresses are for administrators."""
+        """Describe the upstreams of remote models. Only administrators see their addresses."""
         engines = [model.loaded.engine for model in self.pool.served if model.loaded is not None]
-        found = [one for engine in engines for one in getattr(engine, "describe_upstreams", list)()]
+        upstreams = [each for engine in engines for each in getattr(engine, "describe_upstreams", list)()]
         key = self.keys.of(headers) if self.keys.has(headers) else None
         if key is None or (self.keys.closed and not key.admin):
-            found = [{name: value for name, value in one.items() if name != "url"} for one in found]
-        return {"upstreams": found} if found else {}
+            upstreams = [{key: each[key] for key in each if key != "url"} for each in upstreams]
+        return {"upstreams": upstreams} if upstreams else {}
 
     async def check_alive(self) -> None:
-        """Raises when nothing but another process will help: an engine is dead, and will stay so."""
+        """Raise if only a restart of the process can help: an engine is dead for good."""
         for model in self.pool.served:
             if model.loaded is not None:
                 await model.loaded.check_alive()
 
 
 class ModelHost:
-    """A host and one of its models: what a request for that model is answered with."""
+    """A host with one of its models, for the requests to that model."""
 
     def __init__(self, host: Host, loaded: LoadedModel) -> None:
         self.settings, self.limits = host.settings, host.limits
@@ -276,15 +276,15 @@ class ModelHost:
 
     @property
     def fingerprint(self) -> str:
-        """Changes when answers may, adapters that come and go included."""
+        """The fingerprint of the model and its adapters; it changes whenever answers may."""
         return "-".join(filter(None, (self.loaded.fingerprint, self.model.planner.adapters.fingerprint)))
 
     async def computed(self, owner: str, work: Callable[[], Awaitable[R]]) -> R:
-        """What the engine makes of something that is no turn; it waits for its place like one."""
+        """Run engine work that is not a turn; it waits in the queue like one."""
         return await self.loaded.computed(owner, work)
 
 
-# Which of the routes a request is for.
+# The router.
 
 
 Handler: TypeAlias = Callable[[Host, Exchange], Awaitable[None]]
@@ -292,10 +292,10 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"}
 
 
 class Endpoint:
-    """A handler as an ASGI app, which is what a Starlette route takes without wrapping requests."""
+    """A handler as an ASGI app, which Starlette routes call without wrapping the request."""
 
     def __init__(self, host: Host, path: str, handler: Handler, kind: VisitKind | None) -> None:
-        """Without a kind it is let in always."""
+        """Create an endpoint; without a kind, its requests are always admitted."""
         self.path = path
         self._host = host
         self._handler = handler
@@ -317,13 +317,13 @@ class Endpoint:
 
 
 class Routes:
-    """In an order: of several that fit, the first one is meant."""
+    """Finds routes; of several that match, the first in order is used."""
 
     def __init__(self, routes: Sequence[Route]) -> None:
         self._all = routes
         self.paths = [route.path for route in routes]
         self._plain = dict(self._list_plain())
-        """By method and path, those without anything variable in it: they are asked for most."""
+        """Routes without path parameters by method and path; they are requested most."""
 
     def _list_plain(self) -> Iterator[tuple[tuple[str, str], Route]]:
         for path in self.paths:
@@ -333,7 +333,7 @@ class Routes:
                     yield (method, path), route
 
     def at(self, scope: Scope) -> tuple[Route | None, set[str]]:
-        """The route with this very path, or else the methods of those that have it."""
+        """Return the route with exactly this path, or the methods of the routes that have it."""
         plain = self._plain.get((scope["method"], scope["path"]))
         if plain is None or scope.get("root_path"):
             return self._search(scope)
@@ -352,16 +352,16 @@ class Routes:
         return None, methods
 
     def name(self, scope: Scope) -> str:
-        """The declared path, never the one a client sent."""
+        """Return the declared path of a request, never the path that a client sent."""
         if isinstance(found := scope.get("endpoint"), Endpoint):
             return found.path
-        # It was refused before it came to the router.
+        # The request was rejected before routing.
         partly = []
         for route in self._all:
             match, _ = route.matches(scope)
             if match == Match.FULL:
                 return route.path
             if match == Match.PARTIAL:
-                # Another method has this path; a route further down may fit as a whole.
+                # The path matches with another method; a later route may match fully.
                 partly.append(route.path)
         return partly[0] if partly else "other"

@@ -1,7 +1,7 @@
-"""Who asks: the Host and the web page in whose name a request comes, and whose key it has.
+"""Access control: Host and Origin of a request, forwarded headers, and API keys.
 
-A page in a browser can have any server on its machine asked, by its address or by a name of its own that it
-lets point there. What gives it away are two headers that no page can change.
+A web page in a browser can send requests to any server on its machine, by its address or by a host name of
+the page's own that resolves there. Two headers that no page can change reveal it: Host and Origin.
 """
 
 import ipaddress
@@ -29,16 +29,16 @@ from dragoman.settings import Settings
 
 logger = logging.getLogger("dragoman.http")
 
-# In whose name: Host and Origin.
+# Host and Origin.
 
 
 _AUTHORITY = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
 _HEADER_NAMES = re.compile(rb"[A-Za-z0-9, _-]{1,2048}")
 _OWN_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]", "0.0.0.0", "[::]"})
-"""The last two are what many examples write for this machine, and systems take them for it. A page elsewhere
-can have a name of its own lead here, but not a number."""
+"""Names of this machine. Many examples use the last two, and systems treat them as this machine. A remote
+page can make a name of its own resolve here, but not an address."""
 _ONCE = (b"host", b"origin", b"authorization", b"x-api-key", b"content-type", b"content-encoding")
-"""Headers that decide something: of two, others on the way may have looked at the other one."""
+"""Headers that must not occur twice, because a proxy may have checked the other one."""
 ANY = "*"
 
 
@@ -50,7 +50,7 @@ class Guard:
         self._any_origin = ANY.encode() in self._origins
 
     def check(self, scope: Scope, headers: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-        """Refuses a request in a wrong name; gives what the reply says to the page that asked, if any."""
+        """Reject a wrong Host or Origin; return the CORS headers for the page, if any."""
         if len(headers) != len(scope["headers"]):
             _check_single(scope)
         host = headers.get(b"host")
@@ -64,12 +64,12 @@ class Guard:
     def _check_host(self, scope: Scope, host: bytes) -> None:
         found = _AUTHORITY.fullmatch(host)
         if found is None:
-            raise BadRequest("The Host header is not the name of a host.", code="invalid_host")
+            raise BadRequest("The Host header is not a valid host name.", code="invalid_host")
         if self._by_name and _came_by_loopback(scope):
             name = found[1].decode().lower().rstrip(".")
             if name not in self._names:
                 raise Forbidden(
-                    f"This server is not known as {name}; --allow-host {name} makes it so.",
+                    f"Host {name} is not allowed; start the server with --allow-host {name}.",
                     code="host_not_allowed",
                 )
 
@@ -77,12 +77,12 @@ class Guard:
         listed = self._any_origin or origin in self._origins
         if not listed:
             if host and origin.partition(b"://")[2] == host.lower():
-                return {}  # our own page
+                return {}  # the server's own page
             raise Forbidden(
-                "Pages of this origin may not ask here; --cors-origin lists those that may.",
+                "This origin is not allowed; start the server with --cors-origin to allow it.",
                 code="origin_not_allowed",
             )
-        # Keys travel in a header that a page sets itself, so cookies and their like are never asked for.
+        # Keys are sent in a header that the page sets itself, so credentials (cookies) are never allowed.
         return {
             b"access-control-allow-origin": b"*" if self._any_origin else origin,
             b"access-control-expose-headers": b"x-request-id, traceresponse, x-dragoman-ignored, retry-after",
@@ -91,7 +91,7 @@ class Guard:
 
 
 def preflight(method: str, headers: Mapping[bytes, bytes]) -> dict[bytes, bytes] | None:
-    """What a browser wants to know before it asks for a page; None if this is no such question."""
+    """Return the reply to a CORS preflight; None if the request is not one."""
     if method != "OPTIONS" or b"access-control-request-method" not in headers:
         return None
     wanted = headers.get(b"access-control-request-headers", b"")
@@ -103,7 +103,7 @@ def preflight(method: str, headers: Mapping[bytes, bytes]) -> dict[bytes, bytes]
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address; a name that we do not know may be anywhere.
+    """Return whether an address is reachable only from this machine; unknown names are not.
 
     >>> is_loopback("127.0.0.2"), is_loopback("::1"), is_loopback("0.0.0.0"), is_loopback("a.example")
     (True, True, False, False)
@@ -119,27 +119,28 @@ def is_loopback(host: str) -> bool:
 
 
 def hosts_of(settings: Settings) -> list[str]:
-    """`127.0.0.1, ::1` are two."""
+    """Return the hosts to listen on: `127.0.0.1, ::1` are two."""
     return [each.strip() for each in settings.host.split(",")]
 
 
 def is_for_this_machine(settings: Settings) -> bool:
-    """Whether nobody on another machine reaches the server."""
+    """Return whether no other machine can reach the server."""
     return settings.uds is not None or all(map(is_loopback, hosts_of(settings)))
 
 
 def is_private(settings: Settings) -> bool:
-    """Whether only people on this machine ask, as far as can be known: a proxy asks for others."""
+    """Return whether, as far as is known, only users of this machine can reach the server: a proxy forwards
+    others."""
     by_proxy = settings.uds is not None or settings.forwarded_allow_ips or settings.root_path
     return is_for_this_machine(settings) and not by_proxy
 
 
 is_known_here = lru_cache(maxsize=256)(is_loopback)
-"""The same, for what is asked of each request."""
+"""Cached, because it is called for each request."""
 
 
 def _came_by_loopback(scope: Scope) -> bool:
-    """Another ASGI server may listen elsewhere than the settings say."""
+    """Check the address of the connection: another ASGI server may listen elsewhere than the settings say."""
     server = scope.get("server")
     return server is not None and is_known_here(server[0])
 
@@ -148,10 +149,12 @@ def _check_single(scope: Scope) -> None:
     names = [name for name, _ in scope["headers"]]
     for name in _ONCE:
         if names.count(name) > 1:
-            raise BadRequest(f"The header {name.decode()} is there twice.", code="invalid_header")
+            raise BadRequest(
+                f"The request has the header {name.decode()} twice; send it once.", code="invalid_header"
+            )
 
 
-# From where, if a proxy says so.
+# Forwarded headers.
 
 
 MOST_HOPS = 32
@@ -160,7 +163,7 @@ _FORWARDED_PROTO = re.compile(r'(?i)(?:^|;)\s*proto\s*=\s*"?(https?)')
 
 
 class Forwarded:
-    """Whom the proxies say they ask for. Of others, what is said is not listened to."""
+    """Client address and scheme from forwarded headers. Headers of untrusted peers are ignored."""
 
     def __init__(self, settings: Settings) -> None:
         self._any = ANY in settings.forwarded_allow_ips
@@ -184,9 +187,9 @@ class Forwarded:
         return any(address in network for network in self._networks)
 
     def apply(self, scope: Scope) -> None:
-        """The client and the scheme become those that the first proxy saw whom we trust."""
+        """Set client and scheme to what the first trusted proxy received."""
         peer = scope.get("client")
-        # Whoever reaches a unix socket is let in by its mode.
+        # The mode of a Unix socket decides who may connect, so its peers are trusted.
         if peer is not None and not self._trusts(peer[0]):
             return
         names = (b"forwarded", b"x-forwarded-for", b"x-forwarded-proto")
@@ -214,7 +217,7 @@ def _part(pattern: re.Pattern[str], hop: str) -> str:
 
 
 def _host_of(text: str) -> str | None:
-    """`_host_of('[2001:db8::1]:4711')` is `2001:db8::1`; None where it is no address."""
+    """Return the address: `_host_of('[2001:db8::1]:4711')` is `2001:db8::1`; None if it is not valid."""
     text = text.strip().strip('"')
     if text.startswith("["):
         text = text[1:].partition("]")[0]
@@ -226,28 +229,29 @@ def _host_of(text: str) -> str | None:
         return None
 
 
-# With whose key.
+# API keys.
 
 
 KEY_NEEDED = "Send a valid API key as 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
 LOOK_S = 0.05
-"""How long a change of the file may go unnoticed. Looking costs a microsecond, and so does each request."""
+"""Seconds that a change of the file may go unnoticed. A check takes a microsecond, as does a request's
+lookup."""
 
 
 class Keys:
-    """All keys by their hashes, those of the file as it is now: of a request whose key it has.
+    """All keys by hash, from the settings and the current file, to look up the key of a request.
 
-    A hash is looked up rather than compared with each: whoever measures how long that takes learns of hashes,
-    and cannot choose a key by its hash.
+    A hash is looked up rather than compared with each: timing could reveal only hashes, and an attacker
+    cannot choose a key by its hash.
     """
 
     def __init__(self, settings: Settings) -> None:
-        """Raises where a key cannot be used, or there should be some and are none."""
+        """Load the keys; raise if one is invalid, or if a named file has none."""
         self._file = settings.api_key_file
         plain = [describe_key(check_key(key)) for key in settings.api_key]
         self._fixed = [*plain, *admin_keys(settings)]
         self.closed = needs_key(settings)
-        """Whether it takes a key to ask. One for administrators does not close what was open."""
+        """Whether requests need a key. An admin key alone does not close an open server."""
         self._known: dict[str, ApiKey] = {}
         self._seen: tuple[int, ...] | None = None
         self._next_look = 0.0
@@ -258,9 +262,9 @@ class Keys:
         self._seen = _state_of(self._file)
         found = read_key_file(self._file)
         if not found:
-            # Somebody who names a file of keys does not mean an open server.
+            # An operator who names a key file does not want an open server.
             raise SettingsError(
-                f"There is no key in {self._file}; `dragoman keys add NAME` makes one.", param="api_key_file"
+                f"{self._file} has no key; add one with `dragoman keys add NAME`.", param="api_key_file"
             )
         self._take(found)
 
@@ -268,17 +272,17 @@ class Keys:
         return self.closed
 
     def __len__(self) -> int:
-        """How many clients are told apart: where no key is needed, none."""
+        """Return the number of clients that can be told apart; 0 if no key is required."""
         return len(self._known) if self.closed else 0
 
     def _take(self, found: Sequence[ApiKey]) -> None:
-        # What the settings say holds, whatever the file says of the same key.
+        # Keys of the settings take precedence over the file.
         self._known = {key.sha256: key for key in (*found, *self._fixed)}
         self.has_admin = any(key.admin for key in self._known.values())
         self.limited = any(key.is_limited for key in self._known.values())
 
     def _look(self) -> None:
-        """Reads the file again if it is another. One that cannot be read changes nothing."""
+        """Reload the file if it has changed. If it cannot be read, the keys stay as they are."""
         if self._file is None or (now := time.monotonic()) < self._next_look:
             return
         self._next_look = now + LOOK_S
@@ -288,14 +292,14 @@ class Keys:
         try:
             self._take(read_key_file(self._file))
         except SettingsError as error:
-            logger.error("The keys stay as they were: %s", error.message)
+            logger.error("Keys not reloaded: %s", error.message)
             return
-        logger.info("There are %d keys now", len(self._known))
+        logger.info("Keys reloaded: %d keys", len(self._known))
         if self.on_change is not None:
             self.on_change()
 
     def _given(self, headers: Mapping[bytes, bytes]) -> ApiKey | None:
-        """The key that a request has, if it is one."""
+        """Return the key of a request, or None if it has no valid one."""
         self._look()
         scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() != b"bearer":
@@ -303,7 +307,7 @@ class Keys:
         return self._known.get(hash_key(given.strip()))
 
     def of(self, headers: Mapping[bytes, bytes]) -> ApiKey:
-        """Whose key a request has; raises if it has none that counts. Without keys: nobody's."""
+        """Return the key of a request, or raise if it has no valid one. Without keys it is `ANYBODY`."""
         if not self.closed:
             return ANYBODY
         found = self._given(headers)
@@ -315,42 +319,46 @@ class Keys:
         return self._known.get(owner)
 
     def belonging_to(self, owner: str) -> ApiKey:
-        """The key of work that goes on without a request; raises if it was revoked since."""
+        """Return the key of work that continues without a request; raise if it was revoked."""
         if not self.closed:
             return ANYBODY
         self._look()
         found = self._known.get(owner)
         if found is None:
-            raise Unauthorized("The key that asked for this was revoked.")
+            raise Unauthorized(
+                "The API key of this request was revoked; send a new request with a valid key."
+            )
         return found
 
     def has(self, headers: Mapping[bytes, bytes]) -> bool:
-        """Whether a request has a key that counts, or needs none."""
+        """Return whether a request has a valid key, or needs none."""
         return not self.closed or self._given(headers) is not None
 
     def require_admin(self, headers: Mapping[bytes, bytes]) -> None:
-        """For what changes the server for everybody. Raises unless the request has the key of an admin."""
+        """Raise unless the request has an admin key, for routes that change the server for all."""
         found = self._given(headers)
         if found is not None and found.admin:
             return
         if not self.has_admin:
             raise Forbidden(
-                "This takes an admin key, and there is none: start the server with DRAGOMAN_ADMIN_KEY or "
+                "This route needs an admin key, and the server has none; start it with DRAGOMAN_ADMIN_KEY or "
                 "--admin-key-file, and send that key.",
                 code="no_admin_key",
             )
         if found is None:
             raise Unauthorized("Send an admin key as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.")
-        raise Forbidden("This takes an admin key, and the key that was sent is none.", code="admin_required")
+        raise Forbidden(
+            "This route needs an admin key; the key in the request is not one.", code="admin_required"
+        )
 
     def check_operator(self, headers: Mapping[bytes, bytes]) -> None:
-        """For what every key may do as long as nobody has the key of an admin."""
+        """Raise for routes that need an admin key if there is one, and are otherwise open to all keys."""
         if self.has_admin or (self.closed and self.of(headers).models):
             self.require_admin(headers)
 
 
 def _state_of(file: str) -> tuple[int, ...] | None:
-    """What is another when the file is."""
+    """Return values that change when the file does."""
     try:
         found = os.stat(file)
     except OSError:
@@ -359,18 +367,18 @@ def _state_of(file: str) -> tuple[int, ...] | None:
 
 
 def admin_keys(settings: Settings) -> list[ApiKey]:
-    """Those of the settings, and those of a file of their own; what that file says else does not hold."""
+    """Return the admin keys of the settings and of the admin key file, which always have full rights."""
     keys = [describe_key(check_key(key), name="admin", admin=True) for key in settings.admin_key]
     if settings.admin_key_file is None:
         return keys
     found = read_key_file(settings.admin_key_file)
     if not found:
-        raise SettingsError(f"There is no key in {settings.admin_key_file}.", param="admin_key_file")
+        raise SettingsError(f"{settings.admin_key_file} has no key; add one.", param="admin_key_file")
     return keys + [ApiKey(name=key.name or "admin", sha256=key.sha256, admin=True) for key in found]
 
 
 def keys_of(settings: Settings) -> list[str]:
-    """The keys that somebody could send: those of the settings, and those in plain text of the file."""
+    """Return the keys in plain text, from the settings and the file."""
     keys = [check_key(key) for key in settings.api_key]
     if settings.api_key_file is not None:
         lines = read_key_lines(settings.api_key_file)
@@ -379,21 +387,21 @@ def keys_of(settings: Settings) -> list[str]:
 
 
 def needs_key(settings: Settings) -> bool:
-    """Whether a client has to send one."""
+    """Return whether clients have to send a key."""
     return bool(settings.api_key) or settings.api_key_file is not None
 
 
 def is_open(settings: Settings) -> bool:
-    """Whether other machines may ask without a key."""
+    """Return whether other machines have access without a key."""
     return not Keys(settings).closed and not is_for_this_machine(settings)
 
 
 def check_closed(settings: Settings) -> None:
-    """Refuses what would be open to other machines, unless that is what was asked for."""
+    """Raise if other machines would have access without a key, unless `insecure` is set."""
     if settings.insecure or not is_open(settings):
         return
     raise SettingsError(
-        f"Other machines reach {settings.host or 'all addresses'}, and there is no key. Set "
-        "DRAGOMAN_API_KEY, or listen on 127.0.0.1; --insecure (`insecure=True`) serves everybody.",
+        f"Other machines can reach {settings.host or 'all addresses'}, and no API key is set; set "
+        "DRAGOMAN_API_KEY, listen on 127.0.0.1, or allow it with --insecure (`insecure=True`).",
         param="host",
     )

@@ -1,4 +1,4 @@
-"""Where a server listens: addresses with a port, or a socket in the file system."""
+"""Listeners of a server: addresses with a port, or a Unix socket."""
 
 import errno
 import os
@@ -13,12 +13,13 @@ from dragoman.settings import Settings
 
 UNSENT_BYTES = 32 * 1024
 LOOK_S = 1.0
-"""How long somebody who may listen on a unix socket has to take a connection."""
+"""Timeout for connecting to an existing Unix socket, to find out whether a server uses it."""
 UNIX = "unix:"
 
 
 def open_listeners(settings: Settings) -> list[socket.socket]:
-    """All of them, or an error that says which cannot be. The first is the server's own address."""
+    """Open all listeners, or raise an error that names the one that failed. The first has the server's own
+    address."""
     with ExitStack() as doors:
         if settings.uds is not None:
             listeners = [doors.enter_context(bind_unix(settings.uds, int(settings.uds_mode, 8)))]
@@ -32,7 +33,7 @@ def open_listeners(settings: Settings) -> list[socket.socket]:
 
 
 def _bind_all(settings: Settings) -> Iterator[socket.socket]:
-    """A free port that was found for the first address is that of the others too."""
+    """Bind all hosts; a free port found for the first is used for the others too."""
     port = settings.port
     for host in hosts_of(settings):
         listener = bind(host, port, reuse_port=settings.reuse_port)
@@ -41,16 +42,16 @@ def _bind_all(settings: Settings) -> Iterator[socket.socket]:
 
 
 def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
-    """Taken before anything else, so that a port in use is known at once."""
+    """Bind a TCP socket; done before anything else, so that a port in use is reported at once."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if reuse_port:
         if not hasattr(socket, "SO_REUSEPORT"):
-            raise SettingsError("This system has no SO_REUSEPORT.", param="reuse_port")
+            raise SettingsError("This system has no SO_REUSEPORT; unset reuse_port.", param="reuse_port")
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     if hasattr(socket, "TCP_NOTSENT_LOWAT"):
-        # Its connections inherit it: of what a client does not read yet the system keeps little, too.
+        # Connections inherit the option: the kernel buffers little of what a client has not read.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
     try:
         listener.bind((host, port))
@@ -61,10 +62,10 @@ def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
 
 
 def bind_unix(path: str, mode: int) -> socket.socket:
-    """A socket that is left of a server which is gone is replaced. Nothing else is ever removed."""
+    """Bind a Unix socket. A stale one of a stopped server is replaced; nothing else is ever removed."""
     _remove_stale(path)
     listener = socket.socket(socket.AF_UNIX)
-    # Nobody who may not gets in between: it has its mode from the beginning.
+    # The socket has its mode from the beginning, so no other user can connect in between.
     before = os.umask(0o777 & ~mode)
     try:
         listener.bind(path)
@@ -84,7 +85,9 @@ def _remove_stale(path: str) -> None:
     except OSError:
         return
     if not is_socket:
-        raise SettingsError(f"{path} is there, and is no socket.", param="uds")
+        raise SettingsError(
+            f"{path} exists and is not a socket; remove it or choose another path.", param="uds"
+        )
     with socket.socket(socket.AF_UNIX) as trial:
         trial.settimeout(LOOK_S)
         try:
@@ -94,11 +97,11 @@ def _remove_stale(path: str) -> None:
                 with suppress(FileNotFoundError):
                     os.unlink(path)
                 return
-    raise SettingsError(f"Another server listens on {path}.", param="uds")
+    raise SettingsError(f"Another server listens on {path}; stop it or choose another path.", param="uds")
 
 
 class UnixName:
-    """The name of a unix socket, which is removed when its server ends, unless it is another's by then."""
+    """The path of a Unix socket, removed when its server ends, unless another server has replaced it."""
 
     def __init__(self, listener: socket.socket) -> None:
         name = listener.getsockname() if listener.family == socket.AF_UNIX else None
@@ -113,7 +116,7 @@ class UnixName:
 
 
 def address_of(listener: socket.socket, settings: Settings) -> str:
-    """`https://127.0.0.1:8443/llm`, or `unix:/run/dragoman.sock`."""
+    """Return the address: `https://127.0.0.1:8443`, or `unix:/run/dragoman.sock`."""
     if listener.family == socket.AF_UNIX:
         return f"{UNIX}{listener.getsockname()}"
     scheme = "http" if settings.tls_cert is None else "https"

@@ -1,8 +1,7 @@
-"""What /metrics says: the figures of admission in Prometheus' words, under our names and, if wanted, vLLM's.
+"""/metrics: the metrics of admission in Prometheus' format, under our names and, if wanted, vLLM's.
 
-Everything is written when somebody looks, out of numbers that are there anyhow. So another name for a figure
-costs nothing while nobody looks. The names of vLLM are also those that the inference extension of Kubernetes'
-Gateway API reads.
+Everything is computed when it is scraped, from numbers that exist anyway, so a second name costs nothing
+otherwise. The inference extension of Kubernetes' Gateway API reads vLLM's names too.
 """
 
 import time
@@ -31,7 +30,7 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST.encode()
 
 
 class Figure(Struct, frozen=True):
-    """One figure by its names: ours, and those that vLLM has for it."""
+    """A metric with its names: ours, and vLLM's for it."""
 
     name: str
     text: str
@@ -40,29 +39,29 @@ class Figure(Struct, frozen=True):
 
 HISTOGRAMS: Mapping[str, Figure] = {
     "queue": Figure(
-        "dragoman_queue_seconds", "Time an answer waited for the engine", ("request_queue_time_seconds",)
+        "dragoman_queue_seconds", "Time an answer waited in the queue", ("request_queue_time_seconds",)
     ),
     "first": Figure(
         "dragoman_time_to_first_token_seconds", "Time to first token", ("time_to_first_token_seconds",)
     ),
     "prefill": Figure(
         "dragoman_prefill_seconds",
-        "Time from when the engine had the prompt to the first token",
+        "Time from the start in the engine to the first token",
         ("request_prefill_time_seconds",),
     ),
     "decode": Figure(
         "dragoman_decode_seconds",
-        "Time from the first token to the last",
+        "Time from the first to the last token",
         ("request_decode_time_seconds",),
     ),
     "between": Figure(
         "dragoman_inter_token_seconds",
-        "Mean time between the tokens of an answer",
+        "Mean time between tokens of an answer",
         ("inter_token_latency_seconds", "request_time_per_output_token_seconds"),
     ),
     "whole": Figure(
         "dragoman_answer_seconds",
-        "Whole request that was answered by a model",
+        "Duration of requests answered by a model",
         ("e2e_request_latency_seconds",),
     ),
     "prompt": Figure(
@@ -77,42 +76,40 @@ COUNTERS: Mapping[str, Figure] = {
         "dragoman_prompt_tokens", "Prompt tokens", ("prompt_tokens", "prefix_cache_queries")
     ),
     "cached_tokens": Figure(
-        "dragoman_cached_tokens", "Prompt tokens not computed again", ("prefix_cache_hits",)
+        "dragoman_cached_tokens", "Prompt tokens found in the prefix cache", ("prefix_cache_hits",)
     ),
-    "restored_tokens": Figure(
-        "dragoman_restored_reasoning_tokens", "Prompt tokens of reasoning that clients had not sent"
-    ),
+    "restored_tokens": Figure("dragoman_restored_reasoning_tokens", "Prompt tokens of restored reasoning"),
     "completion_tokens": Figure("dragoman_generation_tokens", "Generated tokens", ("generation_tokens",)),
 }
 GAUGES: tuple[tuple[Figure, Callable[[LiveModel], float | None]], ...] = (
     (
-        Figure("dragoman_answers_running", "Answers the engine has", ("num_requests_running",)),
+        Figure("dragoman_answers_running", "Answers running in the engine", ("num_requests_running",)),
         lambda live: live.queue.running,
     ),
     (
-        Figure("dragoman_answers_waiting", "Turns that wait for the engine", ("num_requests_waiting",)),
+        Figure("dragoman_answers_waiting", "Answers waiting in the queue", ("num_requests_waiting",)),
         lambda live: live.queue.waiting,
     ),
     (
         Figure(
             "dragoman_kv_usage_ratio",
-            "Part of the key-value memory that answers use",
+            "Share of the KV cache in use",
             ("kv_cache_usage_perc",),
         ),
         lambda live: kv_usage_of(live.engine),
     ),
 )
 FAULTS: Mapping[str, Figure] = {
-    "failed_steps": Figure("dragoman_engine_failed_steps", "Engine steps that failed"),
-    "rebuilds": Figure("dragoman_engine_rebuilds", "Times the engine set up its runner again"),
-    "restarts": Figure("dragoman_engine_restarts", "Times a failed engine was opened again"),
+    "failed_steps": Figure("dragoman_engine_failed_steps", "Failed engine steps"),
+    "rebuilds": Figure("dragoman_engine_rebuilds", "Rebuilds of the engine's runner"),
+    "restarts": Figure("dragoman_engine_restarts", "Restarts of a failed engine"),
 }
-FINISHED = Figure("dragoman_finishes", "Answers by how they ended", ("request_success",))
+FINISHED = Figure("dragoman_finishes", "Answers by finish reason", ("request_success",))
 VLLM_REASONS = {"disconnect": "abort"}
 
 
 class Naming(Struct, frozen=True):
-    """A way to name things: ours, or vLLM's."""
+    """A naming scheme: ours or vLLM's."""
 
     names: Callable[[Figure], Sequence[str]]
     model: str
@@ -130,19 +127,19 @@ VLLM = Naming(
 
 
 class Figures(Collector):
-    """What is known of models, written anew each time somebody looks."""
+    """Collects the metrics of models when they are scraped."""
 
     def __init__(self, metrics: Metrics, *, vllm: bool) -> None:
         self._metrics = metrics
         self._namings = (OURS, VLLM) if vllm else (OURS,)
 
     def collect(self) -> Iterator[Metric]:
-        yield _histogram("dragoman_request_seconds", "Whole request", {(): self._metrics.whole}, ())
-        build = GaugeMetricFamily("dragoman_build_info", "The version that runs", labels=["version"])
+        yield _histogram("dragoman_request_seconds", "Duration of requests", {(): self._metrics.whole}, ())
+        build = GaugeMetricFamily("dragoman_build_info", "Version of the server", labels=["version"])
         build.add_metric([__version__], 1)
         yield build
         live, counted = self._metrics.live, self._metrics.models
-        # Models that have not answered yet have figures too: all of them 0.
+        # Models that have not answered yet have metrics too, all of them 0.
         models = {**{name: ModelFigures() for name in live}, **counted}
         yield from _describe_faults(live)
         for naming in self._namings:
@@ -195,7 +192,7 @@ def _describe_models(naming: Naming, models: Mapping[str, ModelFigures]) -> Iter
 
 
 def describe_adapters(most: int, used: Iterable[str]) -> Iterator[Metric]:
-    """As the inference extension wants to know them, in labels; the value is when they were looked at."""
+    """Describe adapters for the inference extension, in labels; the value is the time."""
     if most:
         labels = ["max_lora", "running_lora_adapters", "waiting_lora_adapters"]
         info = GaugeMetricFamily("vllm:lora_requests_info", "Adapters in use", labels=labels)
@@ -217,12 +214,12 @@ def _histogram(
 
 
 class Exposition:
-    """`write()` is the body of /metrics."""
+    """The body of /metrics, returned by `write()`."""
 
     def __init__(self, metrics: Metrics, meter: "Meter | None" = None, *, vllm: bool) -> None:
         self._registry: CollectorRegistry = metrics.registry
         self._registry.register(Figures(metrics, vllm=vllm))
-        # Processor time, memory and open files of this process, from /proc.
+        # CPU time, memory and open files of this process, from /proc.
         ProcessCollector(registry=self._registry)
         if meter is not None:
             Exported(meter, metrics)
@@ -231,7 +228,7 @@ class Exposition:
         return generate_latest(self._registry)
 
 
-# The same for OpenTelemetry, by its conventions for those who serve models.
+# The same metrics for OpenTelemetry, by its conventions for generative AI.
 
 
 TEXT_COMPLETIONS = frozenset({"/v1/completions", "/api/generate", "/infill", "/completion"})
@@ -239,7 +236,7 @@ VECTORS = frozenset({"/v1/embeddings", "/api/embed", "/api/embeddings"})
 
 
 class Exported:
-    """A listener of `Metrics`: it passes on what each request came to."""
+    """A listener of `Metrics` that exports each request."""
 
     def __init__(self, meter: "Meter", metrics: Metrics) -> None:
         made = meter.create_histogram

@@ -1,8 +1,8 @@
-"""What the server is doing, for people who look after it: `GET /operations`, which the page draws.
+"""The state of the server for operators: `GET /operations`, which the web UI shows.
 
-The figures are those of /metrics. Beside them is what happens at this moment: which answers are at work or
-wait, whose they are, and which requests came lately. Of others' keys nobody is told but administrators; where
-no key is needed, everybody is.
+The metrics are those of /metrics. Added to these is the current state: running and queued answers, their API
+keys, and recent requests. Only administrators see the data of other keys; if no key is required, all clients
+do.
 """
 
 import asyncio
@@ -22,16 +22,16 @@ from dragoman.http.host import Host
 from dragoman.turns.turn import Turn
 
 LATELY = 512
-"""Requests that are remembered, of all keys."""
+"""Number of recent requests that are kept, of all keys together."""
 MOST_TOLD = 50
 MOST_ANSWERS = 200
 QUIET = frozenset({"/operations", "/metrics", "/health", "/healthz", "/ping", "/ready", "/"})
-"""What is asked again and again, and would hide the rest."""
+"""Paths that are polled, and would hide all other requests."""
 FACTS = (
     *("method", "path", "status", "request_id", "model", "finish", "code"),
     *("queue_ms", "ttft_ms", "tokens_per_s", "prompt_tokens", "cached_tokens", "completion_tokens"),
 )
-"""What is told of a request that is over: of the line in the log, what is no text of anybody's."""
+"""The fields of a recent request that are shown: those of the access log without text from clients."""
 
 
 class Operations:
@@ -39,14 +39,14 @@ class Operations:
         self._host = host
         self._began = time.time()
         self.lately: deque[tuple[str, Mapping[str, Any], float]] = deque(maxlen=LATELY)
-        """Requests that are over: whose, what the access log says of it, and how long it took."""
+        """Recent requests: owner, access log facts and duration."""
 
     def tell(self, headers: Mapping[bytes, bytes], request_id: str | None = None) -> dict[str, Any]:
         host, metrics = self._host, self._host.journal.metrics
         reader = _Reader(host, headers)
         answers = [one for name, live in metrics.live.items() for one in _answers(name, live)]
         tokens = {name: sum(each.tokens[name] for each in metrics.models.values()) for name in TOKENS}
-        # Those of answers under way count too, or a long one would come all at once.
+        # Tokens of running answers are included, otherwise those of a long one would appear all at once.
         for name in ("prompt_tokens", "cached_tokens", "completion_tokens"):
             tokens[name] += sum(told[name] for _, told in answers if told["completion_tokens"])
         return {
@@ -68,7 +68,7 @@ class Operations:
         }
 
     def _requests(self, reader: "_Reader", request_id: str | None) -> Iterator[dict[str, Any]]:
-        """The latest first."""
+        """Yield recent requests, latest first."""
         for owner, facts, seconds in reversed(self.lately):
             if not reader.sees(owner) or request_id not in (None, facts["request_id"]):
                 continue
@@ -77,11 +77,11 @@ class Operations:
 
 
 class _Reader:
-    """Who asks, and what is for them to know."""
+    """The client of the request, and what it may see."""
 
     def __init__(self, host: Host, headers: Mapping[bytes, bytes]) -> None:
         self._keys = host.keys
-        # The route may be open to those who have no key: they are told figures, as of /metrics.
+        # The route may be open without a key: such clients see only metrics, as on /metrics.
         key = host.keys.of(headers) if host.keys.has(headers) else None
         self._owner = key.sha256 if key else None
         self._all = key is not None and (key.admin or not host.keys.closed)
@@ -93,7 +93,7 @@ class _Reader:
         return {**what, "key": self.name(owner)} if self._keys.closed else what
 
     def name(self, owner: str) -> str:
-        """As people know the key, or the beginning of its hash."""
+        """Return the name of the key, or the first characters of its hash."""
         owner = owner.lstrip("\0")
         try:
             return self._keys.belonging_to(owner).name or owner[:8]
@@ -101,7 +101,7 @@ class _Reader:
             return owner[:8]
 
     def shares(self, host: Host) -> Iterator[dict[str, Any]]:
-        """How many requests each key has inside, and answers with the engine."""
+        """Yield for each key its number of active requests, and of answers in the engine."""
         if not self._keys.closed:
             return
         inside = {kind: room.of_key for kind, room in host.admission.rooms.items()}
@@ -125,7 +125,7 @@ class _Reader:
 
 
 def _answers(name: str, live: LiveModel) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Those at work and those that wait, each with its owner."""
+    """Yield running and queued answers, each with its owner."""
     now = asyncio.get_running_loop().time()
     for ticket in live.queue.asked:
         turn = ticket.work
@@ -173,7 +173,7 @@ def _mean_ms(spread: Spread) -> float | None:
 
 
 def _resident_bytes() -> int:
-    """Of this process."""
+    """Return the resident memory of this process."""
     try:
         return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * getpagesize()
     except (OSError, ValueError, IndexError):

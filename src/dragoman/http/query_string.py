@@ -1,4 +1,4 @@
-"""What stands behind the question mark of a path."""
+"""The query string of a request."""
 
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
 from urllib.parse import parse_qsl
@@ -14,7 +14,7 @@ USUAL_PAGE = 20
 
 
 class Cut(TypedDict):
-    """Which piece of a list is asked for, as the store takes it."""
+    """A page of a list, in the store's parameters."""
 
     after: str | None
     limit: int
@@ -27,7 +27,9 @@ class QueryString:
         try:
             pairs = parse_qsl(raw.decode(), keep_blank_values=True, max_num_fields=128)
         except ValueError:
-            raise BadRequest("The query of the path cannot be read.", code="invalid_value") from None
+            raise BadRequest(
+                "The query string is not valid; send at most 128 fields in UTF-8.", code="invalid_value"
+            ) from None
         self._pairs = pairs
         self._given = dict(pairs)
 
@@ -35,7 +37,7 @@ class QueryString:
         return self._given.get(name)
 
     def texts(self, name: str) -> list[str]:
-        """`include=a&include[]=b` gives `["a", "b"]`."""
+        """Return all values: `include=a&include[]=b` has `["a", "b"]`."""
         return [value for key, value in self._pairs if key in (name, f"{name}[]")]
 
     def flag(self, name: str) -> bool:
@@ -49,11 +51,11 @@ class QueryString:
         if given is None:
             return default
         if not (given.isascii() and given.isdigit() and len(given) < 16 and least <= int(given) <= most):
-            raise _wrong(name, f"must be a number from {least} to {most}")
+            raise _wrong(name, f"must be an integer from {least} to {most}")
         return int(given)
 
     def pairs(self, name: str) -> dict[str, str]:
-        """`metadata[a]=b` gives `{"a": "b"}`."""
+        """Return pairs: `metadata[a]=b` is `{"a": "b"}`."""
         start = f"{name}["
         return {
             key[len(start) : -1]: value

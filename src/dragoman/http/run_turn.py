@@ -1,15 +1,16 @@
-"""A turn over HTTP: planned, then streamed or whole. On every way out its scope aborts the engine's work.
+"""Runs a turn over HTTP: planned, then streamed or returned in full. On every exit its scope aborts the
+engine job.
 
-What it takes to stream one without a task switch per token comes first. An engine step wakes the event loop
-once, and the sinks of all its jobs run. They mark their streams, which are flushed in the next turn of the
-loop: what all choices of a stream say leaves in one send, and so do several steps where the event loop was
-behind the engine. Each step keeps an event of its own, so clients may count events. Only a client that reads
-too slowly, or what is too much for one write, costs a task: meanwhile events wait in the turn, where
-neighbours are joined, until the socket takes more. A turn gives few of them at a time, so that others come
+The first part streams a turn without a task switch per token. An engine step wakes the event loop once, and
+the sinks of all its jobs run. They mark their streams, which are flushed in the next turn of the loop: the
+output of all choices of a stream leaves in one send, and so do several steps if the event loop was behind the
+engine. Each step still has its own event, so clients may count events. Only a client that reads too slowly,
+or output too large for one write, costs a task: meanwhile events wait in the turn, which joins adjacent ones,
+until the socket accepts more. A turn returns a limited number of events at a time, so that other turns run in
 between.
 
-A write costs more than all else that is done for a token, here and at the client. With the setting
-`write_interval` several steps of a stream leave in one send. The first and the last events never wait.
+A write costs more than everything else done for a token, on the server and on the client. With the setting
+`write_interval`, several steps of a stream leave in one send. The first and the last events never wait.
 """
 
 import asyncio
@@ -34,36 +35,37 @@ if TYPE_CHECKING:
     from dragoman.http.host import ModelHost
 
 
-# The last yards to the socket.
+# Streaming to the socket.
 
 
 R = TypeVar("R")
 MUCH = 1024 * 1024
-"""Bytes that are not written in one go."""
+"""Bytes above which output is not written in one call."""
 OPENING_S = 0.1
-"""So long at most the head of a stream waits for its first words, with which it leaves in one go; and before
-it is made, for others who come."""
+"""Maximum seconds that the head of a stream waits for its first text, to leave with it in one send; also the
+maximum wait for other requests before the head is built."""
 
 
 class Pump:
-    """Collects the streams that have something to say, and flushes them together."""
+    """Collects the streams with new output, and flushes them together."""
 
     def __init__(self, write_interval: float = 0.0) -> None:
-        """`write_interval`: seconds between two writes of a stream; 0 writes each step at once."""
+        """Create a pump; `write_interval` is the seconds between writes of a stream, 0 writes each step at
+        once."""
         self.write_interval = write_interval
         self._marked: list[TurnStream] = []
         self._waiting: list[TurnStream] = []
         self._written_at = 0.0
-        """When the streams that wait were written last."""
+        """Time of the last write of the delayed streams."""
         self._later: list[Callable[[], None]] = []
         self._put_off: list[asyncio.Future[None]] = []
         self._until = 0.0
         self._comes = False
 
     async def lull(self) -> None:
-        """Returns when nobody else has come for a turn of the event loop.
+        """Wait until no other request has arrived for a turn of the event loop.
 
-        Who has come at the same time is given to the engine before anything is said of this one.
+        Requests that arrive together all reach the engine before the start of any reply is written.
         """
         loop = asyncio.get_running_loop()
         self._comes = True
@@ -85,7 +87,7 @@ class Pump:
                 lull.set_result(None)
 
     def call_later(self, call: Callable[[], None]) -> None:
-        """What has begun a stream need not be sent alone where the first words come soon."""
+        """Call `call` soon; the start of a stream then leaves together with its first text."""
         if not self._later:
             asyncio.get_running_loop().call_later(OPENING_S, self._call_all)
         self._later.append(call)
@@ -106,7 +108,7 @@ class Pump:
             stream.flush()
 
     def wait(self, stream: "TurnStream") -> None:
-        """The stream is flushed with all others that wait, `write_interval` after the last time."""
+        """Flush the stream with all other delayed ones, `write_interval` after the last time."""
         if not self._waiting:
             loop = asyncio.get_running_loop()
             loop.call_at(self._written_at + self.write_interval, self._flush_waiting, loop)
@@ -120,9 +122,9 @@ class Pump:
 
 
 class Outflow(ABC):
-    """Writes pieces of a reply from callbacks, one send at a time. `done` is over at its end, or fails.
+    """Writes a reply from callbacks, one send at a time; the future `done` ends with it, or fails.
 
-    `flush` writes what there is; it is called again when a client that reads slowly has taken the last piece.
+    `flush` writes what is available, and is called again when a slow client has taken the last chunk.
     """
 
     def __init__(self, send: Send) -> None:
@@ -160,10 +162,10 @@ class Outflow(ABC):
 
 
 class TurnStream(Outflow):
-    """Writes a turn's events as they come. `done` is over when all is written, and fails as writing fails.
+    """Writes a turn's events as they arrive. `done` ends when all is written, or fails with the writing.
 
-    `idle` gives what is sent when nothing else was for a while. With `holds_last`, the last events are not
-    sent but are in `last`, for whoever has something to add to them.
+    `idle` returns what is sent after a while without output. With `holds_last`, the last events are not sent
+    but kept in `last`, for the caller to add to.
     """
 
     def __init__(
@@ -193,7 +195,7 @@ class TurnStream(Outflow):
         self._period = keep_alive
         self._timer = self._loop.call_later(keep_alive, self._tick)
         self._most = max(MOST_PENDING // 2, turn.choices)
-        """Events that are written at once: of more than MOST_PENDING the turn joins neighbours."""
+        """Events written at once: above MOST_PENDING the turn joins adjacent ones."""
         turn.on_ready = self._ready
         self._mark()
 
@@ -236,11 +238,11 @@ class TurnStream(Outflow):
             elif self._turn.ready:
                 self._mark()
         except Exception as error:
-            # The pump serves other streams too: this one's failure is for its own request to report.
+            # The pump serves other streams too: the request of this stream reports its error.
             self.done.set_exception(error)
 
     def _tick(self) -> None:
-        """One timer per period, not one per token."""
+        """Send `idle` after a period without output; one timer per period, not per token."""
         if not self._spoken and self._sending is None and not self.done.done():
             self._push(self._idle())
         self._spoken = False
@@ -248,9 +250,9 @@ class TurnStream(Outflow):
 
 
 class Sse:
-    """An outlet: the first bytes that are written begin the stream.
+    """An outlet whose first bytes begin the stream.
 
-    With an `opening`, these are its bytes, and the stream begins when the first turn has.
+    With `opening`, these are its bytes, and the stream begins when the first turn has begun.
     """
 
     def __init__(
@@ -277,7 +279,7 @@ class Sse:
     async def run(self, turn: Turn, speaker: Speaker) -> None:
         async with turn:
             if self._opening is not None and not self._started:
-                # While it waits in the queue, what goes wrong can still be told by the status.
+                # While the turn is queued, an error can still be reported by the status.
                 await turn.begun(most=self._keep_alive)
                 await self.write(await self._opening())
             written = TurnStream(
@@ -292,19 +294,19 @@ class Sse:
         return await wait_patiently(work, self._keep_alive, lambda: self.write(speaker.idle()))
 
 
-# Whole turns.
+# Complete turns.
 
 
 AnyTurn: TypeAlias = Turn | HiddenCalls
-"""An answer of one turn, or of several with calls between them that the client does not see."""
+"""An answer of one turn, or of several with calls in between that the client does not see."""
 
 
 class Writer(Protocol):
-    """Events to bytes, and the bytes after the last event."""
+    """Writes events as bytes, and the bytes after the last event."""
 
     @property
     def idle(self) -> bytes:
-        """What is said when there has been nothing to say for a while."""
+        """The bytes sent after a while without output."""
 
     def write(self, events: list[Event]) -> bytes: ...
 
@@ -312,11 +314,11 @@ class Writer(Protocol):
 
 
 Beginning: TypeAlias = Callable[[], tuple[Writer, Callable[[], bytes]]]
-"""Who writes a stream, and what gives its first bytes: made when the engine has the turn, not before."""
+"""Returns the writer of a stream and a function for its first bytes; called once the engine has the turn."""
 
 
 async def plan(host: "ModelHost", exchange: Exchange, spec: TurnSpec, body_bytes: int, id_: str = "") -> Turn:
-    """A client that leaves while it is planned is not planned for any longer, where that takes its time."""
+    """Plan a turn; if that may take time, it ends when the client disconnects."""
     planning = host.model.turn(spec, exchange.owner, body_bytes, id_)
     takes_time = spec.constrained or host.workers.needed(body_bytes)
     turn = await (unless_gone(exchange, planning) if takes_time else planning)
@@ -326,7 +328,7 @@ async def plan(host: "ModelHost", exchange: Exchange, spec: TurnSpec, body_bytes
 
 @asynccontextmanager
 async def watch_client(exchange: Exchange, turn: Turn) -> AsyncIterator[None]:
-    """Inside, the turn runs; it is closed when the client leaves, and on every way out."""
+    """Run the turn inside the block; it is closed when the client disconnects, and on every exit."""
     async with turn:
         forget = exchange.when_gone(partial(_close_left, exchange, turn))
         try:
@@ -348,7 +350,7 @@ async def whole(exchange: Exchange, turn: AnyTurn) -> list[Answer]:
 
 
 async def hear(exchange: Exchange, turn: AnyTurn, take: Callable[[Sequence[Event]], object]) -> None:
-    """Has all events of an answer taken, to its end. Raises what made it fail."""
+    """Pass all events of an answer to `take`; raise the error that made it fail."""
     if isinstance(turn, HiddenCalls):
         finish = await unless_gone(exchange, turn.run(Quiet(), _Hearing(take)))
         if finish.error is not None:
@@ -377,9 +379,9 @@ async def stream(
     opening_bytes: int = 0,
     media: bytes = SSE,
 ) -> None:
-    """`before_end` is awaited when all is told and nothing failed; only then the stream ends.
+    """Stream an answer. `before_end` is awaited after the last text if nothing failed; then the stream ends.
 
-    `opening_bytes`: how long the opening is, about, if it may be long.
+    `opening_bytes` is the approximate size of the opening, if it may be large.
     """
     if isinstance(turn, HiddenCalls):
         writer, opening = begin()
@@ -387,7 +389,7 @@ async def stream(
         await _stream_rounds(exchange, turn, writer, outlet, before_end)
         return
     async with watch_client(exchange, turn):
-        # While it waits in the queue, what goes wrong can still be told by the status.
+        # While the turn is queued, an error can still be reported by the status.
         await turn.begun(most=keep_alive)
         await pump.lull()
         writer, opening = begin()
@@ -412,7 +414,7 @@ async def stream(
                 last = b""
             last += writer.end()
         await exchange.end_stream(last)
-        # Others who end now have their last words before anything is noted of this one.
+        # Other streams that end now write their last output before this request is recorded.
         await asyncio.sleep(0)
 
 
@@ -430,7 +432,7 @@ async def _stream_rounds(
 
 
 class _Hearing:
-    """A speaker who says nothing: what was said is wanted as a whole."""
+    """A writer that only passes the events on: the answer is returned in full."""
 
     def __init__(self, take: Callable[[Sequence[Event]], object]) -> None:
         self._take = take

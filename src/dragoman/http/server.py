@@ -1,4 +1,4 @@
-"""Serving an app on a socket, with uvicorn."""
+"""Serves an app on sockets, with uvicorn."""
 
 import asyncio
 import logging
@@ -34,8 +34,8 @@ logger = logging.getLogger("dragoman.http")
 Engines: TypeAlias = Engine | Mapping[str, Engine] | ModelPool
 STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 ACCEPTED_AT_ONCE = 16
-"""Connections that are taken in one turn of the event loop. It takes one of each listener, so the socket is
-there so many times: otherwise whoever connects waits as many turns as others came before."""
+"""Connections accepted in one turn of the event loop. The loop accepts one per listener, so each socket is
+duplicated this many times: otherwise a new connection waits a turn for each one before it."""
 
 
 def serve(
@@ -48,14 +48,14 @@ def serve(
     owns_process: bool = False,
     **changes: Any,
 ) -> None:
-    """Serves until a signal says stop, and returns: `serve(engine, port=9000, api_key=["secret"])`.
+    """Serve until a signal: `serve(engine, port=9000, api_key=["secret"])`.
 
-    `engine` is an Engine, or an object with `generate_request`; several are served by the names that a
-    mapping has for them. `template` is a chat template to use instead of the model's, as `chat_template` is
-    among the settings: a file, a name or its text. `on_ready` gets the address once requests are answered;
-    without it, the address is printed. `on_listen` gets it before, when the first model is yet to be loaded.
-    With `owns_process` the third signal ends the process, whatever it does; else `serve` returns then, and
-    what is stuck is left behind.
+    `engine` is an Engine, or an object with `generate_request`; a mapping serves several by their names.
+    `template` is a chat template to use instead of the model's, like the setting `chat_template`: a file, a
+    name or its text. `on_ready` is called with the address once requests are served; without it, the address
+    is printed. `on_listen` is called with it earlier, if the first model is still to be loaded. With
+    `owns_process` the third signal ends the process in any case; otherwise `serve` then returns, and leaves
+    behind what is stuck.
     """
     _log_safely()
     server, listener = _prepare(engine, settings, template, on_ready, changes)
@@ -77,9 +77,9 @@ async def aserve(
     on_ready: Callable[[str], None] | None = None,
     **changes: Any,
 ) -> None:
-    """`serve` inside an event loop that already runs.
+    """Run `serve` inside an event loop that already runs.
 
-    The signal was meant for the whole program: when the server has stopped, the program gets it too.
+    The signal is for the whole program: when the server has stopped, it is forwarded to the program.
     """
     _log_safely()
     server, listener = _prepare(engine, settings, template, on_ready, changes)
@@ -97,13 +97,13 @@ def serve_oai(
     reasoning_parser: str | None = None,
     **more: Any,
 ) -> None:
-    """Serves an Engine, or an object with `generate_request`, until a signal says stop.
+    """Serve an Engine, or an object with `generate_request`, until a signal.
 
-    Without names of parsers the dialect is read off the chat template, and without a template that of the
-    tokenizer is used. What the engine does not show of itself is given: `tokenizer` (one of Hugging Face, a
-    Tokenizer, or a folder), `max_model_len`, `special_tokens` by the names that the template has for them,
-    `model_name`. Without any tokenizer it is served in text, without a length up to the engine's own. All
-    other arguments are settings, or those of `serve`.
+    Without names of parsers, the dialect is detected from the chat template, and without a template that of
+    the tokenizer is used. Pass what the engine does not expose: `tokenizer` (Hugging Face's, a Tokenizer, or
+    a folder), `max_model_len`, `special_tokens` by the names that the template uses, `model_name`. Without a
+    tokenizer it is served as text, with no length limit but the engine's own. All other arguments are
+    settings, or those of `serve`.
     """
     made = _described(engine, more)
     more.update(tool_call_parser=tool_parser, reasoning_parser=reasoning_parser)
@@ -119,14 +119,14 @@ async def aserve_oai(
     reasoning_parser: str | None = None,
     **more: Any,
 ) -> None:
-    """`serve_oai` inside an event loop that already runs, as `aserve` is `serve`."""
+    """Run `serve_oai` inside an event loop that already runs, like `aserve` runs `serve`."""
     made = _described(engine, more)
     more.update(tool_call_parser=tool_parser, reasoning_parser=reasoning_parser)
     await aserve(made, template=chat_template, host=host, port=port, **more)
 
 
 def _described(engine: Any, more: dict[str, Any]) -> Engine:
-    """The engine, with what is said of it; that is taken out of the other arguments."""
+    """Return the engine with its description, which is removed from the other arguments."""
     names = ("tokenizer", "max_model_len", "special_tokens", "model_name")
     return as_engine(engine, **{name: more.pop(name, None) for name in names})
 
@@ -135,7 +135,7 @@ def _described(engine: Any, more: dict[str, Any]) -> Engine:
 def background(
     engine: Engines, settings: Settings | None = None, *, template: str | None = None, **changes: Any
 ) -> Iterator[str]:
-    """Serves in a thread of its own while the block runs, and gives the address: a free port by default."""
+    """Serve in a thread while the block runs; yields the address, by default with a free port."""
     with run_in_thread(engine, settings, template=template, **changes) as server:
         yield server.address
 
@@ -144,7 +144,7 @@ def background(
 def run_in_thread(
     engine: Engines, settings: Settings | None = None, *, template: str | None = None, **changes: Any
 ) -> Iterator["_Server"]:
-    """`background`, for those who want to see more of it than the address."""
+    """Serve like `background`, and yield the server."""
     ready = threading.Event()
     settings = settings or Settings(port=0)
     server, listener = _prepare(engine, settings, template, lambda _: ready.set(), changes)
@@ -164,7 +164,7 @@ def run_in_thread(
 
 
 def _joined(thread: threading.Thread, server: "_Server") -> None:
-    """Waits for a server's thread. Ctrl-C does away with the grace, not with the wait."""
+    """Wait for a server's thread. Ctrl-C ends the grace period, not the wait."""
     interrupted = None
     while thread.is_alive():
         try:
@@ -186,7 +186,9 @@ def _prepare(
     chosen = change_settings(settings or Settings(), changes)
     check_closed(chosen)
     if is_open(chosen):
-        logger.warning("Everybody who reaches %s may ask, and sees what all others store", chosen.host)
+        logger.warning(
+            "No API key is set: anyone who can reach %s has access, and sees what others store", chosen.host
+        )
     keep_less()
     tls = None if chosen.tls_cert is None else Certificate(chosen.tls_cert, chosen.tls_key)
     with ExitStack() as doors:
@@ -200,7 +202,8 @@ def _prepare(
 
 
 def _log_safely() -> None:
-    """Without a handler Python prints foreign exceptions as they are, with what clients sent."""
+    """Set up logging if there is none: Python's default would print foreign exceptions with data from
+    clients."""
     if not logger.hasHandlers():
         logs.setup("warning", json=False)
 
@@ -209,11 +212,11 @@ def _check_started(server: "_Server") -> None:
     if server.failure is not None:
         raise server.failure
     if not server.started:
-        raise Unavailable("The engine did not start; the log says why.")
+        raise Unavailable("The engine did not start; see the log.")
 
 
 class _Server(Server):
-    """On a signal it refuses new work, lets what runs come to its end, and only then closes its doors."""
+    """On a signal it rejects new requests, lets active ones finish, and then closes its listeners."""
 
     def __init__(
         self,
@@ -229,21 +232,21 @@ class _Server(Server):
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            timeout_graceful_shutdown=1,  # the grace is over by then
+            timeout_graceful_shutdown=1,  # the grace period is over by then
             timeout_keep_alive=app.settings.idle_timeout,  # type: ignore[arg-type]
             http=StrictProtocol,
             lifespan="on",
-            ws="none",  # upgrades are our protocol's own
+            ws="none",  # `StrictProtocol` handles upgrades
             callback_notify=self._notified,
             timeout_notify=1,
         )
         super().__init__(config)
         self.garbage: Garbage | None = None
         self._spare = SpareMemory()
-        """Only of a server that has the process for itself."""
+        """Only for a server that owns the process."""
         self.app = app
         self.hurries = False
-        """There is no grace any more."""
+        """Whether the grace period is cut short."""
         self.passes_signals_on = False
         self.third_ends_process = False
         self._grace = app.settings.shutdown_grace
@@ -256,22 +259,22 @@ class _Server(Server):
         self.on_listen: Callable[[str], None] | None = None
         self._on_ready = on_ready or self._print_place
         self._waiting: asyncio.Task[None] | None = None
-        """For the first model."""
+        """Task that waits for the first model."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listeners = [listener, *others]
         self._doors: list[socket.socket] = []
         self._others: OtherHandlers | None = None
-        """Who else wants the signals that the server takes."""
+        """Handlers that other code installs for the server's signals."""
 
     async def do(self, work: Callable[..., Any], *args: Any) -> Any:
-        """Has something called, or awaited, in the event loop of the server, from that of another thread."""
+        """Call or await something in the server's event loop, from the loop of another thread."""
 
         async def called() -> Any:
             made = work(*args)
             return await made if isawaitable(made) else made
 
         if self._loop is None:
-            raise Unavailable("The server has not started.")
+            raise Unavailable("The server has not started; retry soon.")
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(called(), self._loop))
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -281,7 +284,8 @@ class _Server(Server):
         try:
             await super().startup(self._doors)
         except SystemExit:
-            # Not for a loop that may be somebody else's: whoever serves says that it did not start.
+            # The loop may belong to the caller's program: the caller of the server reports that it did not
+            # start.
             self.should_exit = True
         finally:
             if not self.started:
@@ -290,7 +294,7 @@ class _Server(Server):
         if self.started and self._certificate is not None:
             self._open_tls(self._certificate)
         pool = self.app.host.pool
-        # Loading may have failed already, which is told like any other failure.
+        # Loading may have failed already, which is reported like any other failure.
         if self.started and pool.first is None and pool.fatal is None:
             self._begin()
         elif self.started:
@@ -303,7 +307,7 @@ class _Server(Server):
         asyncio.get_running_loop().call_soon(self._on_ready, self.address)
 
     async def _wait_for_first(self) -> None:
-        """The port answers meanwhile. What cannot be loaded ends the server, if there is nothing else."""
+        """Wait for the first model; the port is open meanwhile. If it cannot be loaded, the server ends."""
         if self.on_listen is not None:
             self.on_listen(self.address)
         try:
@@ -326,7 +330,8 @@ class _Server(Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """A terminal that is closed says stop as well. Ours is asked first, whoever takes a signal later."""
+        """Also stop when the terminal is closed. The server's handler runs first, even if others are
+        installed later."""
         with super().capture_signals(), _on_hangup(self.handle_exit):
             self._others = OtherHandlers(self.handle_exit, asyncio.get_running_loop())
             with self._others.told_later():
@@ -350,9 +355,10 @@ class _Server(Server):
             await self._spare.give_back()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal begins the end, the second does away with the grace, the third with all else."""
+        """Begin the shutdown on the first signal, end the grace period on the second, everything else on the
+        third."""
         if self.hurries and self.third_ends_process:
-            # As it would have without anybody who takes signals.
+            # The default action, as without a handler.
             signal.signal(sig, signal.SIG_DFL)
             signal.raise_signal(sig)
         self.force_exit = self.hurries
@@ -369,17 +375,17 @@ class _Server(Server):
         if self._waiting is not None:
             self._waiting.cancel()
         if admission.inside:
-            logger.info("Stopping: %d requests have %d seconds to end", admission.inside, self._grace)
+            logger.info("Stopping: %d requests have %d s to finish", admission.inside, self._grace)
         deadline = time.monotonic() + self._grace
         while admission.inside and not self.hurries and time.monotonic() < deadline:
-            # Again and again, as uvicorn does: a signal does not wake the event loop.
+            # Polled, as in uvicorn: a signal does not wake the event loop.
             if self._others is not None:
                 self._others.take_back()
             await admission.emptied(min(0.1, max(deadline - time.monotonic(), 0)))
         await admission.end_all()
         for connection in list(self.server_state.connections):
             if connection.transport.get_write_buffer_size():
-                # Its client does not take what it is sent, and would keep the server from ending.
+                # The client does not read, and would keep the server from stopping.
                 connection.transport.abort()
         for door in self._tls_doors:
             door.close()
@@ -391,20 +397,21 @@ class _Server(Server):
 
 
 class OtherHandlers:
-    """Handlers that others install for our signals while the server runs: they are told when it has stopped.
+    """Handlers that other code installs for the server's signals; they are called after the server has
+    stopped.
 
-    Engines do that with their first request (SGLang's and tokenspeed's by `add_signal_handler` of the event
-    loop), and from then on nobody would end the server.
+    Some engines install them with their first request (SGLang and tokenspeed, with the event loop's
+    `add_signal_handler`), and without this class no signal would stop the server any more.
     """
 
     def __init__(
         self, ours: Callable[[int, FrameType | None], None], loop: asyncio.AbstractEventLoop
     ) -> None:
         self.came: set[int] = set()
-        """The signals that there were."""
+        """The signals that were received."""
         self._ours = ours
         self._loop = loop
-        # Empty where the server is not in the main thread, and has taken none.
+        # Empty if the server is not in the main thread, and handles no signals.
         self._taken = frozenset(number for number in STOPPING if signal.getsignal(number) == ours)
         self._theirs: dict[int, Callable[[], object]] = {}
 
@@ -429,7 +436,8 @@ class OtherHandlers:
             del own["add_signal_handler"], own["remove_signal_handler"]
 
     def take_back(self) -> None:
-        """What was installed past the event loop. It costs a microsecond, so it is done again and again."""
+        """Restore our handlers, if others were installed without the event loop; a microsecond, so it is done
+        each tick."""
         for number in self._taken:
             found = signal.getsignal(number)
             if found != self._ours:
@@ -442,12 +450,12 @@ class OtherHandlers:
             try:
                 self._theirs.pop(number)()
             except Exception:
-                logger.exception("A handler of signal %d failed that was told after the server's", number)
+                logger.exception("Handler of signal %d failed after the server stopped", number)
 
 
 @contextmanager
 def _on_hangup(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """As uvicorn does with its signals. `nohup` has this one ignored, and that is respected."""
+    """Handle SIGHUP as uvicorn handles its signals, unless `nohup` has the process ignore it."""
     number = getattr(signal, "SIGHUP", None)
     in_main = threading.current_thread() is threading.main_thread()
     if number is None or not in_main or signal.getsignal(number) is signal.SIG_IGN:

@@ -1,15 +1,14 @@
-"""Tokens that a key may take, in a minute and in a day: of prompts and of answers, whatever API they come by.
+"""Token budgets of API keys, per minute and per day, for prompts and answers of all APIs.
 
-A minute's budget is a bucket: it is full at first, and a sixtieth of it comes back each second. A day's
-is a sum that begins anew at midnight, UTC. Before a turn begins, its prompt is set aside and so is its
-answer, as long as the client lets it be (`max_tokens`), or else as long as answers usually are; when it is
-over, however it ended, what it took is what counts. An answer that grew longer than was set aside for it is
-a debt, which the next ones wait for. So what a key takes over some time is never more than its budgets give
-for that time, and one answer.
+The minute's budget is a token bucket: full at first, refilled by a sixtieth each second. The day's is a sum
+that restarts at midnight UTC. Before a turn begins, its prompt and its answer are reserved; the answer by the
+request's limit (`max_tokens`) or by a default. When the turn is over, however it ended, the tokens used are
+charged instead. An answer longer than its reservation leaves a debt, which later requests wait for. A key
+therefore never uses more in any period than its budgets for it, plus one answer.
 
-Servers that have the same keys may tell each other what those have taken here (`own_taken`, `hear`). What is
-taken elsewhere counts as if it had been taken here, once it is heard of: all servers together give a key no
-more than its budgets, and what they set aside between two such messages.
+Servers with the same keys may exchange what these used (`own_taken`, `hear`). Use elsewhere is charged here
+once it is known: all servers together give a key no more than its budgets, plus what they reserve between two
+messages.
 """
 
 import asyncio
@@ -33,29 +32,29 @@ logger = logging.getLogger("dragoman.http")
 DAY_S = 24 * 3600
 MINUTE_S = 60
 USUAL_ANSWER = 1024
-"""Tokens that are set aside for an answer of which nobody says how long it may be."""
+"""Tokens reserved for an answer without a limit."""
 SAVE_S = 5.0
-"""What a day has taken is written down this often: a crash forgets no more of it."""
+"""Seconds between saves of the day's use, which limit what a crash can lose."""
 FILE = "token-budgets.json"
 
 
 Taken: TypeAlias = tuple[int, dict[str, int]]
-"""A day, and what keys have taken on it so far."""
+"""A day, and what keys have used on it so far."""
 
 
 class DayBook(Struct):
-    """What was taken on one day, by the hashes of keys; as it is kept."""
+    """The use of one day by key hash, as it is stored."""
 
     day: int = 0
     taken: dict[str, int] = field(default_factory=dict)
 
 
 class TokenAccount:
-    """What one key has left of its minute."""
+    """The minute's budget of one key."""
 
     def __init__(self, now: float) -> None:
         self.level = math.inf
-        """Below nothing where more was taken than set aside."""
+        """Remaining tokens; below 0 if more were used than reserved."""
         self.at = now
 
     def fill(self, key: ApiKey, now: float) -> None:
@@ -66,9 +65,9 @@ class TokenAccount:
 
 
 class TokenBudgets:
-    """`reserve` sets tokens of a key aside, and gives what is to be told how many it took.
+    """The budgets of all keys; `reserve` returns a function to report the tokens used.
 
-    `key_of` is asked each time: what the file says of a key may change, and a key may go.
+    `key_of` is called each time, because the key file may change.
     """
 
     def __init__(
@@ -83,16 +82,16 @@ class TokenBudgets:
         self._accounts: dict[str, TokenAccount] = {}
         self._book = DayBook()
         self._own = DayBook()
-        """What was taken here, and not elsewhere."""
+        """The day's use on this server alone."""
         self._heard: dict[str, Taken] = {}
-        """Of other servers."""
+        """The day's use on other servers."""
         self._dirty = False
         self._saving: asyncio.TimerHandle | None = None
 
-    # What is left
+    # Remaining tokens.
 
     def check(self, key: ApiKey) -> None:
-        """At the door, before anything of a request is read: raises where nothing is left."""
+        """Raise if a key has nothing left; called before anything of a request is read."""
         self._check(key, 1)
 
     def _check(self, key: ApiKey, tokens: int) -> None:
@@ -107,7 +106,7 @@ class TokenBudgets:
                 raise _refusal(key.tokens_per_day, "day", tokens, left, DAY_S - now % DAY_S)
 
     def rates(self, key: ApiKey) -> dict[bytes, bytes]:
-        """What OpenAI's headers say of tokens: of the budget of which less is left."""
+        """Return OpenAI's rate-limit headers for tokens, for the budget with less left."""
         now = self._clock()
         level = self._account(key, now).level
         told: list[tuple[float, int, float]] = []
@@ -131,12 +130,13 @@ class TokenBudgets:
         account.fill(key, now)
         return account
 
-    # What is taken
+    # Use.
 
     def reserve(self, owner: str, prompt: int, answer: int | None) -> Callable[[int], None] | None:
-        """Raises where there is not so much left. What is given back is told what was taken; None: no matter.
+        """Reserve tokens; raise if too few are left. Call the result with the tokens used; None means no
+        budget.
 
-        `answer`: how long it may be at most, if somebody says so.
+        `answer` is the request's limit for the answer, if it has one.
         """
         key = self._key_of(owner)
         if key is None or not key.is_limited:
@@ -144,7 +144,7 @@ class TokenBudgets:
         least = min(each for each in (key.tokens_per_minute, key.tokens_per_day) if each is not None)
         if prompt > least:
             raise BadRequest(
-                f"This prompt has {prompt} tokens, and the key may never take more than {least}; shorten it.",
+                f"The prompt has {prompt} tokens, more than this API key's budget of {least}; shorten it.",
                 code="token_budget_too_small",
             )
         tokens = min(prompt + (USUAL_ANSWER if answer is None else answer), least)
@@ -153,7 +153,7 @@ class TokenBudgets:
         day = self._book.day
 
         def settle(used: int) -> None:
-            # What was set aside on a day that is over is that day's.
+            # A reservation of a past day is settled on that day only.
             self._take(owner, used - tokens, of_day=day == self._book.day)
 
         return settle
@@ -171,13 +171,14 @@ class TokenBudgets:
     def _count(self, book: DayBook, owner: str, tokens: int) -> None:
         book.taken[owner] = max(0, book.taken.get(owner, 0) + tokens)
 
-    # What is taken elsewhere
+    # Use on other servers.
 
     def own_taken(self) -> Taken:
         return self._own.day, dict(self._own.taken)
 
     def hear(self, others: Mapping[str, Taken]) -> None:
-        """By the names of servers: all that each has given today, of which the news count."""
+        """Charge what other servers report for today, by server name; only the difference to earlier reports
+        counts."""
         now = self._clock()
         today = int(now // DAY_S)
         for server, (day, taken) in others.items():
@@ -193,15 +194,15 @@ class TokenBudgets:
                 account = self._account(key, now)
                 self._count(self._book, owner, news)
                 if server in self._heard:
-                    # Of one that was not heard of before, nobody knows how much is of the last minute.
+                    # The first report of a server does not say how much of it is of the last minute.
                     account.level -= news
             self._heard[server] = day, dict(taken)
 
     def forget(self, known: Callable[[str], object]) -> None:
-        """Of keys that are gone: they have no minute any more, but what they took of the day stays."""
+        """Drop the minute budgets of keys that are gone; their use of the day stays."""
         self._accounts = {owner: each for owner, each in self._accounts.items() if known(owner)}
 
-    # What is kept
+    # Storage.
 
     def load(self) -> None:
         if self._file is None:
@@ -211,7 +212,7 @@ class TokenBudgets:
         except FileNotFoundError:
             pass
         except (OSError, msgspec.DecodeError):
-            logger.warning("%s cannot be read; the day's budgets of tokens begin anew", self._file)
+            logger.warning("Cannot read %s; the day's token budgets restart", self._file)
 
     def _save_soon(self) -> None:
         self._dirty = True
@@ -224,7 +225,7 @@ class TokenBudgets:
         asyncio.get_running_loop().run_in_executor(None, self.save)
 
     def save(self) -> None:
-        """In whole or not at all."""
+        """Write the file atomically."""
         if self._file is None or not self._dirty:
             return
         self._dirty = False
@@ -234,7 +235,7 @@ class TokenBudgets:
             other.write_bytes(msgspec.json.encode(self._book))
             os.replace(other, self._file)
         except OSError:
-            logger.warning("%s cannot be written: a restart would forget what keys took today", self._file)
+            logger.warning("Cannot write %s; a restart would lose today's token use", self._file)
 
     async def close(self) -> None:
         if self._saving is not None:
@@ -244,9 +245,9 @@ class TokenBudgets:
 
 
 def _refusal(most: int, period: str, tokens: int, left: float, wait: float) -> Overloaded:
-    needs = f", and this request needs {tokens}" if tokens > 1 else ""
+    needs = f"; this request needs {tokens}" if tokens > 1 else ""
     return Overloaded(
-        f"This key may take {most} tokens a {period}: {max(0, int(left))} of them are left{needs}.",
+        f"This API key has {max(0, int(left))} of {most} tokens per {period} left{needs}.",
         code="rate_limit_exceeded",
         retry_after=max(1, math.ceil(wait)),
     )

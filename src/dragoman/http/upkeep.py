@@ -1,10 +1,11 @@
-"""The process of a server kept fit: memory goes back to the machine, and a loop that stands still is told.
+"""Keeps the server process healthy: returns free memory to the system, schedules garbage collection, and
+reports a blocked event loop.
 
-About cycles of objects that nobody needs: Python looks for these whenever enough objects have been made,
-and now and then among all there are, while all threads wait. Those of the start alone are 30 ms, and while
-a large request is read, which makes objects faster than anything else, it happens again and again. So the
-objects of the start are not looked at any more, and all others only in quiet moments; those that were made
-last are looked at once, when they are as many as two hundred requests have: in most bursts nobody looks.
+Python looks for unreachable cycles whenever enough objects were created, and from time to time among all
+objects, while all threads wait. The objects that exist at the start alone take 30 ms, and parsing a large
+request, which creates objects faster than anything else, triggers it again and again. The objects of the
+start are therefore frozen, and full collections run only in quiet moments. The youngest objects are collected
+when they are as many as two hundred requests create: during most bursts there is no collection.
 """
 
 import asyncio
@@ -27,49 +28,51 @@ BIG_BLOCK = 1024 * 1024
 ARENAS = 2
 NEVER = 2**31 - 1
 YOUNG = 50_000
-"""Objects that are made, and stay, before Python looks at them, which takes some milliseconds."""
+"""New surviving objects before Python collects the youngest generation, which takes some milliseconds."""
 LOOKS = 2
-"""At those, before it is worth to look at everything in a quiet moment."""
+"""Collections of the youngest generation before a full one is worthwhile in a quiet moment."""
 PAUSE_S = 10.0
-"""Between two looks at everything."""
+"""Seconds between full collections."""
 LATEST_S = 120.0
-"""After so long, however busy it is, if there is so much more memory than after the last look:"""
+"""Seconds after which a full collection runs even under load, if memory has grown by `GROWN_BYTES`:"""
 GROWN_BYTES = 256 * 1024 * 1024
 GIVE_BACK_S = 10.0
-"""Between two times that memory is given back."""
+"""Seconds between two returns of memory."""
 SPARE_BYTES = 8 * 1024 * 1024
-"""More than that after the last time, and it is worth another. So much is not given back at once, either: the
-next burst of requests would have the system clear it again."""
+"""Growth since the last return that makes another worthwhile. This much is also kept: the next burst would
+otherwise have the system clear it again."""
 
 
 def keep_less() -> None:
-    """Has the C library give every big block back at once, and keep few places for small ones.
+    """Have the C library return each large block at once, and keep few arenas for small ones.
 
-    glibc gives big ones back only until the first one was freed; from then on it keeps blocks of that size
-    for the next, in every thread: some requests of 16 MB and a server has 100 MB that it never uses again.
-    And it has eight places (arenas) for each core, which grow with the largest request that came.
-    One that is there stays: so this comes before the threads of an engine do.
+    glibc returns large blocks only until the first was freed; after that it keeps blocks of that size for
+    reuse, in every thread: a few requests of 16 MB leave a server with 100 MB that it never uses again. It
+    also has eight arenas per core, which grow with the largest request.
+
+    An existing arena stays, so this must run before an engine creates threads.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
-        return  # Another C library, with ways of its own.
+        return  # Another C library, with its own settings.
     wanted = {M_MMAP_THRESHOLD: BIG_BLOCK, M_ARENA_MAX: ARENAS, M_TRIM_THRESHOLD: SPARE_BYTES}
     if not all(mallopt(name, value) for name, value in wanted.items()):
-        logger.debug("The C library keeps its way with memory.")
+        logger.debug("The C library did not accept the memory settings")
 
 
 def give_back() -> None:
-    """Has the C library return what is free between what is not. It takes milliseconds: not on the loop.
+    """Have the C library return free memory within its arenas. It takes milliseconds: do not call it on the
+    event loop.
 
-    Each thread has places of its own for small blocks, and what was freed in them stays with the process.
+    Each thread has its own arena for small blocks, and blocks freed there stay with the process.
     """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def resident() -> int:
-    """Bytes of memory that the process has, or the most it ever had where the system says only that."""
+    """Return the resident memory in bytes, or its maximum where the system reports only that."""
     try:
         return int(Path("/proc/self/statm").read_bytes().split()[1]) * resource.getpagesize()
     except OSError:
@@ -77,7 +80,7 @@ def resident() -> int:
 
 
 class Garbage:
-    """From `begin` to `end` full collections are made by `collect` alone."""
+    """Schedules garbage collection: from `begin` to `end`, only `collect` runs full collections."""
 
     def __init__(self) -> None:
         self._usual: tuple[int, int, int] | None = None
@@ -85,7 +88,7 @@ class Garbage:
         self._resident = 0
 
     def begin(self) -> None:
-        """What there is by now stays for as long as the server does."""
+        """Freeze the existing objects, which stay as long as the server."""
         self._usual = gc.get_threshold()
         gc.set_threshold(YOUNG, NEVER, NEVER)
         gc.collect()
@@ -93,7 +96,8 @@ class Garbage:
         self._looked()
 
     def renew(self) -> None:
-        """Something large that was there at the start has gone. Not for the event loop."""
+        """Collect and freeze again after something large from the start was removed. Do not call it on the
+        event loop."""
         if self._usual is not None:
             gc.unfreeze()
             gc.collect()
@@ -107,11 +111,12 @@ class Garbage:
             self._usual = None
 
     def collect(self, *, quiet: bool) -> None:
-        """`quiet` says that no large request is there, whose objects would be looked at, too."""
+        """Run a full collection if it is due; `quiet` means that no large request, with many objects, is
+        active."""
         if self._usual is None:
             return
         passed = time.monotonic() - self._last
-        # Hardly less often than Python would, by its thresholds.
+        # About as often as Python would by its own thresholds.
         due = quiet and passed > PAUSE_S and gc.get_count()[1] > LOOKS
         if due or (passed > LATEST_S and resident() - self._resident >= GROWN_BYTES):
             gc.collect()
@@ -122,14 +127,14 @@ class Garbage:
 
 
 class SpareMemory:
-    """Goes back to the machine now and then, where there is more than after the last time."""
+    """Returns free memory to the system from time to time, if memory has grown since the last time."""
 
     def __init__(self) -> None:
         self._last = -math.inf
         self._least = 0
 
     async def give_back(self) -> bool:
-        """Whether it was tried."""
+        """Return whether memory was returned."""
         now, here = time.monotonic(), resident()
         self._least = min(self._least, here)
         if now - self._last < GIVE_BACK_S or here - self._least < SPARE_BYTES:
@@ -140,20 +145,21 @@ class SpareMemory:
         return True
 
 
-# Says in the log when the event loop stands still, and where it does.
+# Logs when the event loop is blocked, and where.
 #
-# An engine that computes in `generate` without awaiting holds up everybody, and nothing on the loop can
-# tell. So a thread of its own asks the loop for a sign, and looks at its stack where there is none.
+# An engine that computes in `generate` without awaiting blocks all requests, and nothing on the loop can
+# report it. A thread therefore sends the loop a callback, and reads the loop's stack if the callback does not
+# run in time.
 
 
 LONGEST_S = 1.0
 GRACE_S = 0.2
-"""After a pause of the whole process the loop comes to its turn within this time."""
+"""Seconds for the loop to run after a pause of the whole process."""
 PLACES = 3
 
 
 class StallWatch:
-    """Made and closed on the event loop that it watches."""
+    """Watches the event loop on which it is created and closed."""
 
     def __init__(self, longest: float | None = None) -> None:
         self._longest = LONGEST_S if longest is None else longest
@@ -169,7 +175,7 @@ class StallWatch:
         while not self._over.wait(self._longest):
             moved = threading.Event()
             with suppress(RuntimeError):
-                # A loop that is closed does not stand still: it has ended.
+                # A closed loop has ended and is not blocked.
                 self._loop.call_soon_threadsafe(moved.set)
                 if not moved.wait(self._longest) and not moved.wait(GRACE_S):
                     self._tell()
@@ -180,5 +186,5 @@ class StallWatch:
         frame = sys._current_frames().get(self._ident)
         places = traceback.extract_stack(frame)[-PLACES:] if frame is not None else []
         where = ", ".join(f"{place.filename}:{place.lineno} in {place.name}" for place in reversed(places))
-        logger.warning("The event loop has stood still for %.0f s, and with it all requests: %s",
+        logger.warning("Event loop blocked for %.0f s, all requests stalled: %s",
                        self._longest, where)  # fmt: skip

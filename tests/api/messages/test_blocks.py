@@ -79,7 +79,7 @@ def test_a_search_result_is_its_text() -> None:
 
 @pytest.mark.parametrize("kind", REFUSED_BLOCKS)
 def test_what_there_is_not_is_refused_by_name(kind: str) -> None:
-    with pytest.raises(BadRequest, match=re.escape(f"'messages[0].content[0]' is of the type '{kind}'")):
+    with pytest.raises(BadRequest, match=re.escape(f"'messages[0].content[0]' has the type '{kind}'")):
         told({"type": kind}, role="user")
 
 

@@ -1,15 +1,16 @@
-"""Bodies that are known: one that goes on from another is read from where that one has ended.
+"""Cache of parsed request bodies: a body that extends a cached one is parsed only from where that one ended.
 
-A client sends all messages of a conversation again each time: the very bytes of last time, and then what is
-new. To look at the shape of them all, to decode and to check them costs more with every turn. So the bodies
-of lately are kept, up to the end of their messages, with what was read there:
+A client sends all messages of a conversation with every request: the bytes of its last request, then the new
+messages. Checking the shape of all of them, decoding and validating them costs more with every turn. Recent
+bodies are therefore cached up to the end of their messages, with what was parsed from them:
 
     known      {"model": "m", "messages": [{...}, {...}
     the body   {"model": "m", "messages": [{...}, {...}, {...}, {...}], "tools": [...]}
     is read    {"model": "m", "messages": [              {...}, {...}], "tools": [...]}
 
-Whoever reads JSON is in the same place with the same bytes before it, so what follows means the same there.
-Whatever is not as it should be has the whole body read, which tells what is wrong, and where.
+A JSON parser is in the same state after the same bytes, so the bytes that follow mean the same in both
+bodies. If anything in the shortened body is invalid, the full body is parsed, which reports the error and its
+position.
 """
 
 from collections.abc import Hashable
@@ -30,10 +31,10 @@ from dragoman.types import Message
 
 MOST_BYTES = 64 * 1024 * 1024
 WEIGHT, VALUE = 3, 300
-"""Bytes that are kept for each of a body: itself, what was decoded, and what a template is given; and for
-each value in it, which is an object twice over."""
+"""Estimated memory of a cached body: bytes per byte of it (the body, the decoded values, the template's
+messages), and bytes per value in it, each of which is an object twice."""
 SHARE = 8
-"""One body has at most so small a part of all."""
+"""A single body may use at most this fraction (1/8) of the cache."""
 _SPACE = b" \t\r\n"
 _FIELD = "messages"
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -41,18 +42,18 @@ _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 class KnownBody(Struct):
     start: bytes
-    """Up to the end of the last message."""
+    """The bytes up to the end of the last message."""
     first: int
-    """Where the messages begin."""
+    """Offset of the first message."""
     amount: Amount
-    """Of the messages."""
+    """Number of values in the messages, for the limits."""
     bodies: list[MessageBody]
     messages: tuple[Message, ...]
     salt: str | None
 
 
 class KnownBodies:
-    """The bodies of lately. Threads may share it."""
+    """Cache of recent request bodies, per owner. Thread-safe."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._kept = Lately[KnownBody](most_bytes)
@@ -62,11 +63,12 @@ class KnownBodies:
     def read(
         self, body: bytes, owner: str, limits: Limits, ignored: Ignored
     ) -> tuple[ChatRequest, tuple[Message, ...]]:
-        """What is asked, and those of its messages that are known as a template is given them."""
+        """Return the request, and its cached messages as the template receives them."""
         number, known = self._find(body, owner)
         made: tuple[ChatRequest, KnownBody | None] | None = None
         if known is not None:
-            # What is wrong with it is told by whoever reads it all, with its place there.
+            # Errors in the shortened body are ignored: parsing the full body reports them with their
+            # position.
             with suppress(BadRequest):
                 made = _go_on(known, body, limits, ignored)
         request, now = made or _read_whole(body, limits, ignored)
@@ -77,7 +79,7 @@ class KnownBodies:
         return request, now.messages if now else ()
 
     def _find(self, body: bytes, owner: str) -> tuple[Hashable, KnownBody | None]:
-        """The longest that this one goes on from."""
+        """Return the longest cached body that this one extends."""
         found = [each for each in self._kept.all(owner) if body.startswith(each[1].start)]
         return max(found, key=lambda each: len(each[1].start), default=(None, None))
 
@@ -124,12 +126,12 @@ def _go_on(
 
 
 def _find_messages(body: bytes) -> tuple[int, int] | None:
-    """Where the first of them begins, and the last one ends."""
+    """Return the offsets of the start of the first message and the end of the last."""
     raw = _members(body).get(_FIELD)
     if raw is None:
         return None
     field = memoryview(raw)
-    # What is not decoded is not copied either: it is a part of the body.
+    # `Raw` values are slices of the body, not copies, so their addresses give the offset.
     start = np.frombuffer(field, np.uint8).ctypes.data - np.frombuffer(body, np.uint8).ctypes.data
     if not 0 <= start < len(body) or body[start : start + 1] != b"[":
         return None

@@ -1,4 +1,4 @@
-"""Chat Completions: the reply, whole or as a stream."""
+"""Chat Completions: the reply, full or streamed."""
 
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
@@ -19,18 +19,18 @@ ERRORS = OpenAIErrors(
 
 
 NO_THOUGHT = {"reasoning_content": None}
-"""Programs that were written for vLLM and SGLang read it off a message, be it there or not."""
+"""Clients written for vLLM and SGLang read this field of a message even if it is absent."""
 
 
 class ChatSpelling:
-    """`legacy` writes a call as `function_call`, for clients that sent `functions`; `reasoning` shows it.
+    """Writes answers in the Chat Completions format.
 
-    `everywhere` names reasoning in each delta, be it null: programs that were written for SGLang, and ask for
-    it by SGLang's name, read it off all of them. Those for vLLM look whether it is there, and take what has
-    it for no text.
-
-    `named` says that the client has named the tool: it knows that there is a call, and the reason is `stop`.
-    `custom` are the tools that take a text.
+    `legacy` writes a call as `function_call`, for clients that sent `functions`; `reasoning` includes
+    reasoning. `everywhere` adds the reasoning field to each delta, null included: clients that were written
+    for SGLang, and request reasoning by SGLang's field, read it in all of them. Clients for vLLM check
+    whether it is present, and treat a delta that has it as one without text. `named` says that the client
+    named the tool: it knows that there is a call, and the finish reason is `stop`. `custom` has the names of
+    the tools with free-text input.
     """
 
     object = "chat.completion.chunk"
@@ -92,11 +92,11 @@ class ChatSpelling:
         return {"tool_calls": [{"index": event.call, **(head or {}), kind: said}]}
 
     def thought(self, text: str) -> dict[str, Any]:
-        # Two names for one text: half of the clients read the one, half the other.
+        # The same text under two names: some clients read the first, some the second.
         return {"reasoning_content": text, "reasoning": text} if text and self._reasoning else {}
 
     def calls(self, calls: Sequence[ToolCall]) -> dict[str, Any]:
-        """The calls of a whole message."""
+        """Return the fields for the tool calls of a full message."""
         if self._legacy:
             return {"function_call": _function(calls[0])} if calls else {}
         return {"tool_calls": [self._written(call) for call in calls]} if calls else {}
@@ -115,7 +115,7 @@ class ChatSpelling:
         return self.reason(event.finish, called=event.choice in self._called)
 
     def reason(self, finish: str | None, *, called: bool) -> str | None:
-        """A call that was cut off by the length is no finished one."""
+        """Return the finish reason; a call that was cut off by the token limit does not count as a call."""
         if finish != "stop" or not called or self._named:
             return finish
         return "function_call" if self._legacy else "tool_calls"
@@ -132,7 +132,7 @@ def opening(
     echoed: str,
     prompt_ids: Sequence[int] | None,
 ) -> bytes:
-    """The first chunk of each choice has the role; with `echo`, what the client began follows."""
+    """Write the first chunk of each choice, with the role; `echo` adds the text that the client began."""
     once = {} if prompt_ids is None else {"prompt_token_ids": prompt_ids}
     chunks = []
     for choice in range(choices):
@@ -152,7 +152,7 @@ def whole(
     prompt_ids: Sequence[int] | None = None,
     weight_version: str | None = None,
 ) -> dict[str, Any]:
-    """`prompt_ids` are given where ids are to be returned."""
+    """Build the full reply; `prompt_ids` are set if the request wants token ids returned."""
     extra = {} if prompt_ids is None else {"prompt_token_ids": prompt_ids}
     return {
         "id": head.id,
@@ -171,10 +171,10 @@ def whole(
 def _choice(answer: Answer, spelling: ChatSpelling, echoed: str, token_ids: bool) -> dict[str, Any]:
     message: dict[str, Any] = {
         "role": "assistant",
-        # Null says that there is nothing to read beside the calls.
+        # Null means no content beside the calls.
         "content": echoed + answer.text or (None if answer.calls else ""),
         "refusal": None,
-        # Those for vLLM read this, also without asking whether it is there.
+        # Clients written for vLLM read this field even if it is absent.
         "reasoning": None,
         **NO_THOUGHT,
         **spelling.thought(answer.reasoning),

@@ -48,11 +48,11 @@ from dragoman.turns.spec import Calling, Reading, TurnSpec
 from dragoman.turns.tool_loop import ServerWish
 from dragoman.types import Conversation, IdsPrompt, Message, Prompt, Role, ToolCall
 
-# Messages: what is checked in them, and what of them reaches the template.
+# Messages: how they are checked and converted for the template.
 
 
 THOUGHTS = ("thinking", "reasoning", "redacted_thinking")
-"""Parts of an assistant's message that are its reasoning."""
+"""Types of content parts of an assistant's message that are reasoning."""
 
 
 class FunctionCall(Struct, forbid_unknown_fields=True):
@@ -76,7 +76,7 @@ class MessageToolCall(Struct, forbid_unknown_fields=True):
 
     @property
     def called(self) -> FunctionCall | None:
-        """The call as the prompt knows it."""
+        """The function call for the prompt; a custom tool's text becomes its arguments."""
         if self.custom is None or self.function is not None:
             return self.function
         return FunctionCall(self.custom.name, as_arguments(self.custom.input))
@@ -94,7 +94,7 @@ class MessageBody(Struct, forbid_unknown_fields=True):
     tool_calls: list[MessageToolCall] | None = None
     function_call: FunctionCall | None = None
     tool_call_id: ShortText | None = None
-    # Others' ways to say that the last message is to be gone on with, and to write reasoning.
+    # Fields of other servers to continue the last message, and to send reasoning.
     prefix: bool | None = None
     partial: bool | None = None
     reasoning_details: list[dict[str, Any]] | None = None
@@ -109,7 +109,7 @@ class MessageBody(Struct, forbid_unknown_fields=True):
 
 
 def check_messages(messages: Sequence[MessageBody], limits: Limits, known: int = 0) -> None:
-    """Raises where a part or a call cannot be used, and reads pictures. So many were looked at before."""
+    """Raise if a part or call is invalid, and decode images. The first `known` messages were checked."""
     shows = False
     for number, message in enumerate(messages[known:], known):
         if message.images:
@@ -122,7 +122,7 @@ def check_messages(messages: Sequence[MessageBody], limits: Limits, known: int =
                 message.content[at] = read = read_part(part, limits, f"messages[{number}].content[{at}]")
                 shows = shows or read is not part
         for at, call in enumerate(message.tool_calls or ()):
-            # Arguments may be anything: a model may have written them wrong, or been cut short.
+            # Arguments may be anything: a model may have written invalid JSON, or been cut off.
             if call.called is None:
                 name = f"messages[{number}].tool_calls[{at}].function"
                 raise BadRequest(f"'{name}' is required.", param=name, code="missing_field")
@@ -131,7 +131,7 @@ def check_messages(messages: Sequence[MessageBody], limits: Limits, known: int =
 
 
 def _shown(messages: Sequence[MessageBody]) -> Gallery:
-    """What was read of pictures and sounds in them."""
+    """Return the decoded images and audio of the messages."""
     gallery = Gallery()
     for message in messages:
         if isinstance(message.images, ImageList):
@@ -142,7 +142,7 @@ def _shown(messages: Sequence[MessageBody]) -> Gallery:
 
 
 def to_message(body: MessageBody) -> Message:
-    """The template's view: everything that does not belong into a prompt is gone."""
+    """Convert a message for the template, without the fields that are not part of a prompt."""
     content = body.content
     reasoning = body.reasoning_content or body.reasoning or body.thinking
     if _elsewhere(body) != _NOWHERE or isinstance(content, list):
@@ -170,7 +170,7 @@ def _said(body: MessageBody) -> str | list[dict[str, Any]] | None:
 
 
 def _thoughts(body: MessageBody) -> str | None:
-    """Reasoning in parts of the content, or as other services and SDKs write it."""
+    """Return reasoning in content parts, or in the fields of other services and SDKs."""
     content = body.content if isinstance(body.content, list) else ()
     several = ([part for part in content if _is_thought(body, part)], *_elsewhere(body))
     return next((text for given in several if given and (text := thought_text(given))), None)
@@ -181,7 +181,7 @@ _NOWHERE = (None, None, None)
 
 
 def _beside(images: list[Any], content: str | list[dict[str, Any]] | None) -> list[dict[str, Any]]:
-    """Pictures come before the words about them."""
+    """Put images before the text about them."""
     said = content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []
     shown = images.read if isinstance(images, ImageList) else ()
     return [*(tell_part(part, "images") for part in shown), *said]
@@ -205,7 +205,7 @@ def _tool_call(id_: str | None, function: FunctionCall) -> ToolCall:
 
 
 class ChatRequest(TemplateFields, kw_only=True, forbid_unknown_fields=True):
-    # What makes the prompt.
+    # Fields that determine the prompt.
     messages: list[MessageBody] | None = None
     prompt_token_ids: list[TokenId] | None = None
     input_ids: list[TokenId] | None = None
@@ -216,7 +216,7 @@ class ChatRequest(TemplateFields, kw_only=True, forbid_unknown_fields=True):
     continue_final_message: bool | None = None
     verbosity: Verbosity | None = None
     response_prefix: str | None = None
-    # What the answer is to be.
+    # Fields that determine the answer.
     max_completion_tokens: Longest | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
@@ -234,13 +234,13 @@ class ChatRequest(TemplateFields, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def ids(self) -> tuple[str, list[int]] | None:
-        """The prompt as ids, and the field that they came in; None if a template is to make it."""
+        """The prompt as token ids with the field that has them, or None if the template renders it."""
         named = {"prompt_token_ids": self.prompt_token_ids, "input_ids": self.input_ids}
         return next(((name, ids) for name, ids in named.items() if ids is not None), None)
 
     @property
     def continues(self) -> bool:
-        """Whether the answer goes on where the last message ends."""
+        """Whether the answer continues the last message."""
         if self.continue_final_message is not None or not self.messages:
             return bool(self.continue_final_message)
         last = self.messages[-1]
@@ -257,12 +257,12 @@ class ChatRequest(TemplateFields, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def legacy(self) -> bool:
-        """Whether the client speaks of functions, as it was before there were tools."""
+        """Whether the client uses `functions`, the predecessor of `tools`."""
         return bool(self.functions)
 
     @property
     def calling(self) -> Calling | None:
-        """What is asked about calls, in whichever of the two fields."""
+        """The tool choice, from `tool_choice` or `function_call`."""
         legacy = self.tool_choice is None and self.function_call is not None
         name = "function_call" if legacy else "tool_choice"
         return calling(getattr(self, name), name, self.declared)
@@ -285,7 +285,7 @@ def read(body: bytes, limits: Limits, ignored: Ignored | None = None) -> ChatReq
 def check_request(
     request: ChatRequest, limits: Limits, ignored: Ignored | None = None, known: int = 0
 ) -> None:
-    """`known` are the messages that were looked at before."""
+    """Validate a request; the first `known` messages were checked before."""
     check_conversation(request, limits, known)
     check_shared(request, ignored)
     _check_chat(request)
@@ -294,14 +294,14 @@ def check_request(
 
 
 def read_to_render(body: bytes, limits: Limits, ignored: Ignored | None = None) -> ChatRequest:
-    """For the routes that stop at the prompt, where tools are no more than a part of it."""
+    """Read a request for the routes that stop at the prompt, where tools are only a part of the prompt."""
     request: ChatRequest = READER.read(body, ignored)
     check_conversation(request, limits)
     return request
 
 
 def spec(request: ChatRequest, known: tuple[Message, ...] = ()) -> TurnSpec:
-    """`known` are the first of its messages as the template is given them."""
+    """Build the turn; `known` are its first messages, already converted for the template."""
     most = request.max_completion_tokens or request.max_tokens
     alternatives = (request.top_logprobs or 0) if request.logprobs else None
     asked = sampling(request, max_tokens=most, logprobs=alternatives)
@@ -333,7 +333,7 @@ def _reading(request: ChatRequest) -> Reading:
 
 
 def echo_text(request: ChatRequest) -> str:
-    """The text that the answer is to be preceded by: with `echo`, what the client began itself."""
+    """Return the text that precedes the answer: with `echo`, what the client began."""
     if not request.echo:
         return ""
     messages = request.messages or ()
@@ -350,7 +350,7 @@ def _check_chat(request: ChatRequest) -> None:
             raise BadRequest(f"{name} needs logprobs: true.", param=name, code="invalid_value")
     check_reasoning(request)
     if request.parse_tool_calls is False and request.calling is not None:
-        message = "parse_tool_calls: false leaves calls in the text, so none can be asked for."
+        message = "parse_tool_calls: false leaves calls in the text; leave out tool_choice and function_call."
         raise BadRequest(message, param="parse_tool_calls", code="invalid_value")
     if request.add_special_tokens:
         message = (
@@ -372,19 +372,19 @@ def check_conversation(request: ChatRequest, limits: Limits, known: int = 0) -> 
 
 
 def check_said(request: ChatRequest, limits: Limits, known: int = 0) -> None:
-    """What is in the messages."""
+    """Validate the messages."""
     check_messages(request.messages or (), limits, known)
     if request.continues and request.add_generation_prompt:
-        message = "continue_final_message and add_generation_prompt exclude each other."
+        message = "continue_final_message and add_generation_prompt exclude each other; send one of them."
         raise BadRequest(message, param="continue_final_message", code="invalid_value")
 
 
 def _check_ids(request: ChatRequest, param: str, ids: list[int]) -> None:
-    """Ids are the whole prompt: what would be written into it has no place."""
+    """Validate a prompt of token ids; fields that would add to the prompt are rejected."""
     if not ids:
         raise BadRequest(f"'{param}' must not be an empty list.", param=param, code="invalid_value")
     if request.prompt_token_ids is not None and request.input_ids is not None:
-        message = "'input_ids' and 'prompt_token_ids' are the same; send one of them."
+        message = "'input_ids' and 'prompt_token_ids' are the same field; send one of them."
         raise BadRequest(message, param="input_ids", code="invalid_value")
     for name in ("continue_final_message", "response_prefix", "documents"):
         if getattr(request, name):
@@ -393,7 +393,7 @@ def _check_ids(request: ChatRequest, param: str, ids: list[int]) -> None:
 
 
 def prompt(request: ChatRequest, known: tuple[Message, ...] = ()) -> Prompt:
-    """Ids as they came, or what the template is to make of the messages."""
+    """Return the prompt: token ids as sent, or a conversation for the template."""
     if request.ids is None:
         return conversation(request, known)
     param, ids = request.ids
@@ -401,7 +401,7 @@ def prompt(request: ChatRequest, known: tuple[Message, ...] = ()) -> Prompt:
 
 
 def conversation(request: ChatRequest, known: tuple[Message, ...] = ()) -> Conversation:
-    """The template's view: everything that does not belong into a prompt is gone."""
+    """Build the conversation for the template, without what is not part of a prompt."""
     continues = request.continues
     generates = not continues if request.add_generation_prompt is None else request.add_generation_prompt
     shown = _shown(request.messages or ())
@@ -418,7 +418,7 @@ def conversation(request: ChatRequest, known: tuple[Message, ...] = ()) -> Conve
     )
 
 
-# MCP servers: the server runs their tools, and the client sees the answer only.
+# MCP servers: this server runs their tools, and the client receives only the answer.
 
 
 def has_servers(request: ChatRequest) -> bool:
@@ -426,7 +426,7 @@ def has_servers(request: ChatRequest) -> bool:
 
 
 def wishes(request: ChatRequest) -> list[ServerWish]:
-    """The servers that the request names, all of which it may use without anybody being asked."""
+    """Return the MCP servers that the request names; their tools run without approval."""
     _check_servers(request)
     return [
         ServerWish(label=tool.server_label or "", allowed_tools=tool.allowed_tools, require_approval="never")
@@ -440,7 +440,7 @@ def _check_servers(request: ChatRequest) -> None:
         if not tool.server_label:
             raise wrong(f"{place}.server_label", "must be the label of one of this server's MCP servers")
         if tool.server_label in seen:
-            raise wrong(f"{place}.server_label", "is there a second time; labels must differ")
+            raise wrong(f"{place}.server_label", "is used twice; labels must differ")
         seen.add(tool.server_label)
         if tool.require_approval != "never":
             message = (
@@ -450,12 +450,10 @@ def _check_servers(request: ChatRequest) -> None:
             raise BadRequest(message, param=f"{place}.require_approval", code="invalid_value")
     if seen and request.ids is not None:
         param, _ = request.ids
-        message = f"The tools of an MCP server cannot be told to a prompt of ids; leave out {param}."
+        message = f"The tools of an MCP server cannot be added to a prompt of token ids; leave out {param}."
         raise BadRequest(message, param=param, code="invalid_value")
     if seen and (request.n or 1) > 1:
-        raise BadRequest(
-            "With MCP servers there is one answer; leave out n.", param="n", code="invalid_value"
-        )
+        raise BadRequest("n must be 1 with MCP servers; leave it out.", param="n", code="invalid_value")
 
 
 def _list_servers(request: ChatRequest) -> Iterator[tuple[str, Tool]]:
@@ -467,19 +465,20 @@ def _list_servers(request: ChatRequest) -> Iterator[tuple[str, Tool]]:
 def with_tools(
     request: ChatRequest, listed: Mapping[str, Sequence[McpTool]]
 ) -> tuple[ChatRequest, dict[str, tuple[str, str]]]:
-    """The request with functions in place of servers, and which tool of which server each of them is."""
+    """Return the request with functions for the servers' tools, and for each function its server and tool."""
     functions, found = name_tools(request.declared, listed)
     tools = [tool for tool in request.tools or () if tool.type != "mcp"]
     return replace(request, tools=[*tools, *(Tool(function=each) for each in functions)]), found
 
 
 def without_servers(request: ChatRequest) -> TurnSpec:
-    """What can be said of the turn before any server was asked. A choice may name tools of theirs."""
+    """Return the turn as far as it is determined before the MCP servers list tools, which `tool_choice` may
+    name."""
     return spec(replace(request, tool_choice=None))
 
 
 def after_calls(request: ChatRequest) -> TurnSpec:
-    """What is asked of the turns behind the first: a call that was asked for has been made by then."""
+    """Return the turn for requests after the first, in which a required call has already been made."""
     asked, first = request.calling, spec(request)
     if asked is None or not asked.required or first.reading is None:
         return first

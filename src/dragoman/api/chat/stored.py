@@ -1,4 +1,4 @@
-"""Stored chat completions: what is kept of a request and its answer, and how it is shown."""
+"""Stored chat completions: how requests and answers are stored and returned."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,10 +17,10 @@ _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class KeptStream:
-    """Writes a stream and folds it into what is kept.
+    """Writes a stream and collects its events into the stored answers.
 
-    The finish of every choice waits for `end`: by then the answer is stored, and whoever saw the finish can
-    rely on it.
+    The finish chunk of every choice is held back until `end`: by then the answer is stored, so a client that
+    has received the finish can rely on it.
     """
 
     idle = KEEP_ALIVE
@@ -35,7 +35,7 @@ class KeptStream:
         self._fold.add(events)
         self._failed = self._failed or any(event.error for event in events)
         if self._failed:
-            # Nothing will be kept, so there is nothing to wait for.
+            # An answer that failed is not stored, so there is nothing to wait for.
             held, self._held = self._held, []
             return self._writer.write([*held, *events])
         self._held += [event for event in events if event.kind == "finish"]
@@ -49,7 +49,7 @@ class KeptStream:
 
 
 def record(reply: dict[str, Any], request: ChatRequest, request_id: str, owner: str) -> Record:
-    """The whole answer, with those fields of the request that the API shows beside it."""
+    """Build the record of an answer, with the request fields that the API returns with it."""
     body = {
         **reply,
         "request_id": request_id,
@@ -96,11 +96,11 @@ def _message(id_: str, message: MessageBody) -> dict[str, Any]:
 
 
 def _read_content(value: Any) -> Any:
-    """A part of a request as the client sent it: without what it left out."""
+    """Return a value of a request as the client sent it, without absent fields."""
     if isinstance(value, Struct):
-        given = [(spec.encode_name, getattr(value, spec.name)) for spec in msgspec.structs.fields(value)]
-        return {name: _read_content(one) for name, one in given if one is not None}
-    return [_read_content(one) for one in value] if isinstance(value, list) else value
+        members = [(spec.encode_name, getattr(value, spec.name)) for spec in msgspec.structs.fields(value)]
+        return {name: _read_content(member) for name, member in members if member is not None}
+    return [_read_content(item) for item in value] if isinstance(value, list) else value
 
 
 class _StoredAnswer(Struct):
@@ -122,7 +122,8 @@ _reply = msgspec.json.Decoder(_StoredReply).decode
 
 
 def read_calls(body: bytes) -> list[Message]:
-    """The answers of a stored object that thought before they called, unless a salt keeps them apart."""
+    """Return the answers of a stored reply that reasoned before they called tools; none if it has a cache
+    salt."""
     try:
         reply = _reply(body)
     except msgspec.MsgspecError:
@@ -145,7 +146,7 @@ def read_calls(body: bytes) -> list[Message]:
 
 
 def relabel(body: bytes, metadata: Mapping[str, str]) -> bytes:
-    """A stored object with other metadata; the rest of it stays as it is, byte for byte."""
+    """Return a stored reply with other metadata; all else stays the same, byte for byte."""
     return _encode({**_members(body), "metadata": metadata})
 
 

@@ -1,4 +1,4 @@
-"""Batches of messages: what a client asks of them, their lines, and how they are shown."""
+"""Batches of messages: requests, lines and responses."""
 
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -34,18 +34,18 @@ _CREATE = Reader.of(CreateMessageBatch)
 
 
 def read_batch(body: bytes, limits: Limits) -> list[bytes]:
-    """The lines that are asked for."""
+    """Return the lines of the requests."""
     request: CreateMessageBatch = _CREATE.read(body)
     check_count(len(request.requests), limits.batch_lines, "requests", "requests of a batch")
     seen: set[str] = set()
     for number, line in enumerate(request.requests):
         place = f"requests[{number}]"
         if line.custom_id in seen:
-            message = f"'{place}.custom_id' is that of another request, too."
+            message = f"'{place}.custom_id' is used by another request; ids must differ."
             raise BadRequest(message, param=f"{place}.custom_id", code="invalid_value")
         seen.add(line.custom_id)
         if line.params.get("stream"):
-            message = f"'{place}.params.stream' is not for batches; leave it out."
+            message = f"'{place}.params.stream' is not supported in batches; leave it out."
             raise BadRequest(message, param=f"{place}.params.stream", code="invalid_value")
     return [_encode(line) + b"\n" for line in request.requests]
 
@@ -73,7 +73,7 @@ _UNDONE = {"cancelled": "canceled", "expired": "expired"}
 
 
 class MessageLines:
-    """`{custom_id, params}` becomes `{custom_id, result}`; all results are in one file."""
+    """Reads `{custom_id, params}`, writes `{custom_id, result}`; all results are in one file."""
 
     prefix: ClassVar[str] = "msgbatch_"
     one_file: ClassVar[bool] = True
@@ -81,7 +81,7 @@ class MessageLines:
     def check(
         self, line: bytes, endpoint: str | None, limits: Limits, check_model: Callable[[str], None]
     ) -> Asked | LineFault:
-        """They were looked at when they came."""
+        """Parse a line; the lines were checked when the batch was created."""
         return self.read(line)
 
     def read(self, line: bytes) -> Asked:
@@ -101,7 +101,7 @@ class MessageLines:
         return _encode({"custom_id": custom_id, "result": {"type": _UNDONE[why]}}) + b"\n"
 
 
-# How they are shown.
+# Responses.
 
 
 _ENDS = ("completed", "cancelled", "expired")
@@ -132,7 +132,7 @@ def describe_message_batch(batch: StoredBatch) -> dict[str, Any]:
         "ended_at": _time(ended),
         "cancel_initiated_at": _time(batch.at.get("cancelling")),
         "archived_at": None,
-        # Not with the name of the server, which is whatever a client calls it.
+        # A path without a host, because clients reach the server under different names.
         "results_url": f"{PATH}/{batch.id}/results" if ended is not None else None,
     }
 
@@ -158,10 +158,10 @@ def not_ended(id_: str) -> Conflict:
 
 
 MESSAGE_BATCH_OPERATIONS = (
-    Operation("post", PATH, "Have many conversations answered later", (CreateMessageBatch,)),
-    Operation("get", PATH, "The batches of messages there are", query=("after_id", "before_id", "limit")),
-    Operation("get", f"{PATH}/{{id}}", "How far a batch of messages is"),
-    Operation("delete", f"{PATH}/{{id}}", "Delete a batch that has ended"),
-    Operation("post", f"{PATH}/{{id}}/cancel", "End a batch of messages"),
-    Operation("get", f"{PATH}/{{id}}/results", "What came of a batch of messages, as lines of JSON"),
+    Operation("post", PATH, "Create a batch of messages", (CreateMessageBatch,)),
+    Operation("get", PATH, "List message batches", query=("after_id", "before_id", "limit")),
+    Operation("get", f"{PATH}/{{id}}", "Retrieve a message batch and its progress"),
+    Operation("delete", f"{PATH}/{{id}}", "Delete an ended message batch"),
+    Operation("post", f"{PATH}/{{id}}/cancel", "Cancel a message batch"),
+    Operation("get", f"{PATH}/{{id}}/results", "Results of a message batch (JSONL)"),
 )

@@ -1,6 +1,6 @@
-"""Messages: what was said, from blocks to the messages that a chat template knows.
+"""Messages: converts content blocks to messages for a chat template.
 
-What an assistant says in a row (thinking, text, calls) is one message, and each result of a tool is one.
+Consecutive thinking, text and calls of an assistant become one message, and each tool result becomes one.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,10 +22,10 @@ from dragoman.types import Message, ToolCall
 Content: TypeAlias = str | list[dict[str, Any]]
 Seal: TypeAlias = Callable[[str], str]
 Unseal: TypeAlias = Callable[[str], str | None]
-"""What a sealed text says; None if it was not sealed here, for this key, as it is."""
+"""Returns the sealed text, or None if it was not sealed by this server for this API key, or was changed."""
 
 
-# Blocks. What has no effect in them is a field, too: nearly all blocks are right as they stand.
+# Blocks. Fields without effect are declared too, so that nearly all blocks parse in the fast path.
 
 
 class TextBlock(Struct, forbid_unknown_fields=True):
@@ -62,7 +62,7 @@ class DocumentBlock(Struct, forbid_unknown_fields=True):
 
 class ImageTransformations(Struct, forbid_unknown_fields=True):
     oversized_image: Literal["downsize"] | None = None
-    """What models do with their pictures in any case."""
+    """What models do with images in any case."""
 
 
 class ImageBlock(Struct, forbid_unknown_fields=True):
@@ -190,9 +190,9 @@ WHERE: Mapping[str, frozenset[str]] = {
     "tool": frozenset({"text", "image", "document", "search_result", "tool_reference"}),
     "document": frozenset({"text", "image"}),
 }
-"""What may stand in a message of each role, in the result of a tool, and in a document."""
+"""The blocks allowed in a message of each role, in a tool result, and in a document."""
 _HOSTED = "it belongs to a hosted service"
-_FIXED = "the tools of a request are those in its tools"
+_FIXED = "list all tools of a request in its field tools"
 REFUSED_BLOCKS: Mapping[str, str] = {
     name: reason
     for reason, names in {
@@ -203,25 +203,25 @@ REFUSED_BLOCKS: Mapping[str, str] = {
     }.items()
     for name in names.split()
 }
-"""Why not."""
+"""The reason for rejecting each block type."""
 _SOURCES: Mapping[str, Reader] = {"text": Reader.of(TextSource), "content": Reader.of(PartsSource)}
 REFUSED_SOURCES: Mapping[str, str] = {
-    "base64": "send the text of the document, as a source of the type text",
-    "url": "the server fetches nothing; send the text of the document, as a source of the type text",
-    "file": "send the text of the document, as a source of the type text",
+    "base64": "send the text of the document as a source of type text",
+    "url": "the server does not fetch documents; send the text as a source of type text",
+    "file": "send the text of the document as a source of type text",
 }
 
 
 def read_block(given: Any, place: str, role: str, ignored: Ignored) -> Block:
-    """Raises for what has no place in a message of this role."""
+    """Parse a block; raise if it is not allowed in a message of this role."""
     kind = given.get("type") if isinstance(given, dict) else None
     if not isinstance(kind, str):
         raise BadRequest(f"'{place}.type' must be a string.", param=f"{place}.type", code="invalid_value")
     if kind in REFUSED_BLOCKS:
         raise _unsupported(place, kind, REFUSED_BLOCKS[kind])
     if kind not in WHERE[role]:
-        known = ", ".join(sorted(WHERE[role]))
-        message = f"'{place}.type' is {kind[:64]!r}; here it may be: {known}."
+        allowed = ", ".join(sorted(WHERE[role]))
+        message = f"'{place}.type' is {kind[:64]!r}; allowed here are: {allowed}."
         raise BadRequest(message, param=f"{place}.type", code="invalid_value")
     return _converted(BLOCKS[kind], given, place, ignored)  # type: ignore[no-any-return]
 
@@ -234,12 +234,12 @@ def _converted(reader: Reader, given: dict[str, Any], place: str, ignored: Ignor
 
 
 def _unsupported(place: str, kind: str, reason: str) -> BadRequest:
-    message = f"'{place}' is of the type {kind!r}, which is not supported: {reason}."
+    message = f"'{place}' has the type {kind!r}, which is not supported: {reason}."
     return BadRequest(message, param=place, code="unsupported_content")
 
 
 class BlockReader:
-    """Blocks to parts of messages; `gallery` is what they show."""
+    """Converts blocks to content parts; `gallery` collects their media."""
 
     def __init__(self, limits: Limits, ignored: Ignored) -> None:
         self.gallery = Gallery()
@@ -274,7 +274,7 @@ class BlockReader:
         raise AssertionError(block)
 
     def _document_parts(self, block: DocumentBlock, place: str) -> list[dict[str, Any]]:
-        """What is in a document below its title, and what is said of it: a text, unless it has pictures."""
+        """Return a document's title, context and contents: one text, unless it has images."""
         _check_uncited(block.citations, place)
         kind = str(block.source.get("type"))
         if kind in REFUSED_SOURCES:
@@ -300,15 +300,16 @@ def _text(text: str) -> dict[str, Any]:
 
 def _check_uncited(citations: CitationsConfig | None, place: str) -> None:
     if citations is not None and citations.enabled:
-        message = f"'{place}.citations' is not supported: answers here have no citations."
+        message = f"'{place}.citations' is not supported: answers have no citations; leave it out."
         raise BadRequest(message, param=f"{place}.citations", code="unsupported_field")
 
 
-# Thinking that a client keeps for us: with a signature that tells whether it is as it was.
+# Thinking that the client stores for the server, with a signature that shows whether it was changed.
 
 
 DIGEST, HIDDEN = "thinking digest ", "thinking text "
-"""What a signature seals: what the thinking can be known by, or all of it where the client sees none."""
+"""Prefixes of the sealed data in a signature: a digest of the thinking, or the thinking itself if it is
+hidden."""
 
 
 def digest_of(thinking: str) -> str:
@@ -320,7 +321,7 @@ def sign(thinking: str, seal: Seal, *, shown: bool) -> str:
 
 
 def recall_thinking(block: ThinkingBlock | RedactedBlock, place: str, unseal: Unseal) -> str:
-    """What was thought. Of others' signatures nothing is known: what stands beside them is all there is."""
+    """Return the thinking of a block. With signatures of other servers, it is the text in the block."""
     given, signature = (
         ("", block.data) if isinstance(block, RedactedBlock) else (block.thinking, block.signature or "")
     )
@@ -331,7 +332,7 @@ def recall_thinking(block: ThinkingBlock | RedactedBlock, place: str, unseal: Un
     else:
         known, changed = given, said.startswith(DIGEST) and said != DIGEST + digest_of(given)
     if changed:
-        message = f"'{place}.signature' is not that of this thinking; send the block as it came."
+        message = f"'{place}.signature' does not match the thinking; send the block unchanged."
         raise BadRequest(message, param=f"{place}.signature", code="invalid_signature")
     return known
 
@@ -363,12 +364,12 @@ SUMMARY = "Summary of the conversation so far:\n"
 
 
 class Telling:
-    """The messages so far, and what the assistant is in the middle of saying."""
+    """The messages so far, and the parts of the current assistant message."""
 
     def __init__(self, unseal: Unseal, ignored: Ignored, limits: Limits) -> None:
         self.reader = BlockReader(limits, ignored)
         self.referenced: set[str] = set()
-        """Tools that results of a search for tools have named."""
+        """Tools that results of a tool search have named."""
         self._unseal = unseal
         self._ignored = ignored
         self._told: list[Message] = []
@@ -405,11 +406,11 @@ class Telling:
             yield read_block(given, at := f"{place}[{number}]", role, self._ignored), at
 
     def _parts(self, content: Content, place: str, role: str) -> Content:
-        """A text stays a text, and parts stay parts: some templates want them so."""
+        """Keep a string a string and parts parts: some templates depend on it."""
         return content if isinstance(content, str) else self.reader.parts(content, place, role)
 
     def _take_user(self, content: list[dict[str, Any]], place: str) -> None:
-        """Results come first: they belong to the calls before them."""
+        """Add a user message; tool results come first, because they belong to the calls before them."""
         parts: list[dict[str, Any]] = []
         for block, at in self._blocks(content, place, "user"):
             if isinstance(block, ToolResultBlock):
@@ -439,7 +440,7 @@ class Telling:
 
     def _take_result(self, block: ToolResultBlock | McpResultBlock, place: str) -> None:
         if block.tool_use_id not in self._known:
-            message = f"'{place}.tool_use_id' is that of no tool_use before it."
+            message = f"'{place}.tool_use_id' does not match any earlier tool_use; send the id of one."
             raise BadRequest(message, param=f"{place}.tool_use_id", code="invalid_value")
         content = "" if block.content is None else block.content
         told = self._parts(content, f"{place}.content", "tool")
@@ -451,7 +452,7 @@ class Telling:
         self._told.append(Message(role="tool", content=told, tool_call_id=block.tool_use_id))
 
     def _summarise(self, block: CompactionBlock) -> None:
-        """What was said before it is what the summary says; instructions still hold."""
+        """Replace all earlier messages but instructions by the summary."""
         if block.content is None:
             return
         self._close()
@@ -472,7 +473,7 @@ class Telling:
 
 
 def _as_error(told: Content) -> Content:
-    """In the words in which calls of the server's own are told that went wrong."""
+    """Mark a result as an error, in the format of failed calls of the server's own tools."""
     text = told if isinstance(told, str) else join_parts(told)
     if text[:5].lower() == "error":
         return told

@@ -1,7 +1,7 @@
-"""Messages: what makes a conversation shorter before it is answered, and how that is told.
+"""Messages: context editing, which shortens a conversation before it is answered, and its report.
 
-Old thinking and old results are left out of the messages. Where that is asked for, all that was said becomes
-a summary: a block of the answer, which later requests send back in place of what it stands for.
+Old thinking and old tool results are removed from the messages. If the request asks for compaction, the whole
+conversation becomes a summary: a block of the answer that later requests send back in place of the messages.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,24 +18,24 @@ from dragoman.types import Message
 
 CLEARED = "The result was left out to make room."
 USUAL_TRIGGER, USUAL_KEPT = 100_000, 3
-"""Tokens of a prompt from which on results are left out, and how many of the latest stay."""
+"""Defaults of clearing tool results: prompt tokens from which it starts, and how many recent results stay."""
 COMPACT_TRIGGER = 150_000
 Count = Callable[[AskedMessage], int]
-"""How many tokens the prompt has."""
+"""Returns the number of prompt tokens."""
 
 
 class Edited(Struct, frozen=True):
     asked: AskedMessage
     applied: list[dict[str, Any]] | None = None
-    """What was done; None: nothing was asked for."""
+    """The edits applied; None if the request asked for none."""
     compacts: ContextEdit | None = None
-    """It is still too long: a summary is to be made first."""
+    """Set if the conversation is still too long: a summary is needed first."""
 
 
 def edit(asked: AskedMessage, count: Count, context: int) -> Edited:
-    """Does what the request asks for, in its order; tokens are counted only where it matters.
+    """Apply the edits of a request in order; tokens are counted only if an edit depends on them.
 
-    `context` is how many tokens the model takes: what is asked for beyond most of them is done there.
+    `context` is the context length of the model: triggers above three quarters of it apply there.
     """
     if not asked.request.edits:
         return Edited(asked)
@@ -61,7 +61,7 @@ def edit(asked: AskedMessage, count: Count, context: int) -> Edited:
 
 
 def _count_once(count: Count) -> Count:
-    """The same, which looks at no conversation twice."""
+    """Return `count` with a cache, so that no conversation is counted twice."""
     known: list[tuple[tuple[Message, ...], int]] = []
 
     def counted(asked: AskedMessage) -> int:
@@ -89,7 +89,7 @@ def _clear_thinking(
     shorter = tuple(
         replace(each, reasoning=None) if number in old else each for number, each in enumerate(asked.messages)
     )
-    # What is left out is not given back from what the server remembers.
+    # Removed reasoning must not be restored from the server's cache.
     request = replace(asked.request, restore_reasoning="off") if old else asked.request
     return replace(asked, messages=shorter, request=request), len(old)
 
@@ -130,7 +130,7 @@ def _cleared(message: Message, old: set[str | None], emptied: set[str | None]) -
 
 
 def ask_summary(asked: AskedMessage, instructions: str | None, most: int) -> TurnSpec:
-    """A turn in which the model makes the conversation short, in as many tokens."""
+    """Build the turn in which the model summarizes the conversation in at most `most` tokens."""
     question = Message(role="user", content=(instructions or "").strip() or ASK)
     request = replace(
         asked.request, tool_choice=None, output_config=None, output_format=None, stop_sequences=None
@@ -142,18 +142,18 @@ def ask_summary(asked: AskedMessage, instructions: str | None, most: int) -> Tur
 
 
 def last_words(messages: Sequence[Message]) -> str:
-    """What the user said last, which a summary may leave out but the answer is about."""
+    """Return the last user message, which the summary may omit but the answer needs."""
     said = next((each.content for each in reversed(messages) if each.role == "user"), None) or ""
     return said if isinstance(said, str) else "\n".join(part["text"] for part in said if "text" in part)
 
 
 def write_summary(asked: AskedMessage, summary: str) -> str:
-    """What stands for the conversation from here on."""
+    """Return the text that replaces the conversation."""
     last = last_words(asked.messages)
     return f"{summary}\n\nThe user said last:\n{last}" if last else summary
 
 
 def with_summary(asked: AskedMessage, summary: str) -> AskedMessage:
-    """The conversation as later requests, too, will have it."""
+    """Return the conversation as later requests will also send it."""
     kept = tuple(each for each in asked.messages if each.role == "system")
     return replace(asked, messages=(*kept, Message(role="user", content=SUMMARY + summary)))

@@ -1,6 +1,6 @@
-"""Messages: the answer as blocks and their events, and what goes wrong, as this API says it.
+"""Messages: writes answers as content blocks and stream events, and errors in this API's format.
 
-One writer makes both: the whole message is what the events of a stream fold to.
+One writer does both: the full message is the fold of the stream's events.
 """
 
 from base64 import b64encode
@@ -20,7 +20,7 @@ from dragoman.media.read import MEDIA_TYPES, mention
 from dragoman.turns.tool_loop import Outcome
 from dragoman.types import Event, ToolCall, Usage
 
-# What goes wrong.
+# Errors.
 
 
 TYPES: Mapping[int, str] = {
@@ -33,7 +33,7 @@ TYPES: Mapping[int, str] = {
     429: "rate_limit_error",
     529: "overloaded_error",
 }
-"""By the status; others are the client's fault below 500, and the server's from there on."""
+"""Error types by status; other statuses are `invalid_request_error` below 500 and `api_error` from 500 on."""
 OVERLOADED = 529
 
 
@@ -41,14 +41,14 @@ class MessageErrors(Struct, frozen=True):
     words: Mapping[str, str] = {}
 
     def status(self, error: DragomanError) -> int:
-        """One key that asks for too much is told apart from a server that has no room for anybody."""
+        """Return the status: 529 for a server at capacity, 429 for a key over its own limit."""
         return OVERLOADED if isinstance(error, ServerFull) else error.status
 
     def body(self, error: DragomanError) -> dict[str, Any]:
-        """With the field, which Anthropic does not tell, and the code where other APIs have it, too."""
+        """Build the error body, with `param` and `code` as in OpenAI's API, which Anthropic's lacks."""
         message, param = spell_error(error, self.words)
         if isinstance(error, ContextOverflow):
-            # Claude Code makes a conversation short when it reads these words.
+            # Claude Code compacts a conversation when it reads this message.
             counted = (
                 f"{str(error.tokens).split()[-1]} tokens > {error.most} maximum" if error.tokens else message
             )
@@ -75,11 +75,11 @@ ERRORS = MessageErrors(
 
 
 HEADER = b"anthropic-version"
-"""All of Anthropic's clients send it."""
+"""A header that all of Anthropic's clients send."""
 
 
 def spell_head(head: Mapping[bytes, bytes], now: float) -> dict[bytes, bytes]:
-    """What Anthropic's clients read of the headers of a reply, by the names that they know."""
+    """Return reply headers under the names that Anthropic's clients read."""
     told = {b"request-id": head[b"x-request-id"]}
     for of in (b"requests", b"tokens"):
         for name in (b"limit", b"remaining"):
@@ -135,32 +135,32 @@ def _event(kind: str, payload: Fields) -> bytes:
 
 
 class MessageTerms(Struct, frozen=True, kw_only=True):
-    """What the client wants of the answer."""
+    """How to write an answer for a request."""
 
     seal: Seal
     shows_thinking: bool = True
     stops: Sequence[str] = ()
-    """Those of the client: an end at another one is the model's own."""
+    """The client's stop sequences; any other stop is reported as the model's own end."""
     whole_length: bool = True
-    """Whether the answer may be as long as was asked for; if not, the context ends it."""
+    """Whether the answer may have the requested length; if not, the context limit ends it."""
     silent: bool = False
-    """Nothing of the answer is told."""
+    """Whether to write nothing of the answer."""
     edits: Sequence[Fields] | None = None
-    """What was done to make the conversation shorter, where that was asked for."""
+    """The context edits applied, or None if the request asked for none."""
     summary: str | None = None
-    """What stands for the conversation from here on."""
+    """The summary that replaces the conversation."""
     summed: Usage | None = None
-    """What it took to make that."""
+    """Usage of generating the summary."""
     pauses: bool = False
-    """The summary is all that is told."""
+    """Whether to return only the summary."""
     served: Mapping[str, tuple[str, str]] = {}
-    """Tools that the server runs: the label of an MCP server, and the name that it has there."""
+    """Tools that the server runs: each with its MCP server's label and its name there."""
 
 
 class MessageWriter:
-    """Events to blocks, and to the bytes of their events.
+    """Writes events as content blocks and their stream events.
 
-    A piece of text that goes on with its block touches no JSON but the text itself.
+    A fragment that continues the open block encodes no JSON but its text.
     """
 
     idle = PING
@@ -168,26 +168,26 @@ class MessageWriter:
     def __init__(
         self, head: Head, told: MessageTerms, used: Callable[[], Usage], *, keeps: bool = False
     ) -> None:
-        """`keeps`: whether the whole message is asked for."""
+        """Create a writer; `keeps` collects the blocks for a full message."""
         self._head = head
         self._told = told
         self._used = used
         self._keeps = keeps
         self.content: list[Fields] = []
-        """The blocks that are finished, where the whole is asked for."""
+        """The finished blocks, if the full message is wanted."""
         self.amount = 0
-        """Characters of these."""
+        """Number of characters in `content`."""
         self._index = -1
         self._kind = ""
         self._block: Fields = {}
         self._texts: list[str] | None = None
-        """Of the block that is open, if they are needed at its end."""
+        """Texts of the open block, if its end needs them."""
         self._before = b""
-        """What stands before each piece of it; nothing, where it is not shown."""
+        """Bytes before each fragment of the open block; empty if the block is hidden."""
         self._blank: list[Event] = []
         self._called = False
         self._waits = False
-        """Whether results are the last that was told: the model has not seen them yet."""
+        """Whether tool results were written last, which the model has not seen yet."""
         self._finish = Event("finish", 0)
 
         if told.summary is not None:
@@ -252,7 +252,7 @@ class MessageWriter:
         return {"type": "tool_use", "id": event.call_id, "name": event.text, "input": {}}
 
     def write_results(self, calls: Sequence[ToolCall], outcomes: Sequence[Outcome]) -> bytes:
-        """What came of the calls that the server has made."""
+        """Write the results of calls that the server made."""
         written = [self._close()]
         for call, outcome in zip(calls, outcomes, strict=True):
             failed = not isinstance(outcome, CallResult) or outcome.is_error
@@ -277,7 +277,7 @@ class MessageWriter:
     def _begin_text(self, event: Event) -> bytes:
         closed = self._close()
         if not event.text.strip():
-            # Layout between blocks is none, unless a text follows or nothing else does.
+            # Whitespace between blocks is dropped, unless text follows or the answer has nothing else.
             self._blank.append(event)
             return closed
         before, self._blank = self._blank, []
@@ -322,13 +322,14 @@ class MessageWriter:
         return written + self._block_event("stop")
 
     def _end(self, event: Event) -> bytes:
-        """The events behind the last block wait for `end`: something may still go wrong."""
+        """End the last block. Its closing events wait for `end`: the answer can still fail."""
         self._finish = event
         if event.error is not None:
             return ERRORS.event(event.error)
         written = self._close()
         if self._index < 0 and not self._told.silent:
-            # An answer of nothing is a text too: clients read it without asking whether there is one.
+            # An empty answer gets an empty text block: clients read the first block without checking that
+            # there is one.
             before, self._blank = self._blank, []
             written += self._open("text", {"type": "text", "text": ""}) + self.write(before) + self._close()
         return written
@@ -344,7 +345,7 @@ class MessageWriter:
         return _event("message_delta", ending) + STOP_EVENT
 
     def whole(self) -> Fields:
-        """The message, once all events were written."""
+        """Return the full message, after all events were written."""
         return self._message(self.content, *self._stop())
 
     def _message(self, content: list[Fields], reason: str | None, sequence: str | None) -> Fields:
@@ -365,7 +366,7 @@ class MessageWriter:
         return {} if edits is None else {"context_management": {"applied_edits": edits}}
 
     def _stop(self) -> tuple[str, str | None]:
-        """Why the answer ended, and the text that it was ended by."""
+        """Return the stop reason and the stop sequence."""
         finish, stop = self._finish.finish, self._finish.stop
         if self._told.pauses:
             return "compaction", None
@@ -388,7 +389,7 @@ class MessageWriter:
 
 
 def _spell_part(part: str | Media) -> Fields:
-    """Of what a tool gave; this API has no block that plays something."""
+    """Format a part of a tool result; audio becomes a text, because this API has no block for it."""
     if isinstance(part, Media) and part.kind == "image":
         data = b64encode(part.data).decode()
         source = {"type": "base64", "media_type": MEDIA_TYPES[part.format], "data": data}
@@ -407,7 +408,7 @@ def _usage(used: Usage) -> Fields:
 
 
 def read_input(arguments: str) -> Fields:
-    """The arguments of a call as an object, also where the model has not written one, or not all of it."""
+    """Return the arguments of a call as an object, even if the model wrote none or an incomplete one."""
     try:
         found = _decode(arguments or "{}")
     except (msgspec.DecodeError, RecursionError):

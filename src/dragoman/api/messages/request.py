@@ -1,4 +1,4 @@
-"""Messages: the request, its tools, and what is asked of the engine room."""
+"""Messages: the request, its tools, and the turn built from it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -42,7 +42,7 @@ from dragoman.turns.spec import Calling, Reading, Thinking, TurnSpec, Wanted
 from dragoman.turns.tool_loop import ServerWish
 from dragoman.types import Conversation, Message
 
-# Tools: those that the client runs, and those of MCP servers.
+# Tools: the client's own, and those of MCP servers.
 
 
 class ToolParam(Struct, forbid_unknown_fields=True):
@@ -55,7 +55,7 @@ class ToolParam(Struct, forbid_unknown_fields=True):
     defer_loading: bool | None = None
     input_examples: list[dict[str, Any]] | None = None
     allowed_callers: list[str] | None = None
-    # Arguments are streamed as they come, and what was computed is found again by itself.
+    # Without effect: arguments are always streamed as generated, and the prefix cache is automatic.
     eager_input_streaming: bool | None = None
     cache_control: Any = None
 
@@ -66,7 +66,7 @@ class ToolUse(Struct, forbid_unknown_fields=True):
 
 
 class ToolsetParam(Struct, forbid_unknown_fields=True):
-    """Which tools of an MCP server are offered."""
+    """Selects the tools of an MCP server."""
 
     mcp_server_name: ShortText
     type: Literal["mcp_toolset"] = "mcp_toolset"
@@ -98,7 +98,7 @@ class ToolChoice(Struct, forbid_unknown_fields=True):
 TOOLS: Mapping[str, Reader] = {"custom": Reader.of(ToolParam), "mcp_toolset": Reader.of(ToolsetParam)}
 
 
-# What is asked of the answer.
+# Fields that determine the answer.
 
 
 class ThinkingConfig(Struct, forbid_unknown_fields=True):
@@ -150,11 +150,11 @@ HARMLESS = (
     "metadata cache_control diagnostics inference_geo speed fallbacks fallback_credit_token user_profile_id"
     " workspace_id betas billing_policy"
 )
-"""Fields of this API that have no effect: there is one model, which keeps what it has computed anyway."""
+"""Fields of this API without effect: the server has its own models, and caches prefixes automatically."""
 
 
 class MessagesRequest(TemplateFields, kw_only=True, forbid_unknown_fields=True):
-    # What makes the prompt.
+    # Fields that determine the prompt.
     messages: list[MessageParam] | None = None
     system: Content | None = None
     tools: list[dict[str, Any]] | None = None
@@ -162,14 +162,14 @@ class MessagesRequest(TemplateFields, kw_only=True, forbid_unknown_fields=True):
     context_management: ContextManagementConfig | None = None
     compaction: CompactionConfig | None = None
     thread: Any = None
-    # What the answer is to be.
+    # Fields that determine the answer.
     stop_sequences: list[str] | None = None
     tool_choice: ToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
-    """The older place of `output_config.format`."""
-    # Without effect.
+    """The older name of `output_config.format`."""
+    # Fields without effect.
     cache_control: Any = None
     diagnostics: Any = None
     inference_geo: Any = None
@@ -196,7 +196,7 @@ class MessagesRequest(TemplateFields, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def effort(self) -> Effort | None:
-        """The latest that was said: a message may say it from there on."""
+        """The latest effort set: a message may change it from there on."""
         said = [each.output_config.effort for each in self.messages or () if each.output_config]
         asked = self.output_config.effort if self.output_config else None
         return next((effort for effort in reversed(said) if effort), None) or asked or super().effort
@@ -211,7 +211,7 @@ class MessagesRequest(TemplateFields, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def wants_none(self) -> bool:
-        """The prompt is to be computed, and nothing said."""
+        """Whether to compute only the prompt, and generate nothing."""
         return self.max_tokens == 0
 
     @property
@@ -221,31 +221,31 @@ class MessagesRequest(TemplateFields, kw_only=True, forbid_unknown_fields=True):
 
 READER = Reader.of(MessagesRequest, MESSAGES, (*IDLE, *HARMLESS.split()))
 NOT_HERE = {
-    "echo": "a message has the answer only",
+    "echo": "a message contains only the answer",
     "prompt_logprobs": "a message has no log probabilities",
     "return_token_ids": "a message has no token ids",
     "return_tokens_as_token_ids": "a message has no log probabilities",
     "add_special_tokens": "the chat template writes the special tokens of a conversation",
-    "response_format": "its place here is output_config.format",
+    "response_format": "use output_config.format",
 }
 
 
 class AskedMessage(Struct, frozen=True, kw_only=True):
-    """A request, and what was made of it once."""
+    """A validated request, with the values derived from it."""
 
     request: MessagesRequest
     messages: tuple[Message, ...]
     declared: Declared
-    """Tools that the client runs, those that the model is told of now."""
+    """Tools that the client runs and that are offered now."""
     servers: Sequence[ServerWish] = ()
     gallery: Gallery
-    """What they show."""
+    """The media of the messages."""
 
 
 def read(
     body: bytes, limits: Limits, unseal: Unseal, ignored: Ignored | None = None, *, counts: bool = False
 ) -> AskedMessage:
-    """`counts`: only the tokens are asked for, so that nothing need be said of the answer."""
+    """Read and validate a request; `counts` requires no fields about the answer, for counting tokens."""
     ignored = ignored or Ignored("error")
     request: MessagesRequest = READER.read(body, ignored)
     for name in () if counts else ("model", "max_tokens"):
@@ -263,7 +263,7 @@ def read(
     gallery = telling.reader.gallery
     gallery.check(limits, "messages")
     if messages[-1].role == "assistant" and messages[-1].tool_calls:
-        message = "The last message has calls; send their results in a user message behind it."
+        message = "The last message has tool calls; add a user message with their results."
         raise BadRequest(message, param=f"messages[{len(request.messages) - 1}]", code="invalid_value")
     declared, toolsets = _declared(request, messages, telling.referenced, ignored)
     check_tools(declared, limits)
@@ -278,21 +278,25 @@ def read(
 
 def _check_here(request: MessagesRequest) -> None:
     if request.thread is not None:
-        message = "'thread' is not supported: no conversation is kept here; send all messages."
-        # By this code Anthropic's SDKs know that they are to do so.
+        message = "'thread' is not supported: the server stores no conversations; send all messages."
+        # Anthropic's SDKs recognize this code and send all messages.
         raise BadRequest(message, param="thread", code="thread_unsupported_request")
     for name, reason in NOT_HERE.items():
         value = getattr(request, name)
         if value is not None and value is not False:
             raise BadRequest(f"'{name}' is not supported: {reason}.", param=name, code="unsupported_field")
     if request.n not in (None, 1):
-        raise BadRequest("A message is one answer; leave out n.", param="n", code="unsupported_field")
+        raise BadRequest(
+            "'n' is not supported: a message is one answer; leave it out.",
+            param="n",
+            code="unsupported_field",
+        )
     if "" in (request.stop_sequences or ()):
-        raise wrong("stop_sequences", "must not have an empty text")
+        raise wrong("stop_sequences", "must not contain an empty string")
     kinds = [each.type for each in request.edits]
     if len(kinds) > len(set(kinds)):
-        # For each of them the prompt is counted.
-        raise wrong("context_management.edits", "must have each type of edit once at most")
+        # Each edit requires counting the tokens of the prompt.
+        raise wrong("context_management.edits", "must have each type of edit at most once")
     thinking = request.thinking
     if thinking is not None and thinking.type == "enabled" and thinking.budget_tokens is None:
         place = "thinking.budget_tokens"
@@ -302,7 +306,7 @@ def _check_here(request: MessagesRequest) -> None:
 def _declared(
     request: MessagesRequest, messages: Sequence[Message], referenced: set[str], ignored: Ignored
 ) -> tuple[Declared, dict[str, ToolsetParam]]:
-    """A tool that is loaded later is told of once the conversation has named it."""
+    """Return the tools; a tool with `defer_loading` is declared only after the conversation has named it."""
     tools = request.tools or ()
     called = {call.name for message in messages for call in message.tool_calls}
     known = referenced | called | {request.tool_choice.name if request.tool_choice else ""}
@@ -318,7 +322,7 @@ def _declared(
             functions.append(_function(tool))
             places.append(place)
     if tools and not functions and not toolsets:
-        raise wrong("tools", "must have a tool without defer_loading: no other could be found")
+        raise wrong("tools", "must have at least one tool without defer_loading")
     return Declared("tools", functions, places, schema="input_schema"), toolsets
 
 
@@ -326,13 +330,16 @@ def _read_tool(given: dict[str, Any], place: str, ignored: Ignored) -> ToolParam
     kind = given.get("type") or "custom"
     if kind not in TOOLS:
         message = (
-            f"'{place}' is of the type {str(kind)[:64]!r}, which this server does not have; declare it with a"
-            " name and an input_schema, to run it yourself."
+            f"'{place}' has the type {str(kind)[:64]!r}, which this server does not support; declare the tool"
+            " with a name and an input_schema, and run it yourself."
         )
         raise BadRequest(message, param=f"{place}.type", code="unsupported_tool")
     tool: ToolParam | ToolsetParam = TOOLS[kind].convert(given, place, ignored)
     if isinstance(tool, ToolParam) and tool.allowed_callers and "direct" not in tool.allowed_callers:
-        raise wrong(f"{place}.allowed_callers", "must have 'direct': no code is run here that could call it")
+        raise wrong(
+            f"{place}.allowed_callers",
+            "must contain 'direct': the server runs no code that could call the tool",
+        )
     return tool
 
 
@@ -350,13 +357,13 @@ def _function(tool: ToolParam) -> Function:
 
 
 def _wishes(request: MessagesRequest, toolsets: dict[str, ToolsetParam]) -> Iterator[ServerWish]:
-    """The servers that are asked what they have. Nobody is asked before a call: there is no way to."""
+    """Yield the MCP servers to list tools from. Calls need no approval: this API cannot ask for it."""
     servers = request.mcp_servers or ()
     names = [server.name for server in servers]
     for number, server in enumerate(servers):
         place = f"mcp_servers[{number}]"
         if server.name in names[:number]:
-            raise wrong(f"{place}.name", "is there a second time; names must differ")
+            raise wrong(f"{place}.name", "is used twice; names must differ")
         options = server.tool_configuration or ServerTools()
         allowed = _allowed(toolsets.pop(server.name, None), options)
         if options.enabled is False or allowed == []:
@@ -369,14 +376,14 @@ def _wishes(request: MessagesRequest, toolsets: dict[str, ToolsetParam]) -> Iter
             require_approval="never",
         )
     for name in toolsets:
-        # One of the operator's own.
+        # A server from the operator's settings.
         yield ServerWish(
             label=name, allowed_tools=_allowed(toolsets[name], ServerTools()), require_approval="never"
         )
 
 
 def _allowed(toolset: ToolsetParam | None, options: ServerTools) -> list[str] | None:
-    """The names of the tools that may be used; None: all of them."""
+    """Return the names of allowed tools; None allows all."""
     if toolset is None:
         return options.allowed_tools
     configs = toolset.configs or {}
@@ -384,7 +391,7 @@ def _allowed(toolset: ToolsetParam | None, options: ServerTools) -> list[str] | 
         return [name for name, config in configs.items() if config.enabled]
     if any(config.enabled is False for config in configs.values()):
         place = "tools[].configs"
-        message = f"'{place}' turns tools off; set default_config.enabled to false, and some of them to true."
+        message = f"'{place}' disables tools; set default_config.enabled to false and enable the others."
         raise BadRequest(message, param=place, code="unsupported_field")
     return options.allowed_tools
 
@@ -392,7 +399,7 @@ def _allowed(toolset: ToolsetParam | None, options: ServerTools) -> list[str] | 
 def with_tools(
     asked: AskedMessage, listed: Mapping[str, Sequence[McpTool]]
 ) -> tuple[AskedMessage, dict[str, tuple[str, str]]]:
-    """The request with what servers offer, and which tool of which server each of these is."""
+    """Return the request with the servers' tools, and for each of these its server and name there."""
     more, found = name_tools(asked.declared, listed)
     functions = [*asked.declared.functions, *more]
     places = [*asked.declared.places, *["mcp_servers"] * len(more)]
@@ -400,11 +407,12 @@ def with_tools(
 
 
 def without_servers(asked: AskedMessage) -> TurnSpec:
-    """What can be said of the turn before any server was asked. A choice may name tools of theirs."""
+    """Return the turn as far as it is determined before the MCP servers list tools, which `tool_choice` may
+    name."""
     return spec(replace(asked, request=replace(asked.request, tool_choice=None)))
 
 
-# What is asked of the engine room.
+# The turn.
 
 
 _CHOICES: Mapping[str, str] = {"auto": "auto", "none": "none", "any": "required"}
@@ -414,7 +422,7 @@ def read_calling(asked: AskedMessage) -> Calling | None:
     choice = asked.request.tool_choice
     if choice is None or choice.type != "tool":
         if choice is not None and choice.name is not None:
-            raise wrong("tool_choice.name", "is only for the type tool")
+            raise wrong("tool_choice.name", "is only valid with type tool")
         return calling(_CHOICES[choice.type] if choice else None, "tool_choice", asked.declared)
     return calling({"type": "function", "name": choice.name}, "tool_choice", asked.declared)
 
@@ -449,7 +457,7 @@ def spec(asked: AskedMessage) -> TurnSpec:
 
 
 def _budget(request: MessagesRequest) -> Thinking | None:
-    """Where the engine cannot end reasoning, the model has been told all the same."""
+    """Return the limit of reasoning tokens; engines that cannot enforce it get it only through the prompt."""
     asked = request.thinking
     if asked is not None and asked.type == "enabled" and asked.budget_tokens is not None:
         return Thinking(tokens=asked.budget_tokens, param="thinking.budget_tokens", soft=True)
@@ -457,7 +465,7 @@ def _budget(request: MessagesRequest) -> Thinking | None:
 
 
 def after_calls(asked: AskedMessage) -> TurnSpec:
-    """What is asked of the turns behind the first: a call that was asked for has been made by then."""
+    """Return the turn for requests after the first, in which a required call has already been made."""
     first, calls = spec(asked), read_calling(asked)
     if calls is None or not calls.required or first.reading is None:
         return first

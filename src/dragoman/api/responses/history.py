@@ -1,7 +1,7 @@
-"""The context of a response, which is items: as the messages that a chat template knows, or made short.
+"""The context of a response, a list of items: converted to messages for a chat template, or compacted.
 
-What the assistant said in a row (reasoning, text, calls) is one message. Nothing is lost on the way: items
-that templates have no words for are told as text.
+Consecutive reasoning, text and calls of the assistant become one message. Nothing is dropped: items that
+templates have no form for become text.
 """
 
 import json
@@ -22,10 +22,10 @@ from dragoman.types import Message, Role, ToolCall
 Content: TypeAlias = str | list[dict[str, Any]]
 Unseal: TypeAlias = Callable[[str], str | None]
 Visible: TypeAlias = Callable[[str | None, str], str]
-"""From a namespace, or the label of an MCP server, and a name to the name that the model knows."""
+"""Maps a namespace or MCP server label, and a name, to the name that the model sees."""
 
 HEADS = ("system", "developer")
-"""Roles of messages that hold for the whole of a conversation."""
+"""Roles of messages that apply to the whole conversation."""
 SUMMARY = "Summary of the conversation so far:\n"
 BETWEEN_THOUGHTS = "\n"
 REFUSED = "The user did not allow this call."
@@ -40,15 +40,17 @@ def messages(
     gallery: Gallery | None = None,
     modalities: Set[MediaKind] = frozenset(),
 ) -> tuple[Message, ...]:
-    """`[reasoning, function_call, function_call_output]` gives an assistant's message and a tool's.
+    """Convert items to messages: `[reasoning, function_call, function_call_output]` becomes an assistant's
+    and a tool's message.
 
-    The gallery is told what they show. What tools gave, the model is shown where it takes that, or told of.
+    `gallery` collects their media. Media in tool results are passed to the model if it supports their kind,
+    and described as text otherwise.
     """
     _check_pairs(items)
     start, kept = _after_compaction(items)
     told = _Telling(items, unseal, visible, gallery or Gallery(), modalities)
     shown = [*kept, *items[start:]]
-    # Tools that a developer adds are of that role, too, but say nothing.
+    # An item of additional tools has the role developer, too, but no content.
     told.systems = [item["content"] for item in shown if item.get("role") in HEADS and "content" in item]
     if instructions is not None:
         told.say("system", instructions)
@@ -58,7 +60,7 @@ def messages(
 
 
 def pending_approvals(items: Sequence[ItemDict]) -> list[tuple[ItemDict, ItemDict]]:
-    """The requests that were approved and whose calls have not been made, each with the answer to it."""
+    """Return the approved requests whose calls were not made yet, each with its approval."""
     made, answers = _find_approved(items), _answers(items)
     return [
         (item, answers[item["id"]])
@@ -70,7 +72,8 @@ def pending_approvals(items: Sequence[ItemDict]) -> list[tuple[ItemDict, ItemDic
 
 
 def beginnings(items: Sequence[ItemDict]) -> list[int]:
-    """Where a context may begin: with a message of a user, and never between a call and what answers it."""
+    """Return the positions at which a context may begin: at user messages, never between a call and its
+    output."""
     found: list[int] = []
     waiting: set[str] = set()
     for number, item in reversed(list(enumerate(items))):
@@ -91,7 +94,7 @@ def _answers(items: Sequence[ItemDict]) -> Mapping[str, ItemDict]:
 
 
 def _after_compaction(items: Sequence[ItemDict]) -> tuple[int, list[ItemDict]]:
-    """Where the context begins, and what of the time before it still holds: instructions are no talk."""
+    """Return where the context begins, and earlier instructions, which stay valid after a compaction."""
     last = max((at for at, item in enumerate(items) if item["type"] == "compaction"), default=0)
     after = {item["id"] for item in items[last:]}
     systems = [item for item in items[:last] if item.get("role") in HEADS]
@@ -99,25 +102,27 @@ def _after_compaction(items: Sequence[ItemDict]) -> tuple[int, list[ItemDict]]:
 
 
 def _check_pairs(items: Sequence[ItemDict]) -> None:
-    """Every output and every answer has what it belongs to before it."""
+    """Check that the call of every output, and the request of every approval, precedes it."""
     known: set[str] = set()
     for item in items:
         known |= _names(item)
         answered = _find_answered_call(item)
         if answered is not None and answered not in known:
-            message = f"The {item['type']} for {answered[:64]!r} has no item before it that it answers."
+            message = (
+                f"The {item['type']} for {answered[:64]!r} matches no earlier item; send that item first."
+            )
             raise BadRequest(message, param="input", code="invalid_value")
 
 
 def _names(item: ItemDict) -> set[str]:
-    """By which an answer may know a call."""
+    """Return the ids by which an output may name a call."""
     if item["type"] not in CALLS:
         return set()
     return {_call_id(item), *([item["id"]] if item["type"] == "local_shell_call" else ())}
 
 
 def _find_answered_call(item: ItemDict) -> str | None:
-    """The call that an item answers, if it is an answer."""
+    """Return the id of the call that an item answers, or None."""
     if item["type"] == "mcp_approval_response":
         return str(item["approval_request_id"])
     searched = item["type"] == "tool_search_output" and "call_id" not in item
@@ -125,12 +130,12 @@ def _find_answered_call(item: ItemDict) -> str | None:
 
 
 def _call_id(item: ItemDict) -> str:
-    """Some kinds of calls have no id beside that of the item."""
+    """Return the id of a call; some types have only the item's id."""
     return str(item.get("call_id", item["id"]))
 
 
 class _Telling:
-    """The messages so far, and what the assistant is in the middle of saying."""
+    """The messages so far, and the parts of the current assistant message."""
 
     def __init__(
         self,
@@ -147,7 +152,7 @@ class _Telling:
         self._unseal = unseal
         self._visible = visible
         self.systems: Sequence[Parts] = ()
-        """What is said as a system: a summary does not say it again."""
+        """Contents of system messages, which a summary does not repeat."""
         self._told: list[Message] = []
         self._reasoning: list[str] = []
         self._texts: list[str] = []
@@ -182,7 +187,7 @@ class _Telling:
                 self._hosted(item)
 
     def _takes(self, parts: Sequence[Any]) -> bool:
-        """Whether these show something, and nothing that the model cannot take."""
+        """Return whether parts have media, all of kinds that the model supports."""
         kinds = {part.media.kind for part in parts if isinstance(part, MediaPart)}
         return bool(kinds) and kinds <= self._modalities
 
@@ -214,7 +219,7 @@ class _Telling:
         self._result(item["id"], outcome)
 
     def _approval(self, item: ItemDict) -> None:
-        """A call that was allowed comes as an item of its own; the model is told of the others."""
+        """Add a request that was not approved, with the reason; an approved call has its own item."""
         answer = self._answers.get(item["id"])
         if item["id"] in self._made or (answer and answer["approve"]):
             return
@@ -255,7 +260,7 @@ class _Telling:
         return str(parts[0]["text"]) if len(parts) == 1 and "text" in parts[0] else parts
 
     def _close(self) -> None:
-        """What the assistant said in a row is one message."""
+        """Add the consecutive parts of the assistant as one message."""
         if self._reasoning or self._texts or self._calls:
             said = Message(
                 role="assistant",
@@ -272,7 +277,7 @@ def _join_texts(texts: list[str]) -> Content:
 
 
 def _outcome(item: ItemDict) -> str:
-    """The result of a call; or what went wrong, in the words that the model has for it in every API."""
+    """Return the result of a call, or its error in the format that the model gets in every API."""
     texts = [item["output"]] if item.get("output") is not None else []
     if (error := item.get("error")) is not None:
         said = [text for key, text in leaves(error, "message") if key in ("message", "text")]
@@ -280,9 +285,9 @@ def _outcome(item: ItemDict) -> str:
     return "\n".join(texts)
 
 
-# A long conversation made short: a summary that the model writes, sealed, and what is kept as it was.
+# Compaction of a long conversation: a sealed summary written by the model, and items kept unchanged.
 #
-# Messages that are kept are sealed with it: those of users and systems are no output of a response.
+# Kept user and system messages are sealed with the summary: they cannot be output items of a response.
 
 
 TRIGGER = "compaction_trigger"
@@ -296,14 +301,14 @@ ASK = (
 
 _SEALED = ("user", *HEADS)
 _KEPT = "\0"
-"""What a sealed summary begins with that has messages beside it."""
+"""Prefix of a sealed summary that contains messages."""
 
 
 class Compacted(Struct, frozen=True):
     item: ItemDict
-    """The summary, with the messages that stay as they were."""
+    """The summary item, with the sealed messages."""
     kept: list[ItemDict]
-    """Other items that stay as they were, and follow the summary."""
+    """Other items kept unchanged, after the summary."""
 
     @property
     def items(self) -> list[ItemDict]:
@@ -311,38 +316,40 @@ class Compacted(Struct, frozen=True):
 
 
 def is_triggered(inputs: Sequence[ItemDict]) -> bool:
-    """Whether the client wants what was said to be made short, and nothing else."""
+    """Return whether the client asks only for a compaction."""
     found = [number for number, item in enumerate(inputs) if item.get("type") == TRIGGER]
     if found and found[0] != len(inputs) - 1:
         place = f"input[{found[0]}]"
-        raise BadRequest(f"A {TRIGGER} must be the last item.", param=place, code="invalid_value")
+        raise BadRequest(
+            f"A {TRIGGER} must be the last item of the input.", param=place, code="invalid_value"
+        )
     return bool(found)
 
 
 def to_summarise(items: Sequence[ItemDict], id_: str) -> list[ItemDict]:
-    """The conversation with the question for its summary at the end."""
+    """Return the conversation with the request for its summary at the end."""
     asked = {"id": id_, "type": "message", "role": "user", "content": [{"type": "input_text", "text": ASK}]}
     return [*(item for item in items if item.get("type") != TRIGGER), asked]
 
 
 def compact(items: Sequence[ItemDict], summary: str, seal: Callable[[str], str], id_: str) -> Compacted:
-    """System messages are kept, and the last exchange if it still waits for its answer."""
-    kept = [one for one in items if one.get("role") in HEADS]
-    users = [number for number, one in enumerate(items) if one.get("role") == "user"]
+    """Build a compaction; it keeps system messages, and the last exchange if it is not answered yet."""
+    kept = [item for item in items if item.get("role") in HEADS]
+    users = [number for number, item in enumerate(items) if item.get("role") == "user"]
     last = items[-1] if items else {}
     waits = last.get("role") == "user" or str(last.get("type")).endswith("_output")
     if waits and users:
-        rest = (one for one in items[users[-1] :] if one.get("role") not in HEADS)
-        kept += [one for one in rest if one.get("type") != TRIGGER]
-    told = [one for one in kept if one.get("role") in _SEALED]
-    item = {"id": id_, "type": "compaction", "encrypted_content": seal(_pack(summary, told))}
-    return Compacted(item, [one for one in kept if one.get("role") not in _SEALED])
+        rest = (item for item in items[users[-1] :] if item.get("role") not in HEADS)
+        kept += [item for item in rest if item.get("type") != TRIGGER]
+    sealed = [item for item in kept if item.get("role") in _SEALED]
+    compaction = {"id": id_, "type": "compaction", "encrypted_content": seal(_pack(summary, sealed))}
+    return Compacted(compaction, [item for item in kept if item.get("role") not in _SEALED])
 
 
 def _pack(summary: str, kept: list[ItemDict]) -> str:
     if not kept and not summary.startswith(_KEPT):
         return summary
-    # A model may write a lone surrogate, which only this encoder has a way to write.
+    # A model may write a lone surrogate, which only this encoder supports.
     return _KEPT + json.dumps([summary, kept])
 
 

@@ -1,7 +1,7 @@
-"""The items of a context: their kinds, what must be in each, and an input made of them.
+"""The items of a context: their types, required fields, and conversion of an input to items.
 
-Fields that are not named here are kept as they come, because items travel: clients send back what this
-server, or another one, gave them.
+Fields that are not declared here are kept as sent, because items travel: clients send back the items of this
+server or of another one.
 """
 
 from collections import Counter
@@ -20,11 +20,11 @@ from dragoman.errors import BadRequest
 from dragoman.json_amount import values
 from dragoman.limits import Limits, check_count
 
-# Every kind that there is, and what it gets where it lacks it.
+# All item types, and the defaults of their fields.
 
 
 ItemDict: TypeAlias = dict[str, Any]
-"""An item as JSON. Not a struct: what it has beyond what we know of must come out again."""
+"""An item as JSON. Not a struct, because unknown fields must be returned unchanged."""
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
 Parts: TypeAlias = list[dict[str, Any]]
 Status: TypeAlias = Literal[
@@ -99,7 +99,7 @@ class McpCallItem(McpRequestItem):
     error: str | dict[str, Any] | None = None
     approval_request_id: str | None = None
     content: Parts | None = None
-    """The output where it shows something, which `output` only mentions: a field of ours."""
+    """The parts of an output with media, which `output` only mentions; our own extension."""
 
 
 class McpAnswerItem(ItemBase):
@@ -122,7 +122,7 @@ class ToolsItem(ItemBase):
 
 
 class HostedItem(ItemBase):
-    """A call of a tool that only some services have, or its output. Nobody here runs any of them."""
+    """A call of a tool that only hosted services have, or its output; this server runs none of them."""
 
     call_id: Name | None = None
     action: dict[str, Any] | None = None
@@ -136,7 +136,7 @@ class HostedItem(ItemBase):
 
 
 class PairedItem(HostedItem):
-    """One of a call and its output, which name each other."""
+    """A call or its output, which share a `call_id`."""
 
     call_id: Name
 
@@ -144,9 +144,9 @@ class PairedItem(HostedItem):
 class Kind(Struct, frozen=True):
     reader: Reader
     prefix: str
-    """Of the ids of such items; empty for those that have none of their own."""
+    """Prefix of item ids; empty for types without own ids."""
     defaults: Mapping[str, Any]
-    """What SDKs require in it."""
+    """Fields that SDKs require, with their default values."""
 
 
 def _kind(item: type[ItemBase], prefix: str, **defaults: Any) -> Kind:
@@ -189,20 +189,21 @@ KINDS: Mapping[str, Kind] = {
 }
 
 SILENT = frozenset({"additional_tools", "mcp_list_tools", "mcp_approval_response", "compaction_trigger"})
-"""Kinds that the model is not told of: they say what it may call, or what the server is to do."""
+"""Item types that are not shown to the model: they declare tools, or are commands to the server."""
 CALLS = frozenset(kind for kind in KINDS if kind.endswith("_call")) | {"program", "mcp_approval_request"}
-"""Kinds that another item may answer."""
+"""Item types that another item may answer."""
 
 
-# Items of tools that only hosted services have, told in plain text.
+# Items of tools that only hosted services have, as plain text.
 
 
-# What names an item rather than says something, and what SDKs require whether it says something or not.
+# Fields that identify an item or that SDKs require, and that have no content for the model.
 ENVELOPE = ("id", "type", "status", "call_id", "caller", "created_by", "fingerprint", "execution")
 
 
 def plainly(item: ItemDict) -> str:
-    """`{"type": "web_search_call", "action": {"query": "tides"}, ...}` gives `query: tides`."""
+    """Format an item as text: `{"type": "web_search_call", "action": {"query": "tides"}, ...}` is `query:
+    tides`."""
     facts = {key: value for key, value in item.items() if key not in ENVELOPE}
     if isinstance(shown := facts.get("output"), MediaPart):
         facts["output"] = dict(shown)
@@ -216,45 +217,46 @@ def plainly(item: ItemDict) -> str:
 
 
 def lines(value: Any, name: str = "") -> Iterator[str]:
-    """Pictures are left out: a model of text could only read their bytes."""
+    """Yield the lines of a value; data URLs are replaced, as a text model could only read their bytes."""
     for key, text in leaves(value, name):
         yield f"{key}: {'[data]' if text.startswith('data:') else text}"
 
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """The texts, numbers and truths of a JSON value, each as a text with its key. It may be nested deeply."""
+    """Yield the strings, numbers and booleans of a JSON value as text, each with its key; iterative, because
+    the value may be deeply nested."""
     waiting = [(name, value)]
     while waiting:
-        key, one = waiting.pop()
-        if isinstance(one, MediaPart):
+        key, item = waiting.pop()
+        if isinstance(item, MediaPart):
             continue
-        if isinstance(one, dict):
-            waiting.extend(reversed(one.items()))
-        elif isinstance(one, list):
-            waiting.extend((key, each) for each in reversed(one))
-        elif one is not None:
-            yield key, str(one)
+        if isinstance(item, dict):
+            waiting.extend(reversed(item.items()))
+        elif isinstance(item, list):
+            waiting.extend((key, entry) for entry in reversed(item))
+        elif item is not None:
+            yield key, str(item)
 
 
-# The input of a response as items: each with a type, an id and whatever else SDKs require of stored ones.
+# The input of a response as items: each with a type, an id and other fields that SDKs require of stored ones.
 
 
 SCREEN = "computer_call_output"
 OUTPUTS = ("function_call_output", "custom_tool_call_output")
 SHOWING = ("content", "output")
-"""Fields of items that may show something."""
+"""Fields of items that may contain media."""
 PARTED = ("content", "output", "outputs", "results", "summary")
 """Fields of items that may be lists of parts."""
 _decode = msgspec.json.Decoder().decode
 
 
 class ToldItems(Struct, frozen=True):
-    """What a request is about: what it goes on from, and what it brings."""
+    """The items of a request: the context it continues, and its input."""
 
     before: list[ItemDict]
     inputs: list[ItemDict]
     size: int
-    """Bytes of all of it as JSON, about."""
+    """Approximate size of all items as JSON, in bytes."""
 
 
 def normalise(
@@ -263,9 +265,10 @@ def normalise(
     field: str = "input",
     limits: Limits | None = None,
 ) -> list[ItemDict]:
-    """The items as they are stored; raises at the first that cannot be used: `input[3].content[0].text`.
+    """Return the items as they are stored; raise at the first invalid one, with its field:
+    `input[3].content[0].text`.
 
-    `"hi"` is one message of the user. What has been normalised stays as it is.
+    `"hi"` is one user message. Items that were normalised before do not change.
     """
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
@@ -295,19 +298,21 @@ def _normal(given: ItemDict, place: str, new_id: Callable[[str], str], limits: L
 
 
 def _type(item: ItemDict, place: str) -> str:
-    """An item without a type is a message if it has a role, and a reference if it has nothing but an id."""
+    """Return the type; without one, an item with a role is a message, one with only an id a reference."""
     name = item.get(
         "type", "message" if "role" in item else "item_reference" if set(item) == {"id"} else None
     )
     if name == "configuration_update":
-        message = "A request cannot change its settings midway; send reasoning and text as fields of it."
+        message = (
+            "A configuration_update item is not supported; send reasoning and text as fields of the request."
+        )
         raise BadRequest(message, param=place, code="unsupported_content")
     if name is None:
         raise BadRequest(f"'{place}.type' is required.", param=f"{place}.type", code="missing_field")
     if not isinstance(name, str):
         raise wrong(f"{place}.type", "must be a string")
     if name not in KINDS:
-        raise wrong(f"{place}.type", f"is {name[:64]!r}, which is not the type of an item")
+        raise wrong(f"{place}.type", f"is {name[:64]!r}, which is not a valid item type")
     return name
 
 
@@ -330,7 +335,7 @@ def _part(part: dict[str, Any], place: str, role: str, limits: Limits) -> dict[s
 
 
 def _read_screen(output: Any, limits: Limits, place: str) -> Any:
-    """A picture of a screen. One that cannot be read is told of, as all are where the model does not see."""
+    """Decode a screenshot. An invalid one stays as it is, and becomes text, as for models without vision."""
     if isinstance(output, dict) and str(output.get("image_url")).startswith("data:"):
         with suppress(BadRequest):
             return read_media_part(output, "image", limits, place)
@@ -338,7 +343,7 @@ def _read_screen(output: Any, limits: Limits, place: str) -> Any:
 
 
 def read_shown(item: ItemDict, limits: Limits, field: str) -> ItemDict:
-    """A stored item, whose pictures are read once more."""
+    """Decode the images of a stored item again."""
     if item.get("type") == SCREEN and "output" in item:
         item["output"] = _read_screen(item["output"], limits, field)
     for name in SHOWING:
@@ -349,7 +354,7 @@ def read_shown(item: ItemDict, limits: Limits, field: str) -> ItemDict:
 
 
 def check_shown(items: Iterable[ItemDict], limits: Limits, field: str) -> None:
-    """All that they show and play has its limits, too."""
+    """Check the limits for all media together."""
     show_items(items).check(limits, field)
 
 
@@ -363,7 +368,8 @@ def show_items(items: Iterable[ItemDict]) -> Gallery:
 
 
 def without_logprobs(item: ItemDict) -> ItemDict:
-    """Nobody is told them again, and they may be a thousand times as long as the text."""
+    """Return an item without log probabilities, which later requests do not need and which may be a thousand
+    times as long as the text."""
     content = item.get("content")
     if item.get("role") != "assistant" or not isinstance(content, list):
         return item
@@ -371,7 +377,7 @@ def without_logprobs(item: ItemDict) -> ItemDict:
 
 
 def references(items: Sequence[ItemDict]) -> list[str]:
-    """The ids of items that the store must know."""
+    """Return the ids of referenced items, which the store must have."""
     return [item["id"] for item in items if item["type"] == "item_reference"]
 
 
@@ -383,9 +389,10 @@ def tell_items(
     field: str = "input",
     size: int = 0,
 ) -> ToldItems:
-    """What was stored before, and the inputs with what their references stand for; `size` is that of both.
+    """Return the stored items, and the inputs with references resolved; `size` is that of both.
 
-    How much that is, each item as often as it is meant, is compared with the limits before any is decoded.
+    The total, with each item as often as it is referenced, is checked against the limits before any is
+    decoded.
     """
     meant = _count_references(inputs, found, field)
     bodies = [*((body, 1) for body in stored), *((found[id_], times) for id_, times in meant.items())]
@@ -401,16 +408,16 @@ def tell_items(
 def _count_references(
     inputs: Sequence[ItemDict], found: Mapping[str, bytes], field: str
 ) -> Mapping[str, int]:
-    """How often each stored item is referred to."""
+    """Count how often each stored item is referenced."""
     for number, item in enumerate(inputs):
         if item["type"] == "item_reference" and item["id"] not in found:
-            message = f"No item {item['id'][:64]!r} was found; send the item itself."
+            message = f"No item found with id {item['id'][:64]!r}; send the item itself."
             raise BadRequest(message, param=f"{field}[{number}].id", code="item_not_found")
     return Counter(references(inputs))
 
 
 def _check_values(bodies: Sequence[tuple[bytes, int]], most: int, field: str) -> None:
-    # A few counts tell that most are fine; of the others the texts are left out.
+    # A few counts show that most bodies are fine; the others are counted without their strings.
     for count in (_most_values, values):
         total = 0
         for body, times in bodies:
@@ -427,9 +434,9 @@ def _most_values(body: bytes) -> int:
 
 
 def check_size(items: Iterable[ItemDict], limits: Limits, field: str = "input") -> None:
-    """The whole context has its limits: a chain of small requests may add up to a large one.
+    """Check the limits of the whole context: a chain of small requests may add up to a large one.
 
-    An item that is there several times is looked at once. Nothing is added up beyond a limit.
+    An item that occurs several times is measured once. Adding stops at a limit.
     """
     known: dict[int, tuple[int, int]] = {}
     chars = parts = 0

@@ -9,14 +9,14 @@ from msgspec import Raw, Struct
 from dragoman.api.reply import DONE, encode
 from dragoman.turns.tool_loop import Written
 
-# Events: numbered without a gap, each as one server-sent event with its name.
+# Events: numbered without gaps, each a server-sent event with its name.
 
 
 __all__ = ["DATA", "DONE", "END", "HOLE", "Fragment", "Wire", "Written", "unwrap_event"]
 
 DATA, END = b"data: ", b"\n\n"
 HOLE = Raw(b"\x00")
-"""Stands in an event for something large; no JSON has such a byte."""
+"""Placeholder in an event for large data; JSON never contains this byte."""
 
 TELL_IDS = frozenset(
     {
@@ -27,21 +27,22 @@ TELL_IDS = frozenset(
         "response.failed",
     }
 )
-"""Events that are no fragments, and tell ids which no fragment has told: those of what came before them."""
+"""Events that are not fragments, and that also report token ids which no fragment before them has reported.
+"""
 
 
 class Wire:
-    """Numbers the events of one response."""
+    """Writes and numbers the events of one response."""
 
     def __init__(self, *, obfuscates: bool = False) -> None:
         self.number = 0
-        """Of the next event."""
+        """Number of the next event."""
         self.ids: list[int] = []
-        """Sampled ids that no event has told yet, where the client wants them."""
+        """Sampled ids that no event has reported yet, if the client requested ids."""
         self.obfuscates = obfuscates
-        """Whether fragments are padded, so that their sizes tell an eavesdropper less."""
+        """Whether to pad fragments, so that their sizes reveal less to an eavesdropper."""
         self.large: list[bytes] = []
-        """What belongs into the holes of the events that were written last."""
+        """The data for the placeholders of the events written last."""
 
     def event(self, kind: str, fields: dict[str, Any]) -> bytes:
         if self.ids and kind in TELL_IDS:
@@ -49,17 +50,17 @@ class Wire:
             self.ids = []
         payload = encode({"type": kind, "sequence_number": self.number, **fields})
         self.number += 1
-        # Joined, which lets other threads go on where it is much.
+        # `join` releases the GIL while it copies large data.
         return b"".join([b"event: ", kind.encode(), b"\n", DATA, payload, END])
 
     def filled(self, events: bytes) -> Written:
-        """Events with what belongs into their holes."""
+        """Return the events with the data for their placeholders."""
         if not self.large:
             return events
         large, self.large = self.large, []
         pieces: list[bytes] = []
         for around, filling in zip(events.split(bytes(HOLE)), (*large, b""), strict=True):
-            # A piece ends where an event does, or before something large.
+            # A chunk ends at the end of an event, or before large data.
             end = around.rfind(END) + len(END) if END in around else 0
             pieces += around[:end], around[end:], filling
         return [piece for piece in pieces if piece]
@@ -69,7 +70,7 @@ class Wire:
 
 
 class Fragment:
-    """One kind of delta of one item: what stays the same is encoded once."""
+    """One kind of delta of one item: the unchanging fields are encoded once."""
 
     def __init__(self, wire: Wire, kind: str, fields: dict[str, Any]) -> None:
         self._wire = wire
@@ -81,7 +82,7 @@ class Fragment:
         self._plain = not wire.obfuscates
 
     def write(self, text: str, beside: bytes = b"") -> bytes:
-        """The event of a piece of text. `beside` are further fields, already encoded: `,"logprobs":[]`."""
+        """Write the event of a text fragment; `beside` has more fields, already encoded: `,"logprobs":[]`."""
         wire = self._wire
         number = wire.number
         wire.number = number + 1
@@ -94,7 +95,7 @@ class Fragment:
 
 
 def one_by_one(pieces: Sequence[bytes]) -> Iterator[list[bytes]]:
-    """The three pieces of each event that has so many, and between them the others, which are whole."""
+    """Group the chunks by event: an event with large data has three, others are complete in one."""
     gathered: list[bytes] = []
     for piece in pieces:
         gathered.append(piece)
@@ -104,7 +105,7 @@ def one_by_one(pieces: Sequence[bytes]) -> Iterator[list[bytes]]:
 
 
 def unwrap_event(events: bytes) -> list[bytes]:
-    """The payloads of server-sent events, without their frames; the end mark is none."""
+    """Return the payloads of server-sent events, without the end marker."""
     found, at = [], 0
     while (end := events.find(END, at)) >= 0:
         begin = events.find(DATA, at, end) + len(DATA)
@@ -114,7 +115,7 @@ def unwrap_event(events: bytes) -> list[bytes]:
     return found
 
 
-# Items: each knows its events, and what it is in the end.
+# Items: each writes its events and returns its final form.
 
 
 Status: TypeAlias = Literal["in_progress", "completed", "incomplete", "failed"]
@@ -123,7 +124,7 @@ NO_LOGPROBS = Raw(b"[]")
 
 
 class ItemPlace(Struct, frozen=True):
-    """Where an item stands in its response."""
+    """The position of an item in its response."""
 
     wire: Wire
     index: int
@@ -140,17 +141,17 @@ class ItemPlace(Struct, frozen=True):
 
 
 class TextKind(Struct, frozen=True):
-    """How an item that is a text is spelled."""
+    """The event and field names of a text item."""
 
     part_event: str
-    """`response.content_part`, which is `.added` and `.done`."""
+    """Prefix of part events: `response.content_part`, with `.added` and `.done`."""
     text_event: str
-    """`response.output_text`, which has `.delta` and `.done`."""
+    """Prefix of text events: `response.output_text`, with `.delta` and `.done`."""
     part: str
-    """The type of the part that has the text."""
+    """Type of the part with the text."""
     index: str = "content_index"
     annotated: bool = False
-    """Whether it has annotations and log probabilities."""
+    """Whether the part has annotations and log probabilities."""
 
     def body(self, text: str, logprobs: Raw = NO_LOGPROBS) -> dict[str, Any]:
         beside = {"annotations": [], "logprobs": logprobs} if self.annotated else {}
@@ -164,7 +165,7 @@ SUMMARY = TextKind(
 
 
 class TextItem:
-    """A message, or reasoning. `item(status, parts)` is the whole of it."""
+    """A message or reasoning item; `item(status, parts)` builds the full item."""
 
     def __init__(
         self, place: ItemPlace, kind: TextKind, item: Callable[[Status, list[dict[str, Any]]], dict[str, Any]]
@@ -196,7 +197,8 @@ class TextItem:
         text = "".join(self._texts)
         if not self._logprobs:
             return self._closed(status, text, NO_LOGPROBS)
-        # Three events have them, and they may be 30 MB: these have holes, and pass on one and the same.
+        # Three events contain the log probabilities, which may be 30 MB: they get placeholders, and share one
+        # copy.
         written, _ = self._closed(status, text, HOLE)
         logprobs = b"".join([b"[", b",".join(self._logprobs), b"]"])
         self.place.wire.large += [logprobs] * written.count(bytes(HOLE))
@@ -215,9 +217,9 @@ class TextItem:
 
 
 class CallItem:
-    """A call of a tool: of a function, of a custom tool, or of one that the server runs.
+    """A tool call: of a function, of a custom tool, or of a tool that the server runs.
 
-    `body(status, text)` is the whole of it. `name` is what the event at the end of its text says of it.
+    `body(status, text)` builds the full item. `name` is included in the event at the end of its text.
     """
 
     def __init__(
@@ -245,7 +247,7 @@ class CallItem:
         return self._fragment.write(text)
 
     def written(self) -> bytes:
-        """The model has written all of it."""
+        """Write the event at the end of the text."""
         text = "".join(self.texts)
         return self.place.event(f"{self._event}.done", **{self._text: text, **self._named})
 

@@ -1,4 +1,4 @@
-"""Responses: the request. What is wrong with its input items, `items.normalise` says."""
+"""Responses: the request. `items.normalise` validates its input items."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Annotated, Any, ClassVar, Literal
@@ -50,13 +50,13 @@ INCLUDABLE = (
 # fmt: on
 
 NOT_HERE = {
-    "max_tokens": "its name here is max_output_tokens",
-    "response_format": "its place here is text.format",
-    "prompt": "this server keeps no prompt templates; send instructions and input",
+    "max_tokens": "use max_output_tokens",
+    "response_format": "use text.format",
+    "prompt": "the server stores no prompt templates; send instructions and input",
     "moderation": "it belongs to a hosted service",
     "access_programs": "it belongs to a hosted service",
-    "echo": "a response has the answer only",
-    "prompt_logprobs": "a response has log probabilities of the answer only",
+    "echo": "a response contains only the answer",
+    "prompt_logprobs": "a response has log probabilities only of the answer",
     "add_special_tokens": "the chat template writes the special tokens of a conversation",
 }
 """Fields of other APIs and of hosted services: a 400 is better than an answer that ignores them."""
@@ -79,7 +79,7 @@ class ResponseReasoning(ReasoningOptions, forbid_unknown_fields=True):
     echoed: ClassVar[frozenset[str]] = frozenset()
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
-    """The older name."""
+    """The older name of `summary`."""
     context: Literal["auto", "current_turn", "all_turns"] | None = None
     mode: ShortText | None = None
 
@@ -95,7 +95,7 @@ class ContextManagement(Struct, forbid_unknown_fields=True):
 
 
 class ResponseRequest(TemplateFields, kw_only=True, forbid_unknown_fields=True):
-    # What makes the prompt.
+    # Fields that determine the prompt.
     input: str | list[dict[str, Any]] | None = None
     instructions: str | None = None
     previous_response_id: ShortText | None = None
@@ -103,7 +103,7 @@ class ResponseRequest(TemplateFields, kw_only=True, forbid_unknown_fields=True):
     tools: list[dict[str, Any]] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     context_management: list[ContextManagement] | None = None
-    # What the answer is to be.
+    # Fields that determine the answer.
     max_output_tokens: Longest | None = None
     max_tool_calls: Positive | None = None
     tool_choice: Any = None
@@ -112,7 +112,7 @@ class ResponseRequest(TemplateFields, kw_only=True, forbid_unknown_fields=True):
     text: TextOptions | None = None
     top_logprobs: Natural | None = None
     include: Annotated[list[str], Meta(max_length=64)] | None = None
-    # What becomes of it.
+    # Fields about storage, background mode and hosted services.
     store: bool | None = None
     background: bool | None = None
     image: dict[str, Any] | None = None
@@ -155,7 +155,7 @@ class ResponseRequest(TemplateFields, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def logprobs(self) -> int | None:
-        """How many alternatives to report; None: no log probabilities at all."""
+        """The number of alternatives to return, or None for no log probabilities."""
         return (self.top_logprobs or 0) if LOGPROBS in (self.include or ()) else None
 
     @property
@@ -187,7 +187,7 @@ READER = Reader.of(ResponseRequest, RESPONSES, (*IDLE, "image"))
 
 
 def read(body: bytes, limits: Limits, ignored: Ignored | None = None) -> ResponseRequest:
-    """Refuses what can be refused without the store."""
+    """Read a request, and reject what can be rejected without the store."""
     request: ResponseRequest = READER.read(body, ignored)
     _check_here(request)
     check_shared(request, ignored)
@@ -206,10 +206,14 @@ def _check_here(request: ResponseRequest) -> None:
         if value is not None and value is not False:
             raise BadRequest(f"'{name}' is not supported: {reason}.", param=name, code="unsupported_field")
     if request.reasoning and request.reasoning.exclude:
-        message = "'reasoning.exclude' is not supported: a response tells its reasoning."
+        message = "'reasoning.exclude' is not supported: a response always includes its reasoning."
         raise BadRequest(message, param="reasoning.exclude", code="unsupported_field")
     if request.n not in (None, 1):
-        raise BadRequest("A response is one answer; leave out n.", param="n", code="unsupported_field")
+        raise BadRequest(
+            "'n' is not supported: a response is one answer; leave it out.",
+            param="n",
+            code="unsupported_field",
+        )
 
 
 def _check_context(request: ResponseRequest, limits: Limits) -> None:
@@ -224,11 +228,11 @@ def _check_context(request: ResponseRequest, limits: Limits) -> None:
 
 
 def _check_answer(request: ResponseRequest, limits: Limits) -> None:
-    # Here too, because a response tells it back even where no log probabilities were asked for.
+    # Checked here too, because the response returns the value even without log probabilities.
     check_count(request.top_logprobs or 0, limits.logprobs, "top_logprobs", "alternatives")
     check_include(request.include or ())
     if request.background and not request.stored:
-        message = "background needs store: its response can only be had from the store."
+        message = "background needs store: true, because clients get the response from the store."
         raise BadRequest(message, param="background", code="invalid_value")
     check_longest(request.max_output_tokens, "max_output_tokens")
     if request.max_output_tokens == -1:
@@ -239,7 +243,7 @@ def _check_answer(request: ResponseRequest, limits: Limits) -> None:
 def check_include(names: Sequence[str]) -> None:
     for number, name in enumerate(names):
         if name not in INCLUDABLE:
-            message = f"Unknown value {name[:64]!r} in include; it may have: {', '.join(INCLUDABLE)}."
+            message = f"Unknown value {name[:64]!r} in include; allowed are: {', '.join(INCLUDABLE)}."
             raise BadRequest(message, param=f"include[{number}]", code="invalid_value")
 
 
@@ -252,7 +256,7 @@ def spec(
     unseal: Callable[[str], str | None],
     modalities: Set[MediaKind] = frozenset(),
 ) -> TurnSpec:
-    """What is asked of the engine room in one round of the tool loop, with all items up to there."""
+    """Build the turn of one round of the tool loop, from all items up to there."""
     gallery = Gallery()
     told = Conversation(
         messages=messages(items, request.instructions, unseal, offer.visible(), gallery, modalities),
@@ -277,7 +281,7 @@ def spec(
 
 
 def for_summary(request: ResponseRequest) -> ResponseRequest:
-    """The request without what would make a summary anything else than text."""
+    """Return the request without everything that would make the summary anything but text."""
     return ResponseRequest(
         model=request.model, instructions=request.instructions, reasoning=request.reasoning, input=""
     )
@@ -287,20 +291,20 @@ def _sampling(request: ResponseRequest) -> Sampling:
     return sampling(request, max_tokens=request.max_output_tokens, logprobs=request.logprobs)
 
 
-# What is said about calling: forms that Chat Completions lacks are put into those that it has.
+# Tool choice: forms that Chat Completions lacks are converted to its own.
 
 
 def read_calling(choice: Any, offer: Offer, *, first: bool) -> Calling | None:
-    """What holds in one round of the tool loop. A call that was asked for is made in the first one.
+    """Return the tool choice for one round of the tool loop; a required call is made in the first.
 
-    `{"type": "mcp", "server_label": "files"}` asks for a call of any tool which that server has.
+    `{"type": "mcp", "server_label": "files"}` requires a call of any tool of that server.
     """
     found = calling(_in_chat_form(choice, offer), PARAM, offer)
     return found if first else ease_calling(found, offer)
 
 
 def check_choice(choice: Any, offer: Offer, limits: Limits) -> None:
-    """Raises for what no server can make good; tools of MCP servers are not known yet."""
+    """Reject a choice that cannot be satisfied; the tools of MCP servers are not listed yet."""
     if isinstance(choice, Mapping):
         check_count(len(_list_tools(choice)), limits.tools, f"{PARAM}.tools", "tools")
     shown = _in_chat_form(choice, offer)
@@ -337,10 +341,10 @@ def _in_chat_form(choice: Any, offer: Offer) -> Any:
 
 
 def _tools(tool: Any, offer: Offer, visible: Visible, place: str) -> list[Any]:
-    """The tools that one entry means, by the names that the model sees."""
+    """Return the tools that an entry means, by the names that the model sees."""
     kind = tool.get("type") if isinstance(tool, Mapping) else None
     if kind in HOSTED:
-        message = f"'{place}' asks for {kind}, which this server does not have."
+        message = f"'{place}' requires {kind}, which this server does not have; choose another tool."
         raise BadRequest(message, param=place, code="unsupported_tool")
     if kind == "mcp":
         return _of_server(tool, offer, place)

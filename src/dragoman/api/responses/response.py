@@ -1,4 +1,4 @@
-"""The response object and the events of its life, and what goes wrong, as Responses says it."""
+"""The response object, its status events, and errors of the Responses API."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
@@ -31,15 +31,16 @@ from dragoman.turns.spec import Defaults
 from dragoman.types import Traced, Usage
 
 TIERS = ("flex", "scale", "priority")
-"""Service tiers, by which clients know again what they asked for; all are the same here."""
+"""Service tiers returned as sent, which some clients check; all are the same to this server."""
 
 
-# What goes wrong, as Responses says it: in a reply, in a stream, and on a socket.
+# Errors of Responses: in a reply, in a stream, and on a socket.
 
 
 class ResponseErrors(OpenAIErrors, frozen=True):
     def message(self, error: DragomanError) -> dict[str, Any]:
-        """Flat for one generation of SDKs, nested for the other; Codex reads the status."""
+        """Build an error event: flat fields for one generation of SDKs, nested for the other; Codex reads the
+        status."""
         said = self.body(error)
         flat = {key: value for key, value in said["error"].items() if key != "type"}
         return {"type": "error", "sequence_number": 0, "status": error.status, **flat, **said}
@@ -67,10 +68,10 @@ Life: TypeAlias = Literal["queued", "in_progress", "completed", "incomplete", "f
 
 
 class ResponseObject(Struct):
-    """One response: what was said about it at the start, and what became of it."""
+    """A response: its fields from the request, and its result."""
 
     fields: dict[str, Any]
-    """What the request said, in the object's order and with its defaults."""
+    """The fields that the request determines, in the object's order and with defaults."""
     status: Life = "in_progress"
     completed_at: int | None = None
     error: dict[str, Any] | None = None
@@ -78,7 +79,7 @@ class ResponseObject(Struct):
     output: list[dict[str, Any]] = []
     usage: Usage | None = None
     turns: list[Traced] | None = None
-    """The ids of the model's turns, where the client wants them."""
+    """The token ids of the model's turns, if the client requested them."""
     weight_version: str | None = None
 
     @property
@@ -87,7 +88,7 @@ class ResponseObject(Struct):
 
     @property
     def weight(self) -> int:
-        """Bytes of what was said at the start, about."""
+        """Approximate size of the fields from the request, in bytes."""
         return sum(memoryview(said).nbytes for said in self.fields.values() if isinstance(said, Raw))
 
     def body(self) -> dict[str, Any]:
@@ -108,12 +109,12 @@ class ResponseObject(Struct):
         return wire.event(f"response.{kind}", {"response": self.body()})
 
     def opening(self, wire: Wire) -> bytes:
-        """Heard, and, once work begins, begun."""
+        """Write the first two events: created, then queued or in progress."""
         queued = self.status == "queued"
         return self.event(wire, "created") + self.event(wire, "queued" if queued else "in_progress")
 
     def ending(self, wire: Wire) -> bytes:
-        # There is no event for what the client cancelled itself: its stream ends as one that is not whole.
+        # There is no event for a cancelled response: its stream ends like that of an incomplete one.
         name = "incomplete" if self.status == "cancelled" else self.status
         return self.event(wire, name) + DONE
 
@@ -128,9 +129,9 @@ def describe_response(
     store: bool,
     size: int = 0,
 ) -> ResponseObject:
-    """Every field of the object is there, null where nothing was said. `size` is that of the request.
+    """Build the object, with all fields, null if unset. `size` is that of the request.
 
-    What may be large is told with each event of the response's life: it is encoded once.
+    Fields that may be large are encoded once, because each status event contains them.
     """
     write = writer(size)
     fields = {
@@ -172,7 +173,7 @@ def describe_response(
 
 
 def _text(output: Sequence[ItemDict]) -> str:
-    """All that was said in messages: what OpenAI's SDKs make of the output, for clients without one."""
+    """Join the text of all messages, as OpenAI's SDKs do from the output, for clients without an SDK."""
     parts = (part for item in output if item["type"] == "message" for part in item["content"])
     return "".join(part["text"] for part in parts if part["type"] == "output_text")
 
@@ -202,9 +203,10 @@ def compaction_body(id_: str, created_at: int, output: list[ItemDict], used: Usa
 
 
 def failure(error: Exception) -> dict[str, Any]:
-    """What a failed response says. Codes that clients act on are kept; the others are the SDK's."""
+    """Return the error of a failed response. Codes that clients act on are kept; others are mapped to the
+    SDK's."""
     if not isinstance(error, DragomanError):
-        return {"code": "server_error", "message": "The server failed; its log says why."}
+        return {"code": "server_error", "message": "The server failed; see its log."}
     message = ERRORS.body(error)["error"]["message"]
     if error.code == "context_length_exceeded":
         return {"code": error.code, "message": message}

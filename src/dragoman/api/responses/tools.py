@@ -1,8 +1,8 @@
-"""The tools of a Responses request, and what of them the model is offered.
+"""The tools of a Responses request, and what the model is offered of them.
 
-A model knows functions by one name each. So a tool of a namespace is offered as `namespace__name`, a custom
-tool as the function that stands for it, and a tool of an MCP server once the server has listed it. What a
-name stands for is kept beside it, as a `Ref`.
+A model knows each function by one name. A tool of a namespace is therefore offered as `namespace__name`, a
+custom tool as a function, and a tool of an MCP server after the server has listed it. A `Ref` records what
+each name stands for.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -40,14 +40,15 @@ HOSTED = (
     "local_shell", "shell", "apply_patch", "tool_search", "programmatic_tool_calling",
 )
 # fmt: on
-"""Clients declare these to every server; a request that has them must work without them."""
+"""Tools that only hosted services have. Clients declare them to every server, so requests must work without
+them."""
 
 
-# MCP servers that a request names: where each is, and which of its tools may be used.
+# MCP servers that a request names: their address and allowed tools.
 
 
 class McpDeclaration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An MCP server as the request names it. A label alone names one of the server's own settings."""
+    """An MCP server in a request. A label without a URL names a server from the operator's settings."""
 
     echoed: ClassVar[frozenset[str]] = ECHOED
 
@@ -61,7 +62,7 @@ class McpDeclaration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     server_description: str | None = None
     connector_id: str | None = None
     tunnel_id: str | None = None
-    # Of no effect here: every tool is loaded at once, and the model is the only caller.
+    # Without effect: every tool is loaded at once, and the model is the only caller.
     defer_loading: bool | None = None
     allowed_callers: list[str] | None = None
 
@@ -93,7 +94,7 @@ def read_mcp(tool: dict[str, Any], place: str, ignored: Ignored) -> McpDeclarati
 
 
 def without_secrets(tool: dict[str, Any]) -> dict[str, Any]:
-    """The declaration as it may be shown and stored: headers keep their names only."""
+    """Return the declaration for storing and returning: headers keep only their names."""
     shown = {key: value for key, value in tool.items() if key != "authorization"}
     if isinstance(shown.get("headers"), dict):
         shown["headers"] = dict.fromkeys(shown["headers"], "<redacted>")
@@ -110,7 +111,7 @@ class FunctionTool(Struct, forbid_unknown_fields=True):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     description: str | None = None
-    # Of no effect here: every tool is loaded at once, and the model is the only caller.
+    # Without effect: every tool is loaded at once, and the model is the only caller.
     output_schema: Any = None
     defer_loading: bool | None = None
     allowed_callers: list[str] | None = None
@@ -122,7 +123,7 @@ class PlainFormat(Struct, forbid_unknown_fields=True, tag_field="type", tag="tex
 
 
 class GrammarFormat(Grammar, forbid_unknown_fields=True, tag_field="type", tag="grammar"):
-    """Chat Completions has the same one level deeper."""
+    """A grammar, which Chat Completions has one level deeper."""
 
 
 class FlatCustomTool(Struct, forbid_unknown_fields=True):
@@ -144,14 +145,14 @@ class NamespaceTool(Struct, forbid_unknown_fields=True):
 
 
 class Ref(Struct, frozen=True):
-    """The tool that a visible name stands for."""
+    """The tool behind a visible name."""
 
     kind: Literal["function", "custom", "mcp"]
     name: str
     namespace: str | None = None
     server_label: str | None = None
     pin: str = ""
-    """What it was described as by its server."""
+    """Digest of the tool's description by its MCP server."""
 
     @property
     def space(self) -> str | None:
@@ -159,15 +160,15 @@ class Ref(Struct, frozen=True):
 
 
 class Offer(Declared, frozen=True):
-    """What the model is offered. Its functions have the names that the model sees."""
+    """The tools offered to the model; functions have the names that the model sees."""
 
     refs: dict[str, Ref] = field(default_factory=dict)
     mcp: tuple[McpDeclaration, ...] = ()
     hidden: tuple[str, ...] = ()
-    """The types of declared tools that nobody here can run."""
+    """Types of declared tools that the server cannot run."""
 
     def with_mcp(self, label: str, tools: Sequence[McpTool]) -> "Offer":
-        """With what an MCP server has listed; a tool whose name is taken is `label__name`."""
+        """Add the tools that an MCP server listed; a tool whose name is taken becomes `label__name`."""
         functions, places, refs = list(self.functions), list(self.places), dict(self.refs)
         for tool in tools:
             name = free_name(tool.name, label, refs)
@@ -177,7 +178,7 @@ class Offer(Declared, frozen=True):
         return replace(self, functions=functions, places=places, refs=refs)
 
     def without_mcp(self) -> "Offer":
-        """Without the tools of any server: no further call of them would be made."""
+        """Remove the tools of all MCP servers, because no further call of them is allowed."""
         kept = [
             (function, place)
             for function, place in zip(self.functions, self.places, strict=True)
@@ -190,9 +191,10 @@ class Offer(Declared, frozen=True):
         )
 
     def visible(self) -> Callable[[str | None, str], str]:
-        """From a namespace, or the label of an MCP server, and a name to the name that the model sees.
+        """Return a function from a namespace or MCP server label, and a name, to the name that the model
+        sees.
 
-        Histories have calls of tools that are no longer declared: those get a name of the same form.
+        Histories have calls of tools that are no longer declared: these get a name of the same form.
         """
         shown = {(ref.space, ref.name): name for name, ref in self.refs.items()}
         return lambda space, name: shown.get((space, name)) or (join_name(space, name) if space else name)
@@ -207,10 +209,9 @@ def offer_tools(
     items: Sequence[ItemDict] = (),
     ignored: Ignored | None = None,
 ) -> Offer:
-    """What is offered before any MCP server was asked; raises at the first tool that cannot be used.
+    """Return the tools offered before MCP servers list theirs; raise at the first invalid tool.
 
-    Tools that were loaded on the way, by items of the context, are there as well. `ignored` is told what of
-    the tools has no effect, once: later it is known.
+    Tools loaded by items of the context are included. Tool fields without effect are added to `ignored`.
     """
     ignored = ignored or Ignored()
     placed = [(f"tools[{number}]", tool) for number, tool in enumerate(tools or ())]
@@ -242,13 +243,13 @@ def offer_tools(
 
 
 def _inside(tool: dict[str, Any]) -> int:
-    """How many tools one of them is."""
+    """Count the tools of an entry; a namespace has several."""
     inner = tool.get("tools") if tool.get("type") == "namespace" else None
     return max(len(inner), 1) if isinstance(inner, list) else 1
 
 
 def _find_loaded(items: Sequence[ItemDict], declared: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each once, as it was last: a search may find a tool again."""
+    """Return the tools loaded by items, each once in its last form: a search may find a tool again."""
     found = {
         _identity(tool): tool
         for item in items
@@ -289,9 +290,9 @@ def _place_tool(tool: dict[str, Any], place: str, space: NamespaceTool | None, i
     elif kind == "custom":
         function = _custom(_CUSTOM.convert(tool, place, ignored), place)
     else:
-        known = "function or custom" if space else "function, custom, namespace, mcp or a hosted tool's"
-        shown = repr(kind[:64]) if isinstance(kind, str) else "no string"
-        raise wrong(f"{place}.type", f"is {shown}; it must be {known}")
+        allowed = "function or custom" if space else "function, custom, namespace, mcp or a hosted tool's"
+        shown = repr(kind[:64]) if isinstance(kind, str) else "not a string"
+        raise wrong(f"{place}.type", f"is {shown}; it must be {allowed}")
     name = function["name"]
     if space is None:
         return _Placed(place, function, Ref(kind, name))
@@ -312,11 +313,11 @@ def _custom(tool: FlatCustomTool, place: str) -> Function:
 
 def _check_label(labels: Sequence[str], place: str) -> None:
     if labels[-1] in labels[:-1]:
-        raise wrong(f"{place}.server_label", f"is {labels[-1]!r} a second time; labels must differ")
+        raise wrong(f"{place}.server_label", f"{labels[-1]!r} is used twice; labels must differ")
 
 
 def echo(tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]]:
-    """The tools as they were sent, with the fields that SDKs require, and without secrets."""
+    """Return the tools as sent, with the fields that SDKs require, and without secrets."""
     return [_echo_tool(tool) for tool in tools or ()]
 
 

@@ -1,6 +1,6 @@
-"""What the model says, and what the server calls for it, as items of a response and their events.
+"""Writes the model's output, and the server's MCP calls, as items of a response and their events.
 
-The stored object is what these fold to.
+The stored object is the fold of these events.
 """
 
 import re
@@ -26,22 +26,23 @@ from dragoman.mcp import CallResult
 from dragoman.turns.tool_loop import TOO_MANY, Outcome, ServedCall
 from dragoman.types import Event, FinishReason
 
-# Calls that the server runs itself: MCP's lists of tools, calls and questions whether they are allowed.
+# MCP items: lists of tools, calls run by the server, and approval requests.
 
 
 GATEWAY_TIMEOUT, BAD_GATEWAY = 504, 502
 _PINNED = re.compile(r"mcpr_(?P<pin>[0-9a-f]{16})_")
-"""What is approved is a call of a tool as it was described then; the id of the question keeps which one."""
+"""The id of an approval request has the digest of the tool's description: approval is for that description
+only."""
 
 
 class ServerCall(Struct):
-    """A call of an MCP tool, on its way from what the model wrote to its result."""
+    """An MCP call, from the model's output to its result."""
 
     item: CallItem
     label: str
     name: str
     approval: str | None = None
-    """The question to which somebody said yes."""
+    """Id of the approval request that the client approved."""
 
     @property
     def arguments(self) -> str:
@@ -53,7 +54,7 @@ class ServerCall(Struct):
         return ServedCall(self.label, self.name, self.arguments, pin)
 
     def done(self, outcome: Outcome) -> tuple[bytes, dict[str, Any]]:
-        """The result, or what went wrong."""
+        """Write the result or error of the call."""
         output, error = _spell_result(outcome)
         status: Status = "failed" if error else "completed"
         item = {**self.item.body(status, self.arguments), "output": output, "error": error}
@@ -63,7 +64,7 @@ class ServerCall(Struct):
         return place.event(f"response.mcp_call.{status}") + place.done(item), item
 
     def abandoned(self) -> tuple[bytes, dict[str, Any]]:
-        """It was never run, or nobody waits for its result any more."""
+        """Write the call as incomplete: it was not run, or its result is no longer awaited."""
         item = self.item.body("incomplete", self.arguments)
         return self.item.place.done(item), item
 
@@ -89,7 +90,7 @@ def server_call(place: ItemPlace, label: str, name: str, approval: str | None = 
 def make_approved_call(
     place: ItemPlace, label: str, name: str, arguments: str, approval: str
 ) -> tuple[bytes, ServerCall]:
-    """A call that the model wrote in an earlier response, and the client has approved since."""
+    """Write a call that the model made in an earlier response and the client has approved since."""
     call = server_call(place, label, name, approval)
     written = (
         call.item.open(),
@@ -101,7 +102,7 @@ def make_approved_call(
 
 
 def approval_request(place: ItemPlace, label: str, name: str, arguments: str) -> tuple[bytes, dict[str, Any]]:
-    """It comes all at once: half a question cannot be answered."""
+    """Write an approval request; it is never streamed, because half of it cannot be approved."""
     item = {"id": place.id, "type": "mcp_approval_request", "server_label": label, "name": name}
     item["arguments"] = arguments
     return place.added(item) + place.done(item), item
@@ -110,7 +111,7 @@ def approval_request(place: ItemPlace, label: str, name: str, arguments: str) ->
 def describe_listing(
     place: ItemPlace, label: str, tools: Sequence[dict[str, Any]], error: str | None
 ) -> tuple[bytes, dict[str, Any]]:
-    """What a server offers; a list that failed is an item too, and the response goes on without it."""
+    """Write the tool list of a server; a failed list is an item too; the response continues without it."""
     item: dict[str, Any] = {"id": place.id, "type": "mcp_list_tools", "server_label": label}
     item |= {"tools": list(tools), "error": error}
     outcome = "failed" if error else "completed"
@@ -124,9 +125,9 @@ def describe_listing(
 
 
 def _spell_result(outcome: Outcome) -> tuple[str | None, dict[str, Any] | None]:
-    """What came of a call as the output of its item, or as its error."""
+    """Return the output and the error of a call."""
     if outcome is TOO_MANY:
-        return None, _execution_error("The call was not made: max_tool_calls is reached.")
+        return None, _execution_error("The call was not made: the response has reached max_tool_calls.")
     if isinstance(outcome, CallResult):
         return (None, _execution_error(outcome.text)) if outcome.is_error else (outcome.text, None)
     if outcome.kind == "protocol":
@@ -140,36 +141,36 @@ def _execution_error(text: str) -> dict[str, Any]:
 
 
 def prefix_of(pin: str) -> str:
-    """What the id of a question begins with."""
+    """Return the id prefix of an approval request."""
     return f"mcpr_{pin}_" if pin else "mcpr_"
 
 
 def pin_in(question: str) -> str | None:
-    """That of the tool which the question was about. A question that is not ours tells nothing."""
+    """Return the tool digest in an approval request's id, or None if the id is not ours."""
     found = _PINNED.match(question)
     return found["pin"] if found else None
 
 
-# What the model says.
+# The model's output.
 
 
 class Manner(Struct, frozen=True, kw_only=True):
-    """How the client wants its items."""
+    """How to write the items for a request."""
 
     new_id: Callable[[str], str]
-    """A new id with the given prefix."""
+    """Returns a new id with the given prefix."""
     summary: bool = False
-    """A summary of the reasoning is asked for, which is all that is told then."""
+    """Whether to write reasoning only as a summary, as requested."""
     seal: Callable[[str], str] | None = None
-    """Reasoning is also given sealed."""
+    """Seals the reasoning, if the client wants it encrypted too."""
     speller: Speller | None = None
-    """Texts come with log probabilities."""
+    """Formats log probabilities, if requested."""
     token_ids: bool = False
-    """Events come with the ids that were sampled: each id once, in order."""
+    """Whether events include the sampled ids: each id once, in order."""
 
 
 class ResponseWriter:
-    """Writes the turns of one response, one after the other.
+    """Writes the turns of one response, one after another.
 
     `refs` and `needs_approval` may change between turns: tools are listed, and used up.
     """
@@ -178,27 +179,27 @@ class ResponseWriter:
         self.wire = wire
         self.refs: Mapping[str, Ref] = {}
         self.needs_approval: Callable[[str], bool] = lambda name: False
-        """Whether a call of the tool with this visible name must be approved first."""
+        """Whether a call of the tool with this visible name needs approval first."""
         self.finish: FinishReason | None = None
         self.error: Exception | None = None
         self.for_server: list[ServerCall] = []
-        """The calls that the server is to run now."""
+        """The calls that the server runs next."""
         self.for_client = False
-        """Whether something in the last turn is for the client to do."""
+        """Whether the last turn has a call or approval request for the client."""
         self._manner = manner
         self._items: list[dict[str, Any] | None] = []
         self._open: TextItem | CallItem | None = None
         self._kind = ""
         self._asked: tuple[Ref, list[str]] | None = None
-        """A call that must be approved, and its arguments so far."""
+        """A call that needs approval, with its arguments so far."""
         self._blank: list[Event] = []
-        """Whitespace that may yet be the beginning of a message, and ids without text that came after it."""
+        """Whitespace that may be the beginning of a message, and ids without text that came after it."""
         self._turn_from = 0
-        """The first item of this turn."""
+        """Index of the first item of this turn."""
 
     @property
     def items(self) -> list[dict[str, Any]]:
-        """The items that are finished."""
+        """The finished items."""
         return [item for item in self._items if item is not None]
 
     def begin_turn(self) -> None:
@@ -250,22 +251,22 @@ class ResponseWriter:
     def _begin_text(self, event: Event) -> bytes:
         closed = self._close("completed")
         if not event.text.strip():
-            # Layout between items is no message, unless a message follows or nothing else does.
+            # Whitespace between items is dropped, unless a message follows or the turn has nothing else.
             self._blank.append(event)
             return closed
         return closed + self._start(self._message(), "text") + self._one(event)
 
     def _after_blank(self, event: Event) -> bytes:
-        """Whitespace is a part of the message that follows it. If something else does, its ids are told."""
+        """Add buffered whitespace to the message that follows; without one, only its ids are reported."""
         if event.kind == "unseen" or (event.kind == "text" and not event.text.strip()):
             self._blank.append(event)
             return b""
         before, self._blank = self._blank, []
         if event.kind == "text":
             opened = self._start(self._message(), "text")
-            return opened + b"".join([self._one(one) for one in (*before, event)])
-        for one in before:
-            self._tell(one)
+            return opened + b"".join([self._one(text) for text in (*before, event)])
+        for blank in before:
+            self._tell(blank)
         return self._one(event)
 
     def _begin_call(self, event: Event) -> bytes:
@@ -299,7 +300,7 @@ class ResponseWriter:
         return CallItem(place, f"response.{about}", key, body, name)
 
     def _end(self, event: Event) -> bytes:
-        """A turn is over. What was being written is whole only if the model ended it."""
+        """End the turn; its open item is complete only if the model ended it."""
         self.finish, self.error = event.finish, event.error
         status: Status = "completed" if event.finish == "stop" else "incomplete"
         before, self._blank = self._blank, []
@@ -307,19 +308,20 @@ class ResponseWriter:
             self._tell(event)
         written = self._close(status)
         if event.error is None and len(self._items) == self._turn_from:
-            # An answer of nothing is a message too: a client reads it without asking whether there is one.
-            written += self._start(self._message(), "text") + b"".join([self._one(one) for one in before])
+            # An empty answer gets an empty message: clients read the first one without checking that there is
+            # one.
+            written += self._start(self._message(), "text") + b"".join([self._one(blank) for blank in before])
         else:
-            for one in before:
-                self._tell(one)
+            for blank in before:
+                self._tell(blank)
         if before:
             self._tell(event)
         return written + self._close(status)
 
-    # Items
+    # Items.
 
     def place(self, prefix: str) -> ItemPlace:
-        """The next item's."""
+        """Reserve the next item."""
         self._items.append(None)
         return ItemPlace(self.wire, len(self._items) - 1, self._manner.new_id(prefix))
 
@@ -327,7 +329,7 @@ class ResponseWriter:
         self._items[place.index] = item
 
     def abandon(self) -> Written:
-        """The response is at its end: whatever is not finished stays as it is."""
+        """End the response; unfinished items become incomplete."""
         written = self._close("incomplete")
         for blank in self._blank:
             self._tell(blank)
@@ -355,7 +357,7 @@ class ResponseWriter:
         return written
 
     def _ask(self, asked: tuple[Ref, list[str]], status: Status) -> bytes:
-        """Whether a call may be made. One that was cut short is none."""
+        """Write an approval request; a call that was cut off gets none."""
         self._asked = None
         if status != "completed":
             return b""
@@ -392,6 +394,6 @@ class ResponseWriter:
                 "encrypted_content": manner.seal(texts[0]) if manner.seal and texts else None,
             }
 
-        # No second model is there to write a summary. Many clients know only events of one, and those that
+        # There is no second model to write a summary. Many clients know only summary events, and those that
         # know both kinds would show the text twice.
         return TextItem(place, SUMMARY, item)

@@ -1,10 +1,10 @@
-"""How many connections there are, whose they are, and which gives way where there is no room for more.
+"""Limits connections, in total and per API key, and closes idle ones to make room for new ones.
 
-A connection costs a client nothing, so it must not cost others theirs. Whoever has shown no key yet is a
-stranger: strangers have half of the connections, and of too many the one that came first is closed. When
-there are as many as there may be, one gives way on which nobody waits for anything: a stranger's, or that
-which has rested longest of the key that has most. Of several keys none has more than half of them, and half
-of what a key has may be WebSockets, which never rest.
+Connections cost a client nothing, so one client must not use up those of others. A connection on which no key
+was sent yet is unauthenticated: these may use half of the connections, and above that the oldest is closed.
+At the total limit, a connection without active requests is closed: an unauthenticated one, or the longest
+idle one of the key with the most. With several keys, each may have half of the connections, and half of a
+key's connections may be WebSockets, which are never idle.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ from functools import partial
 from dragoman.errors import Overloaded
 
 OTHER_FILES = 128
-"""Descriptors that are left for all else: the store, the engine, files."""
+"""File descriptors reserved for everything else: the store, the engine, files."""
 
 
 def room(most: int) -> int:
-    """Connections that there are descriptors for, within the limit."""
+    """Return the limit of connections, reduced to the available file descriptors."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return most if files == resource.RLIM_INFINITY else max(1, min(most, files - OTHER_FILES))
 
@@ -40,7 +40,7 @@ class ConnectionLimiter:
         self.most_sockets = max(1, self.most_of_key // 2)
 
     def enter(self, give_way: Callable[[], None]) -> "CountedConnection | None":
-        """A new connection, or None where there is no room; `give_way` is called if it is to be closed."""
+        """Add a connection, or return None if there is no room; `give_way` is called to close it."""
         if len(self.strangers) >= self.most_strangers:
             next(iter(self.strangers)).give_way()
         elif len(self.strangers) + self.of_key.total() >= self.most and not self._make_room():
@@ -56,7 +56,7 @@ class ConnectionLimiter:
         return any(self.make_room_of(owner) for owner, _ in self.of_key.most_common())
 
     def make_room_of(self, owner: str) -> bool:
-        """Closes the connection of a key that has rested longest; whether there was one."""
+        """Close the longest idle connection of a key; return whether there was one."""
         longest = next(iter(self.resting[owner]), None) if owner in self.resting else None
         if longest is not None:
             longest.give_way()
@@ -64,7 +64,7 @@ class ConnectionLimiter:
 
 
 class CountedConnection:
-    """One connection. `leave` is called when it is over, and may be called twice."""
+    """One connection. Call `leave` when it is over; a second call has no effect."""
 
     def __init__(self, limiter: ConnectionLimiter, give_way: Callable[[], None]) -> None:
         self._limiter = limiter
@@ -75,7 +75,7 @@ class CountedConnection:
         self._watching: dict[object, Callable[[], None]] = {}
 
     def watch(self, call: Callable[[], None]) -> Callable[[], object]:
-        """Has it called when the connection is over, unless what is returned is called before."""
+        """Call `call` when the connection is over, unless the returned function is called first."""
         watcher = object()
         self._watching[watcher] = call
         if self._left:
@@ -83,13 +83,13 @@ class CountedConnection:
         return partial(self._watching.pop, watcher, None)
 
     def show(self, owner: str) -> None:
-        """Its client has shown a key. Raises if that has too many."""
+        """Assign the connection to a key; raise if the key has too many."""
         if owner == self._owner or self._left:
             return
         limiter = self._limiter
         if limiter.of_key[owner] >= limiter.most_of_key and not limiter.make_room_of(owner):
             raise Overloaded(
-                f"This key has {limiter.most_of_key} connections, and each is at work; close one of them."
+                f"This API key has {limiter.most_of_key} connections, all of them active; close one."
             )
         self._forget()
         self._owner = owner
@@ -98,19 +98,19 @@ class CountedConnection:
             limiter.sockets[owner] += 1
 
     def open_socket(self) -> None:
-        """It is a WebSocket from now on. Raises if its key has too many."""
+        """Mark the connection as a WebSocket; raise if its key has too many."""
         owner, limiter = self._owner or "", self._limiter
         if limiter.sockets[owner] >= limiter.most_sockets:
-            raise Overloaded(f"This key has {limiter.most_sockets} WebSockets; close one of them.")
+            raise Overloaded(f"This API key has {limiter.most_sockets} WebSockets; close one.")
         limiter.sockets[owner] += 1
         self._is_socket = True
 
     def works(self) -> None:
-        """A request is under way."""
+        """Mark the connection as active: a request has begun."""
         self._wake()
 
     def rests(self) -> None:
-        """Every request was answered."""
+        """Mark the connection as idle: every request was answered."""
         if self._owner is not None and not self._left:
             self._limiter.resting[self._owner][self] = None
 
@@ -121,7 +121,7 @@ class CountedConnection:
             self._tell()
 
     def _tell(self) -> None:
-        """Not at once: whoever is called may be in the midst of something."""
+        """Schedule the callbacks; a watcher may be in the middle of something else."""
         if self._watching:
             asyncio.get_running_loop().call_soon(self._tell_all)
 
@@ -135,7 +135,7 @@ class CountedConnection:
         self._close()
 
     def become(self, give_way: Callable[[], None]) -> None:
-        """Another looks after the connection from now on."""
+        """Replace the function that closes the connection."""
         self._close = give_way
 
     def _forget(self) -> None:

@@ -1,10 +1,10 @@
-"""HTTP on a connection: deadlines, caps, and nothing that two readers could read in two ways.
+"""HTTP on a connection: deadlines, limits, and no input that two parsers could read differently.
 
-httptools reads the bytes and calls `on_...` for each part of a message; uvicorn's protocol, which this one
-goes on from, makes a request of them and has the app answer it. What is added comes before that: what is
-wrong leaves the parser as a `_Refusal`, is said in the words of the API that the path belongs to, and ends
-the connection, since nobody can tell where the next message would begin. A connection is idle, in a head or
-in a body, and each of the latter two has a deadline.
+httptools parses the bytes and calls `on_...` for each part of a message; uvicorn's protocol, the base class,
+makes a request of them and calls the app. The checks here come before that: an error leaves the parser as a
+`_Refusal`, is sent in the format of the API that the path belongs to, and closes the connection, because the
+start of the next message is unknown. A connection is idle, in a head or in a body; head and body each have a
+deadline.
 """
 
 import asyncio
@@ -35,29 +35,29 @@ if TYPE_CHECKING:
     from dragoman.http.host import Host
 
 MOST_UNREAD = 64 * 1024
-"""Bytes of a body that are still taken after its answer, or its refusal, was sent."""
+"""Bytes of a body that are still read after its reply or error was sent."""
 MOST_UNSENT = 16 * 1024
-"""Bytes that wait for a client before nothing more is written to it. The system keeps some as well."""
+"""Unsent bytes for a client above which writing pauses; the kernel buffers more."""
 FEW_PIECES, LEAST_PIECE = 1024, 256
-"""Beyond so many pieces of a body they have so many bytes on average."""
+"""A body of more than `FEW_PIECES` chunks must average at least `LEAST_PIECE` bytes per chunk."""
 FORM_RATE = 16 * 1024
-"""Bytes a second at which a form with a file has to come; it may be too long for any fixed time."""
+"""Minimum rate of an uploaded form in bytes per second; a large file may need longer than any fixed time."""
 MOST_HEADERS = 256
-"""Each costs as much as a large one."""
+"""Maximum number of headers; a small header costs as much time as a large one."""
 MOST_PIPELINED = 16
-"""Requests on one connection that wait for the answer to the one before."""
+"""Requests on one connection that wait for the reply to an earlier one."""
 _LINE = re.compile(rb"[A-Z-]+ [^ ]+ HTTP/1\.[01]\r\n")
 
 
 class _Refusal(Exception):
-    """Leaves the parser, which is in the middle of a callback."""
+    """Carries an error out of the parser, which is in the middle of a callback."""
 
     def __init__(self, error: DragomanError) -> None:
         self.error = error
 
 
 class StrictProtocol(HttpToolsProtocol):
-    """One connection. What is wrong with its bytes is said as any error is, and ends it."""
+    """One connection. Invalid bytes get an error in the API's format, and end it."""
 
     transport: PatientTransport
 
@@ -74,18 +74,18 @@ class StrictProtocol(HttpToolsProtocol):
         self._settings: Settings = app.settings
         self._host: Host = app.host
         self.counted: CountedConnection | None = None
-        """Given by who has counted it before there was anything to be said on it."""
+        """Set by TLS, which counts the connection before the handshake."""
         self._stage: Stage = "idle"
         self._number = 0
-        """Of the message that is being read, so that each has deadlines of its own."""
+        """Number of the message being read, so that each has its own deadlines."""
         self._head_bytes = 0
         self._raw_bytes = 0
-        """Read since the parser last gave us something."""
+        """Bytes read since the parser's last callback."""
         self._line = b""
-        """The first line of a request, as long as it is not all there."""
+        """The request line, while it is incomplete."""
         self._pieces = self._body_bytes = 0
         self._seen_bytes = 0
-        """Of the body, when its deadline was last put off."""
+        """Body bytes when its deadline was last extended."""
         self._unread = 0
         self._deaf = False
         self._running: RequestResponseCycle | None = None
@@ -96,9 +96,9 @@ class StrictProtocol(HttpToolsProtocol):
         self._deadline = Deadline(self.loop, times, self._late)
         self._stall: Stall
         self._accept: bytes | None = None
-        """The answer to the key of a handshake, where the request is one."""
+        """The reply to the key of a WebSocket handshake, if the request is one."""
 
-    # The connection
+    # The connection.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         transport.set_write_buffer_limits(high=MOST_UNSENT)
@@ -111,7 +111,7 @@ class StrictProtocol(HttpToolsProtocol):
             self.counted.become(patient.abort)
         if self.counted is None:
             self.connections.discard(self)
-            self._say(Unavailable("The server has as many connections as it takes; try again soon."))
+            self._say(Unavailable("The server has reached its limit of connections; retry soon."))
         else:
             self._deadline.watch("head", self._number)
 
@@ -121,7 +121,7 @@ class StrictProtocol(HttpToolsProtocol):
         self.transport.lost()
         if self.counted is not None:
             self.counted.leave()
-        # uvicorn tells only the last of several requests.
+        # uvicorn notifies only the last of several requests.
         for cycle in (self._running, *(waiting for waiting, _ in self.pipeline)):
             if cycle is not None and not cycle.response_complete:
                 cycle.disconnected = True
@@ -144,23 +144,23 @@ class StrictProtocol(HttpToolsProtocol):
             self._upgrade(data[upgrade.args[0] :])
             return
         except (httptools.HttpParserError, _Refusal) as error:
-            # What a callback raises comes out as the parser's own error.
+            # An exception in a callback leaves the parser as the parser's own error.
             cause = error if isinstance(error, _Refusal) else error.__context__
-            said = cause.error if isinstance(cause, _Refusal) else _invalid("This is no valid HTTP request.")
+            said = cause.error if isinstance(cause, _Refusal) else _invalid("Not a valid HTTP request.")
             self._refuse(said)
             return
         waits = "head" if self._stage == "idle" and not self._answering() else self._stage
         self._deadline.watch(waits, self._number)
 
     def _check_line(self, data: bytes) -> None:
-        """The parser forgives spaces, and protocols other than HTTP."""
+        """Check the request line: the parser accepts extra spaces and protocols other than HTTP."""
         line = self._line + data if self._line else data
         if line[0] in b"\r\n":
             line = line.lstrip(b"\r\n")
         end = line.find(b"\n") + 1
         self._line = b"" if end else line
         if end and not _LINE.fullmatch(line, 0, end):
-            raise _Refusal(_invalid("The first line is not that of an HTTP/1.1 request."))
+            raise _Refusal(_invalid("The first line is not a valid HTTP/1.1 request line."))
 
     def _discard(self, count: int) -> None:
         self._unread += count
@@ -168,11 +168,11 @@ class StrictProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def _upgrade(self, rest: bytes) -> None:
-        """The head is over; `rest` stands behind it."""
+        """Handle the end of the head of an upgrade request; `rest` are the bytes after it."""
         self._deadline.stop()
         self._stage = "idle"
         if self._accept is None:
-            # We stay with HTTP/1.1; what else was sent is meant for another protocol.
+            # The connection stays HTTP/1.1; the other bytes are for another protocol.
             self._stop_listening()
         elif self._answering() or self.counted is None:
             self.transport.abort()
@@ -213,11 +213,11 @@ class StrictProtocol(HttpToolsProtocol):
         task.add_done_callback(self.tasks.discard)
         if rest:
             protocol.take(rest)
-        # Nothing comes here any more.
+        # The socket's protocol receives all further bytes.
         self._deadline.let_go()
         self.parser = None  # type: ignore[assignment]
 
-    # The parser's callbacks
+    # The parser's callbacks.
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -233,28 +233,30 @@ class StrictProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count(len(name) + len(value))
-        # Behind a body it is a trailer, which may not pass for a header.
+        # A header after the body is a trailer, which must not be treated as a header.
         if self._stage == "head":
             super().on_header(name, value)
             if len(self.headers) > MOST_HEADERS:
-                raise _Refusal(HeadTooLarge(f"The head has more than {MOST_HEADERS} headers."))
+                raise _Refusal(HeadTooLarge(f"The request has more than {MOST_HEADERS} headers; send fewer."))
 
     def on_headers_complete(self) -> None:
         version = self.parser.get_http_version()
         if self.url[:1] != b"/" or version not in ("1.0", "1.1"):
-            raise _Refusal(_invalid("Ask for a path, which begins with /, in HTTP/1.1."))
+            raise _Refusal(
+                _invalid("The request target must be a path that begins with /, in HTTP/1.0 or 1.1.")
+            )
         codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
         if codings and (codings != [b"chunked"] or version == "1.0"):
-            raise _Refusal(_invalid("A body may come in chunks, and in no other coding."))
+            raise _Refusal(_invalid("The only supported Transfer-Encoding is chunked, in HTTP/1.1."))
         if len(self.pipeline) >= MOST_PIPELINED:
-            raise _Refusal(_invalid("Wait for the answers to the requests before."))
+            raise _Refusal(_invalid("Too many pipelined requests; wait for the replies to earlier ones."))
         if self.parser.should_upgrade() and self._should_upgrade():
             self._check_handshake(version)
             return
         super().on_headers_complete()
         if self.counted is not None:
             self.counted.works()
-        # uvicorn would read nothing more before its turn comes, and so not hear that the client has left.
+        # uvicorn would pause reading until this request's turn, and not notice that the client disconnected.
         self.flow.resume_reading()
         self._stage = "body"
         self._raw_bytes = 0
@@ -284,11 +286,15 @@ class StrictProtocol(HttpToolsProtocol):
         self._pieces += 1
         self._body_bytes += len(body)
         if self._pieces > FEW_PIECES and self._body_bytes < LEAST_PIECE * self._pieces:
-            raise _Refusal(BodyTooLarge("The body comes in too many pieces; send larger chunks."))
+            raise _Refusal(BodyTooLarge("The body has too many small chunks; send larger ones."))
         if self.cycle.response_complete:
             self._discard(len(body))
         elif self.cycle is not self._running and self._body_bytes > MOST_UNREAD:
-            raise _Refusal(BodyTooLarge("Wait for the answer before, and send the body then."))
+            raise _Refusal(
+                BodyTooLarge(
+                    "The body of a pipelined request is too large; wait for the reply to the earlier request."
+                )
+            )
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -298,19 +304,21 @@ class StrictProtocol(HttpToolsProtocol):
         self._raw_bytes = 0
 
     def _count(self, count: int) -> None:
-        # The colon, the space and the end of the line are not given to us.
+        # The colon, the space and the line end are not passed to callbacks.
         self._head_bytes += count + 4
         if self._head_bytes > self._settings.limits.header_bytes:
             raise _Refusal(self._head_too_large())
 
     def _head_too_large(self) -> DragomanError:
-        return HeadTooLarge(f"The head is larger than {self._settings.limits.header_bytes} bytes.")
+        return HeadTooLarge(
+            f"The request line and headers are larger than {self._settings.limits.header_bytes} bytes."
+        )
 
-    # Patience
+    # Timeouts.
 
     def _late(self, stage: Stage) -> None:
         if stage == "head" and self._answering():
-            # It cannot be answered before the one before it.
+            # It cannot be answered before the request ahead of it.
             self._deadline.watch(stage, self._number)
         elif stage == "body" and self._comes_on():
             self._seen_bytes = self._body_bytes
@@ -318,10 +326,10 @@ class StrictProtocol(HttpToolsProtocol):
         elif not self._number:
             self.transport.close()
         else:
-            self._refuse(TooSlow(f"The {stage} of the request was not there in time."))
+            self._refuse(TooSlow(f"The {stage} of the request did not arrive in time."))
 
     def _comes_on(self) -> bool:
-        """Whether this is a form, of which enough has come since the last look."""
+        """Return whether the body is a form that arrives at the minimum rate."""
         least = FORM_RATE * self._settings.body_timeout
         is_form = any(name == b"content-type" and value.startswith(MEDIA) for name, value in self.headers)
         return is_form and self._body_bytes - self._seen_bytes >= least
@@ -334,7 +342,7 @@ class StrictProtocol(HttpToolsProtocol):
         super().resume_writing()
         self._stall.end()
 
-    # Refusals
+    # Errors.
 
     def _answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
@@ -348,7 +356,7 @@ class StrictProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def _refuse(self, error: DragomanError) -> None:
-        """Says so where nothing else is being said, and ends the connection."""
+        """Send the error, unless a reply is being sent, and end the connection."""
         self._deadline.stop()
         if self._stage == "body":
             self._refuse_body(error)
@@ -359,7 +367,7 @@ class StrictProtocol(HttpToolsProtocol):
             self._say(error)
 
     def _refuse_body(self, error: DragomanError) -> None:
-        """Of a request that is being answered already."""
+        """Reject a body whose request the app is already handling."""
         self._deaf = True
         cycle = self.cycle
         if cycle.response_complete:
@@ -373,7 +381,7 @@ class StrictProtocol(HttpToolsProtocol):
             self._say(error)
 
     def _say(self, error: DragomanError) -> None:
-        # Of a head that is not whole, what there is of the path.
+        # For an incomplete head, the received part of the path.
         path = unquote(self.url.partition(b"?")[0].decode("latin-1"))
         path = path.removeprefix(self._settings.root_path)
         body = msgspec.json.encode(errors_at(path).body(error))

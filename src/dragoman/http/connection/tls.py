@@ -1,9 +1,9 @@
-"""TLS: certificates that are read again when they change, and a door at which strangers do not wait for ever.
+"""TLS: certificates that are reloaded when they change, and a listener with a deadline for handshakes.
 
-A handshake takes as long as its client likes, and until it is over nothing is known of who that is. So a
-connection is counted when it is taken, not when it can be talked on, and has as long for its handshake as
-others have for the head of a request. Its first byte tells TLS from plain HTTP, whose clients are told what
-is wrong. It is only looked at, not read: the handshake finds it in its place.
+A client may take any time for its handshake, and until it is over the client is unknown. A connection
+therefore counts from accept(), and its handshake has the timeout of a request's headers. The first byte tells
+TLS from plain HTTP, and plain-HTTP clients get a 400 that says to use https. This byte is only peeked: the
+handshake reads it.
 """
 
 import asyncio
@@ -21,17 +21,17 @@ from dragoman.http.connection.limiter import ConnectionLimiter, CountedConnectio
 logger = logging.getLogger("dragoman.http")
 
 HANDSHAKE = 0x16
-"""The first byte of whoever speaks TLS."""
+"""The first byte of a TLS handshake."""
 LOOK_S = 1.0
-"""Between two looks at the files, of which each new connection asks for one."""
+"""Seconds between checks of the certificate files; only new connections check."""
 GOODBYE_S = 0.5
-"""What a client gets to say that it has heard the end."""
+"""Seconds to wait for a client's close_notify."""
 HINT_S = 2.0
-"""What one that speaks plain HTTP gets to hear why that is wrong."""
+"""Seconds that a plain-HTTP client has to read the hint."""
 ACCEPTED_AT_ONCE = 16
 BACKLOG = 2048
 MOST_UNREAD = 64 * 1024
-PLAIN = b"This port speaks HTTPS: ask for https:// instead of http://.\n"
+PLAIN = b"This port speaks HTTPS: use https:// instead of http://.\n"
 HINT = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\nconnection: close\r\n"
     b"content-length: %d\r\n\r\n%b" % (len(PLAIN), PLAIN)
@@ -41,7 +41,7 @@ MakeProtocol: TypeAlias = Callable[[CountedConnection], asyncio.Protocol]
 
 
 class Certificate:
-    """`context()` has what the two files say now; if they cannot be used, what they said before."""
+    """The certificate and key; `context()` reloads changed files, and keeps the old if they are invalid."""
 
     def __init__(self, cert: str, key: str | None) -> None:
         self._files = (cert, key or cert)
@@ -62,10 +62,10 @@ class Certificate:
         try:
             self._context = self._load()
         except SettingsError as error:
-            # Of a pair that is replaced, one file comes after the other.
-            logger.error("The certificate stays as it was: %s", error.message)
+            # When a pair is replaced, one file changes before the other.
+            logger.error("Certificate not reloaded: %s", error.message)
         else:
-            logger.info("There is another certificate; new connections have it")
+            logger.info("Certificate reloaded; new connections use it")
 
     def _state(self) -> list[tuple[int, ...] | None]:
         found: list[tuple[int, ...] | None] = []
@@ -81,11 +81,11 @@ class Certificate:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
-        # One connection must not have us do the costly part of a handshake again and again.
+        # A client must not be able to repeat the costly part of a handshake on one connection.
         context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
         cert, key = self._files
         try:
-            # Without a password it would ask for one, on the terminal.
+            # Without a password, OpenSSL would ask for one on the terminal.
             context.load_cert_chain(cert, key, password=b"")
         except OSError as error:
             raise SettingsError(_what_is_wrong(cert, key, error), param="tls_cert") from error
@@ -94,14 +94,14 @@ class Certificate:
 
 def _what_is_wrong(cert: str, key: str, error: OSError) -> str:
     if not isinstance(error, ssl.SSLError):
-        return f"The certificate {cert} and its key {key} cannot be read: {error.strerror}."
+        return f"Cannot read the certificate {cert} or its key {key}: {error.strerror}."
     if error.reason == "KEY_VALUES_MISMATCH":
-        return f"The key {key} is not that of the certificate {cert}."
-    return f"{cert} and {key} are not a certificate and its key in PEM, without a password."
+        return f"The key {key} does not match the certificate {cert}."
+    return f"{cert} and {key} are not a valid certificate and key; use PEM files without a password."
 
 
 class TlsDoor:
-    """Takes connections of one listener; each that speaks TLS becomes a protocol of `make`'s."""
+    """Accepts the connections of one listener; each that uses TLS gets a protocol from `make`."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class TlsDoor:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError:
-                # There is no descriptor left; the next may find one.
+                # There is no free file descriptor; retry later.
                 self.loop.remove_reader(self._listener)
                 self.loop.call_later(LOOK_S, self._accept_again)
                 return
@@ -149,7 +149,7 @@ class TlsDoor:
 
 
 class Arrival:
-    """A connection before anything can be said on it."""
+    """A connection before its TLS handshake is complete."""
 
     def __init__(self, door: TlsDoor, taken: socket.socket) -> None:
         self._door = door
@@ -198,14 +198,14 @@ class Arrival:
                 ssl_shutdown_timeout=GOODBYE_S,
             )
         except (OSError, TimeoutError, asyncio.CancelledError):
-            # Whoever it was has left, or speaks no TLS that we do.
+            # The client disconnected, or supports no TLS version of ours.
             self._work = None
             self.end()
         else:
             door.arriving.discard(self)
 
     def _say_hint(self) -> None:
-        """And hears what else is sent, for a moment: a reset would take the hint from the client."""
+        """Send the hint, and discard what else arrives for a moment: a reset would lose the hint."""
         if not self._plain:
             self._plain = True
             self._timer.cancel()
@@ -227,7 +227,7 @@ class Arrival:
             self.end()
 
     def end(self) -> None:
-        """It is over, or gives way to others."""
+        """End the connection, also to make room for others."""
         self._timer.cancel()
         self._counted.leave()
         self._door.arriving.discard(self)

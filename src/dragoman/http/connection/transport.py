@@ -1,22 +1,24 @@
-"""A transport that closes in peace, and how long a connection is waited for: to send, and to read."""
+"""A transport that closes gracefully, and timeouts for clients that do not send or read."""
 
 import asyncio
 from collections.abc import Callable, Mapping
 from typing import Literal, TypeAlias
 
 Stage: TypeAlias = Literal["idle", "head", "body"]
-"""What is being read: nothing, the head of a request, or what follows it."""
+"""What is being read: nothing, the head of a request, or its body."""
 LOOKS = 4
-"""How often a client that does not read is looked at before it is given up."""
+"""Number of checks of a client that does not read, before it is disconnected."""
 LINGER_S = 2.0
-"""What a client that is still sending gets to notice that it was answered."""
+"""Seconds that a client that is still sending has to notice the reply."""
 
 
 class PatientTransport(asyncio.Transport):
-    """Closing a socket with unread bytes resets it, and may take the answer from the client.
+    """A transport that does not lose replies when it closes.
 
-    So where the client is still sending (`mid_request`), our side is closed first. Either way it is over
-    after `patience` seconds, even if the client never reads.
+    Closing a socket with unread bytes resets it, which may lose the reply. If the client is still sending
+    (`mid_request`), our side is closed first. In any case the connection ends after `patience` seconds, even
+    if the
+    client never reads.
     """
 
     def __init__(self, inner: asyncio.Transport, mid_request: Callable[[], bool], patience: float) -> None:
@@ -27,7 +29,7 @@ class PatientTransport(asyncio.Transport):
         self._closing = False
         self._end: asyncio.TimerHandle | None = None
         self._held: list[bytes | bytearray | memoryview] = []
-        # The hot path: a token's bytes go straight to the real one.
+        # The hot path: a token's bytes go directly to the inner transport.
         self.write = inner.write  # type: ignore[method-assign]
         self.get_extra_info = inner.get_extra_info  # type: ignore[method-assign]
         self.get_write_buffer_size = inner.get_write_buffer_size  # type: ignore[method-assign]
@@ -35,12 +37,12 @@ class PatientTransport(asyncio.Transport):
         self.set_protocol = inner.set_protocol  # type: ignore[method-assign]
 
     def hold(self) -> None:
-        """What is written until `release` leaves in one go."""
+        """Buffer writes until `release`, which sends them together."""
         self._held = []
         self.write = self._held.append  # type: ignore[method-assign, assignment]
 
     def wait_for_more(self) -> None:
-        """What is held leaves with what is written next, or by `release`."""
+        """Send the buffered bytes with the next write, or on `release`."""
         self.write = self._write_on  # type: ignore[method-assign]
 
     def _write_on(self, data: bytes | bytearray | memoryview) -> None:
@@ -79,14 +81,14 @@ class PatientTransport(asyncio.Transport):
         self._inner.abort()
 
     def lost(self) -> None:
-        """There is no connection any more, so nothing to wait for, and nobody to ask."""
+        """Break references after the connection is lost."""
         self.mid_request = bool
         if self._end is not None:
             self._end.cancel()
 
 
 class Deadline:
-    """`late` is told the stage that took too long. A request that is there at once needs no timer."""
+    """Calls `late` with the stage that took too long. A request that arrives at once needs no timer."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, seconds: Mapping[Stage, float], late: Callable[[Stage], None]
@@ -98,7 +100,7 @@ class Deadline:
         self._watched: tuple[Stage, int] = ("idle", 0)
 
     def watch(self, stage: Stage, number: int) -> None:
-        """Each of the messages on a connection has deadlines of its own, whatever it sends meanwhile."""
+        """Start the deadline of a stage; each message on a connection has its own, whatever else is sent."""
         if (stage, number) == self._watched:
             return
         self.stop()
@@ -113,7 +115,7 @@ class Deadline:
             self._timer = None
 
     def let_go(self) -> None:
-        """There is nobody to tell any more; without this, only the garbage collector would end the two."""
+        """Break the reference cycle, which otherwise only the garbage collector would."""
         self.stop()
         self._late = _nobody
 
@@ -127,7 +129,7 @@ def _nobody(_: Stage) -> None:
 
 
 class Stall:
-    """Cuts off a client that takes nothing of what was written to it."""
+    """Disconnects a client that reads nothing of what was written to it."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, transport: asyncio.WriteTransport, seconds: float
@@ -140,7 +142,7 @@ class Stall:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """Nothing is written before `end`, so what is left shrinks as long as the client reads."""
+        """Start watching. Nothing is written before `end`, so the buffer shrinks while the client reads."""
         self._left = self._transport.get_write_buffer_size()
         self._since = self._loop.time()
         self._timer = self._loop.call_later(self._seconds / LOOKS, self._look)

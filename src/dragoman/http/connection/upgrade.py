@@ -1,9 +1,9 @@
-"""WebSocket on a connection: what a handshake must be, and frames that cost no more than they bring.
+"""WebSocket on a connection: validates handshakes, and limits the cost of frames.
 
-The head of a handshake is read by the one parser that reads all heads, and answered here. Frames are read by
-`websockets`, which has no sockets of its own, and is given a piece at a time: all sockets together have a few
-milliseconds in each turn of the event loop. Nothing is read from a client whose last message waits to be
-taken, or that does not read what it was sent. Nothing is compressed.
+The HTTP parser of all requests reads the head of a handshake, which is answered here. The sans-I/O part of
+`websockets` parses the frames, a chunk at a time: all sockets together have a few milliseconds in each turn
+of the event loop. Reading pauses while a client's last message waits for the app, or while the client does
+not read. Nothing is compressed.
 """
 
 import asyncio
@@ -29,50 +29,50 @@ from dragoman.http.connection.limiter import CountedConnection
 from dragoman.http.connection.transport import PatientTransport, Stall
 
 logger = logging.getLogger("dragoman.http")
-# Its lines would be what clients send.
+# Disabled, because it would log data sent by clients.
 _silent = logging.getLogger("dragoman.http.frames")
 _silent.setLevel(logging.CRITICAL + 1)
 
 VERSION = b"13"
 _ACCEPTS = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 READ_BYTES = 16 * 1024
-"""Taken from the system at once, and held until it was looked at."""
+"""Bytes read from the kernel at once, and buffered until they are parsed."""
 SENT_BYTES = 256 * 1024
-"""Of a frame that is sent; a longer message has several."""
+"""Maximum bytes of a frame sent; a longer message has several."""
 PIECE_BYTES = 2048
-"""Read of one socket before it is the next one's turn: at most 350 frames."""
+"""Bytes parsed for one socket in its turn: at most 350 frames."""
 TURN_S = 0.002
-"""What the frames of all sockets may take of the event loop at once; as long it is the others'."""
+"""Seconds that the frames of all sockets may take from the event loop; then other work has as long."""
 MOST_MESSAGES = 8
-"""Messages of all sockets that are given to their apps in one turn."""
+"""Messages of all sockets that are passed to their apps in one turn."""
 FEW_FRAMES, LEAST_FRAME = 256, 256
-"""Beyond so many frames of a message they have so many bytes on average."""
+"""A message of more than `FEW_FRAMES` frames must average at least `LEAST_FRAME` bytes per frame."""
 MOST_CONTROLS, CONTROLS_S = 16, 10.0
-"""Pings and pongs, within so many seconds."""
+"""Maximum number of pings and pongs within this many seconds."""
 PING_S = 20.0
-"""A client that was silent for so long is asked whether it is there, and has as long to say so."""
+"""Seconds of silence after which a client gets a ping; it has as long to answer."""
 MOST_UNREAD = 64 * 1024
-"""Bytes that are still taken after the last word was said."""
+"""Bytes that are still read after the close frame was sent."""
 
 
 def accept_handshake(method: str, version: str, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """What a server answers to the key of a handshake. Raises where it is none that can be answered."""
+    """Return the server's answer to the key of a handshake; raise if the handshake is invalid."""
     if method != "GET" or version != "1.1":
-        raise _invalid("A WebSocket begins with GET, in HTTP/1.1.")
+        raise _invalid("A WebSocket handshake must be a GET in HTTP/1.1.")
     if any(
         name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
         for name, value in headers
     ):
-        raise _invalid("The handshake of a WebSocket has no body.")
+        raise _invalid("A WebSocket handshake must not have a body.")
     if _only(headers, b"sec-websocket-version") != VERSION:
-        raise _invalid("Sec-WebSocket-Version must be there once, and 13.")
+        raise _invalid("The request must have one Sec-WebSocket-Version, with the value 13.")
     key = _only(headers, b"sec-websocket-key")
     try:
         nonce = base64.b64decode(key, validate=True)
     except binascii.Error:
         nonce = b""
     if len(nonce) != 16:
-        raise _invalid("Sec-WebSocket-Key must be there once, and 16 bytes in base64.")
+        raise _invalid("The request must have one Sec-WebSocket-Key, of 16 bytes in base64.")
     return base64.b64encode(sha1(key + _ACCEPTS, usedforsecurity=False).digest())
 
 
@@ -86,13 +86,13 @@ def _invalid(message: str) -> BadRequest:
 
 
 class Turnstile:
-    """Has all sockets read in turns, each a piece, and the event loop do something else in between."""
+    """Parses the input of all sockets in turns, a chunk each, and lets the event loop run in between."""
 
     def __init__(self) -> None:
         self.given = 0
-        """Messages, in this turn."""
+        """Number of messages passed to apps in this turn."""
         self.buffer = memoryview(bytearray(READ_BYTES))
-        """Where all sockets are read into, one after the other."""
+        """The read buffer of all sockets, used by one after another."""
         self._waiting: deque[Callable[[], bool]] = deque()
 
     @property
@@ -100,7 +100,7 @@ class Turnstile:
         return bool(self._waiting)
 
     def add(self, step: Callable[[], bool]) -> None:
-        """`step()` does a little, and says whether there is more."""
+        """Add a step; `step()` does a little, and returns whether there is more."""
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self._turn)
         self._waiting.append(step)
@@ -118,7 +118,7 @@ class Turnstile:
 
 
 class SocketProtocol(asyncio.BufferedProtocol):
-    """One WebSocket, from its handshake on. `app` is an ASGI app."""
+    """A WebSocket after its handshake. `app` is an ASGI app."""
 
     def __init__(
         self,
@@ -146,19 +146,19 @@ class SocketProtocol(asyncio.BufferedProtocol):
         self._turnstile = turnstile
         self._bodies = bodies
         self._held = bodies.of("")
-        """The message that is not all there yet."""
+        """The bytes of the incomplete message."""
         self._default_headers = default_headers
         self._over = over
         self._frames = ServerProtocol(state=State.OPEN, max_size=most_bytes, logger=_silent)
         self._raw, self._at = b"", 0
-        """Read, and how much of it was looked at."""
+        """Bytes read, and how many of them were parsed."""
         self._steps = self._paused = False
         self._fragments: list[bytes] = []
         self._count = self._size = 0
         self._controls, self._controls_since = 0, 0.0
         self._inbox: deque[bytes] = deque()
         self._came = asyncio.Event()
-        """The app may take a message, or hear that there will be none."""
+        """Set when the app may take a message, or learn that there are no more."""
         self._news: Message = {"type": "websocket.connect"}
         self._came.set()
         self._speaking = asyncio.Lock()
@@ -173,18 +173,18 @@ class SocketProtocol(asyncio.BufferedProtocol):
         transport.mid_request = lambda: self._frames.close_rcvd is None
 
     async def run(self) -> None:
-        """All of it: what the app makes of it, and its end."""
+        """Run the app and end the connection."""
         try:
             await self._app(self._scope, self._receive, self._send)
         except OSError:
-            pass  # The client has left.
+            pass  # The client disconnected.
         except Exception:
-            logger.exception("A WebSocket failed")
+            logger.exception("WebSocket failed")
             self._end(CloseCode.INTERNAL_ERROR)
         else:
             self._end(CloseCode.NORMAL_CLOSURE)
 
-    # What comes
+    # Input.
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._turnstile.buffer
@@ -203,7 +203,7 @@ class SocketProtocol(asyncio.BufferedProtocol):
         self._go_on()
 
     def _go_on(self) -> None:
-        """Gives the next message, or reads the next piece, when its turn comes; so long the client waits."""
+        """Schedule the next message or chunk; reading pauses until then."""
         if self._may_step() and not self._steps:
             self._steps = True
             self._turnstile.add(self._step)
@@ -261,7 +261,7 @@ class SocketProtocol(asyncio.BufferedProtocol):
                 self._fragments, self._count, self._size = [], 0, 0
                 self._inbox.append(whole)
             elif self._count > FEW_FRAMES and self._size < LEAST_FRAME * self._count:
-                self._fail(CloseCode.MESSAGE_TOO_BIG, "a message is in too many frames")
+                self._fail(CloseCode.MESSAGE_TOO_BIG, "the message has too many small frames")
 
     def _take_control(self) -> None:
         now = self._loop.time()
@@ -275,7 +275,7 @@ class SocketProtocol(asyncio.BufferedProtocol):
         try:
             self._held.be(self._size)
         except DragomanError:
-            self._fail(CloseCode.TRY_AGAIN_LATER, "too many large messages are on their way")
+            self._fail(CloseCode.TRY_AGAIN_LATER, "too many large messages; retry soon")
 
     async def _receive(self) -> Message:
         await self._came.wait()
@@ -288,7 +288,7 @@ class SocketProtocol(asyncio.BufferedProtocol):
         self._go_on()
         return {"type": "websocket.receive", "bytes": message}
 
-    # What leaves
+    # Output.
 
     async def _send(self, message: Message) -> None:
         kind = message["type"]
@@ -310,7 +310,7 @@ class SocketProtocol(asyncio.BufferedProtocol):
                 await self._say(text.encode() if text is not None else message["bytes"])
 
     async def _say(self, data: bytes) -> None:
-        """A message, in frames of which the next one waits until the client has read the most of the last."""
+        """Send a message in frames; each waits until the client has read most of the one before."""
         for at in range(0, len(data) or 1, SENT_BYTES):
             if at:
                 await asyncio.sleep(0)
@@ -348,7 +348,7 @@ class SocketProtocol(asyncio.BufferedProtocol):
         self.transport.write(line + lines + b"\r\n" + body)
 
     def _flush(self) -> None:
-        """Writes what the frames have to say; if that was the last of it, the connection is closed."""
+        """Write the frames' output, and close the connection after the last of it."""
         said = self._frames.data_to_send()
         if said and not self.transport.is_closing():
             self.transport.write(b"".join(said))
@@ -362,7 +362,7 @@ class SocketProtocol(asyncio.BufferedProtocol):
         self._flush()
 
     def _end(self, code: int, reason: str = "") -> None:
-        """Says good-bye; whether or not the client does too, it is over soon."""
+        """Send a close frame; the connection ends soon, whether or not the client answers it."""
         if self._open and self._frames.state is State.OPEN and not self._gone:
             self._frames.send_close(code, reason)
             self._flush()
@@ -373,7 +373,7 @@ class SocketProtocol(asyncio.BufferedProtocol):
         self.transport.close()
 
     def _leave(self, code: int) -> None:
-        """Nothing more is read or written for the app, which is told so."""
+        """Stop reading and writing for the app, and notify it."""
         if not self._gone:
             self._gone = True
             self._raw, self._fragments = b"", []
@@ -385,12 +385,12 @@ class SocketProtocol(asyncio.BufferedProtocol):
             if self._timer is not None:
                 self._timer.cancel()
 
-    # Patience
+    # Timeouts.
 
     def _beat(self) -> None:
         self._timer = self._loop.call_later(PING_S, self._beat)
         if self._heard or self._paused or not self._writable.is_set():
-            # One that does not read is cut off by its stall.
+            # A client that does not read is disconnected by `Stall`.
             self._heard = False
         elif self._asked:
             self._leave(CloseCode.ABNORMAL_CLOSURE)
@@ -413,7 +413,7 @@ class SocketProtocol(asyncio.BufferedProtocol):
             self._go_on()
 
     def shutdown(self) -> None:
-        """The server stops."""
+        """Close the socket because the server stops."""
         self._end(CloseCode.SERVICE_RESTART)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -1,9 +1,9 @@
-"""All that is used of uvicorn: what it documents, and what it does not.
+"""Everything used of uvicorn, documented and undocumented.
 
-`StrictProtocol` goes on where its protocol for httptools ends, and a token is written without a message and a
-coroutine for it. Nobody has promised us that those insides stay as they are. So nothing else in this package
-imports uvicorn; `INSIDES` names what is used of each class; the versions that are taken are bounded on both
-sides; and `tests/http/test_uvicorn_parts.py` fails on one that has changed.
+`StrictProtocol` extends its protocol for httptools, and tokens are written without a message and a coroutine
+each. These internals may change in any version. Therefore nothing else in this package imports uvicorn;
+`INSIDES` lists the members used of each class; the supported versions are bounded on both sides; and
+`tests/http/test_uvicorn_parts.py` fails for a version that has changed them.
 """
 
 from collections.abc import Callable, Iterator
@@ -55,13 +55,14 @@ INSIDES: dict[type, tuple[str, ...]] = {
 # fmt: on
 
 ShortCut: TypeAlias = Callable[[bytes], bool]
-"""Writes at once and says True; or does nothing, because the client is slow or gone, and says False."""
+"""Writes the bytes and returns True; or does nothing and returns False, because the client is slow or gone.
+"""
 
 
 def short_cut(send: object) -> ShortCut | None:
-    """A piece as uvicorn writes it, without a message and a coroutine for each token.
+    """Return a function that writes a chunk as uvicorn does, without a message and a coroutine per token.
 
-    For a `send` whose reply has begun as a stream; None where that is not uvicorn's.
+    `send` must have begun a streaming reply; the result is None if it is not uvicorn's.
     """
     cycle = getattr(send, "__self__", None)
     if not isinstance(cycle, RequestResponseCycle) or not cycle.chunked_encoding:
@@ -78,26 +79,26 @@ def short_cut(send: object) -> ShortCut | None:
 
 
 def has_left(send: object) -> bool:
-    """Whether the client is known to have left, so that nothing need be made for it."""
+    """Return whether the client is known to have disconnected, so that its request need not be processed."""
     cycle = getattr(send, "__self__", None)
     return isinstance(cycle, RequestResponseCycle) and cycle.disconnected
 
 
 def listens(send: object) -> bool:
-    """Whether it is told when the client leaves, from now on: where the server is uvicorn's."""
+    """Return whether the server is uvicorn, which from now on notices a disconnect of the client."""
     cycle = getattr(send, "__self__", None)
     if not isinstance(cycle, RequestResponseCycle):
         return False
-    # A long body may have stopped it.
+    # A long body may have paused reading.
     cycle.flow.resume_reading()
     return True
 
 
 @contextmanager
 def together(send: object, later: Callable[[Callable[[], None]], None] | None = None) -> Iterator[None]:
-    """What is sent inside leaves in one go, where that can be: the head of a reply and its first bytes.
+    """Send everything from inside the block together, if possible: the head of a reply and its first bytes.
 
-    With `later` it leaves with what is sent next, or when what `later` is given is called.
+    With `later` it is sent with the next write, or when the function passed to `later` is called.
     """
     cycle = getattr(send, "__self__", None)
     transport = cycle.transport if isinstance(cycle, RequestResponseCycle) else None
@@ -116,5 +117,5 @@ def together(send: object, later: Callable[[Callable[[], None]], None] | None = 
 
 
 def pass_on(server: Server, signal: int) -> None:
-    """The program gets this signal too, when the server has stopped."""
+    """Forward this signal to the program after the server has stopped."""
     server._captured_signals.append(signal)

@@ -1,4 +1,4 @@
-"""The routes of batches: OpenAI's, and Anthropic's of messages."""
+"""Routes of batches: OpenAI's, and Anthropic's message batches."""
 
 import os
 import shutil
@@ -21,12 +21,12 @@ from dragoman.store.records import StoredBatch
 
 LONGEST_LIST = 1000
 BATCH_BYTES = 1024
-"""Of a batch in JSON, about."""
+"""Approximate size of a batch as JSON."""
 
 
 async def create(host: Host, exchange: Exchange) -> None:
     asked, _ = await exchange.read(bodies.read_batch)
-    made = await host.batches.create(
+    batch = await host.batches.create(
         KIND,
         exchange.owner,
         asked.endpoint,
@@ -35,7 +35,7 @@ async def create(host: Host, exchange: Exchange) -> None:
         keep_s=asked.keep_s,
         key=asked.idempotency_key,
     )
-    await exchange.json(describe_batch(made))
+    await exchange.json(describe_batch(batch))
 
 
 async def retrieve(host: Host, exchange: Exchange) -> None:
@@ -54,19 +54,20 @@ async def cancel(host: Host, exchange: Exchange) -> None:
 
 
 def _link_file(files: FileShelf, owner: str, id_: str, place: Path) -> str:
-    """Another name for a file, so that the batch is made though the file is deleted. It may be unknown."""
+    """Link the input file, so that the batch survives its deletion. A file that does not exist is reported
+    later."""
     with suppress(NotFound):
         files.found(owner, id_)
         source = files.of(owner) / id_
         try:
             os.link(source, place)
         except OSError:
-            # Not every file system has links.
+            # Not every file system has hard links.
             shutil.copyfile(source, place)
     return id_
 
 
-# Those of messages.
+# Message batches.
 
 
 async def create_messages(host: Host, exchange: Exchange) -> None:
@@ -90,7 +91,7 @@ async def retrieve_messages(host: Host, exchange: Exchange) -> None:
 
 
 async def list_messages(host: Host, exchange: Exchange) -> None:
-    """The newest first; `before_id` goes the other way."""
+    """List batches, newest first; `before_id` reverses the direction."""
     query = QueryString(exchange)
     limit = query.integer("limit", USUAL_PAGE, 1, LONGEST_LIST)
     after, before = query.text("after_id"), query.text("before_id")

@@ -1,4 +1,4 @@
-"""The routes of conversations and of their items."""
+"""Routes of conversations and their items."""
 
 import time
 from functools import partial
@@ -36,7 +36,7 @@ async def update(host: Host, exchange: Exchange) -> None:
 
 
 async def delete(host: Host, exchange: Exchange) -> None:
-    """The items go with it; responses that were made in it stay."""
+    """Delete a conversation with its items; responses generated in it stay."""
     if not await host.desk.required().delete_conversation(exchange.owner, exchange.path_id):
         raise unknown_conversation(exchange.path_id)
     await exchange.json(conversations.describe_deleted(exchange.path_id))
@@ -49,9 +49,9 @@ async def add_items(host: Host, exchange: Exchange) -> None:
     items = await _items(host, exchange, given, size)
     item = host.desk.required().conversation_item
     for number, each in enumerate(given):
-        # What the server names itself is new.
+        # Ids that the server assigns are always new.
         if "id" in each and await item(exchange.owner, exchange.path_id, items[number].id) is not None:
-            message = f"Item already in conversation: 'items[{number}].id' is that of one."
+            message = f"'items[{number}].id' is already in the conversation; send a new id or none."
             raise BadRequest(message, param=f"items[{number}].id", code="invalid_value")
     host.desk.check_free(exchange.owner, exchange.path_id)
     if await host.desk.required().add_items(exchange.owner, exchange.path_id, items) is None:
@@ -105,5 +105,5 @@ async def _items(
 
 
 def _check_include(exchange: Exchange) -> None:
-    """Items always come with all that is kept of them, so there is nothing more to include."""
+    """Validate `include`, which has no effect: items are always complete."""
     check_include(QueryString(exchange).texts("include"))

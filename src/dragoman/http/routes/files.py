@@ -1,4 +1,4 @@
-"""The routes of files, and of uploads in parts. What comes is on disk before more of it is taken."""
+"""Routes of files and multipart uploads. Received bytes are on disk before more are read."""
 
 from functools import partial
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from dragoman.http.query_string import QueryString
 from dragoman.store.files import CONTENT, IncomingFile
 
 BEGINNING_BYTES = 64 * 1024
-"""Of a file, as much as is looked at before it is kept."""
+"""Bytes at the start of a file that are checked before it is stored."""
 LONGEST_LIST = 10_000
 
 
@@ -33,7 +33,7 @@ class _Form(NamedTuple):
 
 
 async def _received(host: Host, exchange: Exchange, field: str, incoming: IncomingFile) -> _Form:
-    """The form of a request. Its one file, which has this name, is written as it comes."""
+    """Read the form of a request; its only file, in the field of this name, is written as it arrives."""
     reader = FormReader(boundary_of(exchange.headers.get(b"content-type", b"")))
     values: dict[str, bytearray] = {}
     filename: str | None = None
@@ -44,9 +44,17 @@ async def _received(host: Host, exchange: Exchange, field: str, incoming: Incomi
             if isinstance(event, FieldBegins):
                 name = event.name
                 if name in values or (name == field and filename is not None):
-                    raise BadRequest(f"'{name[:64]}' is there twice.", param=name, code="invalid_form")
+                    raise BadRequest(
+                        f"The form has the field '{name[:64]}' twice; send it once.",
+                        param=name,
+                        code="invalid_form",
+                    )
                 if event.filename is not None and name != field:
-                    raise BadRequest(f"'{name[:64]}' is no file.", param=name, code="invalid_form")
+                    raise BadRequest(
+                        f"The form has a file in the field '{name[:64]}'; only '{field}' may be a file.",
+                        param=name,
+                        code="invalid_form",
+                    )
                 if name == field:
                     filename = event.filename or field
                 else:
@@ -61,7 +69,9 @@ async def _received(host: Host, exchange: Exchange, field: str, incoming: Incomi
                 values[name] += event
     reader.end()
     if filename is None:
-        raise BadRequest(f"The form has no file in the field '{field}'.", param=CONTENT, code="missing_field")
+        raise BadRequest(
+            f"The form has no file in the field '{field}'; add it.", param=CONTENT, code="missing_field"
+        )
     return _Form({each: _text(each, value) for each, value in values.items()}, filename, beginning)
 
 
@@ -69,7 +79,9 @@ def _text(name: str, value: bytearray) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:
-        raise BadRequest(f"'{name[:64]}' is not UTF-8.", param=name, code="invalid_form") from None
+        raise BadRequest(
+            f"The form field '{name[:64]}' is not valid UTF-8.", param=name, code="invalid_form"
+        ) from None
 
 
 async def list_all(host: Host, exchange: Exchange) -> None:
@@ -85,7 +97,7 @@ async def retrieve(host: Host, exchange: Exchange) -> None:
 
 
 async def content(host: Host, exchange: Exchange) -> None:
-    """As bytes that no browser shows: whoever uploaded them may have meant a page."""
+    """Reply with the bytes as a download, never as a page: the client that uploaded them is not trusted."""
     file, opened = await host.files.open(exchange.owner, exchange.path_id)
     extra = {b"content-disposition": b"attachment"}
     media = b"application/octet-stream"
@@ -97,7 +109,7 @@ async def delete(host: Host, exchange: Exchange) -> None:
     await exchange.json(bodies.describe_deleted(exchange.path_id))
 
 
-# In parts.
+# Multipart uploads.
 
 
 async def begin(host: Host, exchange: Exchange) -> None:
@@ -118,7 +130,7 @@ async def add_part(host: Host, exchange: Exchange) -> None:
     async with host.files.incoming(exchange.owner, upload.bytes) as incoming:
         form = await _received(host, exchange, "data", incoming)
         if form.values:
-            raise BadRequest("A part has no other field than 'data'.", code="invalid_form")
+            raise BadRequest("The form of a part may have only the field 'data'.", code="invalid_form")
         part = await incoming.keep_part(id_)
     await exchange.json(bodies.describe_part(part, id_, int(host.files.clock())))
 

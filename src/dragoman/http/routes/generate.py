@@ -1,4 +1,4 @@
-"""The routes that generate: Chat Completions and Completions."""
+"""Routes that generate: Chat Completions, Completions and vLLM's generate."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
@@ -54,7 +54,7 @@ async def chat(shared: Host, exchange: Exchange) -> None:
         await _answer_chat(host, exchange, request, turn, head)
         return
     async with AsyncExitStack() as stack:
-        # Servers are asked what they have, which may take its time.
+        # Listing the tools of MCP servers may take time.
         planning = plan_with_servers(host, exchange, request, size, head.id, stack)
         await _answer_chat(host, exchange, request, await unless_gone(exchange, planning), head)
 
@@ -79,7 +79,7 @@ def _spell_chat(host: ModelHost, request: ChatRequest) -> ChatSpelling:
 
 
 def _read_chat(host: Host, exchange: Exchange, body: bytes) -> tuple[ChatRequest, TurnSpec | None]:
-    """What is asked, in one go: of much, each time that a thread is asked for something costs."""
+    """Parse the body to a turn in one step: for large bodies, each hand-over to a thread costs."""
     limits, ignored = host.limits, exchange.ignored
     if host.workers.needed(len(body)):
         request, known = host.known_bodies.read(body, exchange.owner, limits, ignored)
@@ -93,7 +93,7 @@ def _read_chat(host: Host, exchange: Exchange, body: bytes) -> tuple[ChatRequest
 
 
 def read_terms(request: ChatRequest, terms: KnownTerms, limits: Limits, ignored: Ignored) -> TurnSpec:
-    """What a request that was decoded asks for, once it is found to be in order."""
+    """Validate a decoded request and return its turn."""
     key = terms.key(request) if request.messages else b""
     known = terms.get(key)
     if known is not None:
@@ -103,7 +103,7 @@ def read_terms(request: ChatRequest, terms: KnownTerms, limits: Limits, ignored:
     chat_request.check_request(request, limits, ignored)
     spec = chat_request.spec(request)
     if ignored.told == before:
-        # What is ignored has to be told each time.
+        # Requests with ignored fields are not cached, because these are reported each time.
         terms.keep(key, spec)
     return spec
 
@@ -125,7 +125,7 @@ async def completions(shared: Host, exchange: Exchange) -> None:
 
 
 async def generate(shared: Host, exchange: Exchange) -> None:
-    """vLLM's route for programs that have ids and want ids."""
+    """Handle vLLM's route for clients with token ids."""
     reading = partial(completion_bodies.read_generate, limits=shared.limits)
     (request, given), size = await exchange.read(reading)
     exchange.visit.within(request.timeout)
@@ -139,7 +139,7 @@ async def generate(shared: Host, exchange: Exchange) -> None:
 
 
 class _RoutedAnswer(Struct, frozen=True):
-    """An answer on its way to the client."""
+    """An answer that is being sent to the client."""
 
     host: ModelHost
     exchange: Exchange
@@ -147,27 +147,27 @@ class _RoutedAnswer(Struct, frozen=True):
     turn: AnyTurn
     head: Head
     spelling: Callable[[], ChatSpelling | CompletionSpelling]
-    """The same one each time; nothing of it is needed before the engine has the turn."""
+    """Returns the same object each time; created once the engine has the turn."""
 
     def opening_bytes(self) -> int:
-        """About how long the beginning of a stream is, which may say the prompt once for each answer."""
+        """Estimate the size of the start of a stream, which may contain the prompt once per answer."""
         tells = self.request.return_token_ids or self.request.echo
         return 8 * self.told_ids() if tells else 0
 
     def reply_bytes(self, answers: Sequence[Answer]) -> int:
-        """About how long a whole reply is: a long one is written in a thread."""
+        """Estimate the size of a full reply: a large one is encoded in a thread."""
         request = self.request
         beside = 0 if request.prompt_logprobs is None else 1 + request.prompt_logprobs
         tells = beside or request.return_token_ids or request.echo
         return about_bytes(answers, self.told_ids() if tells else 0, beside)
 
     def told_ids(self) -> int:
-        """Of prompts, where each answer says its own."""
+        """Return the number of prompt ids in the reply, counted per answer."""
         jobs = self.turn.jobs
         return sum(len(job.prompt) for job in jobs) * self.turn.choices // len(jobs)
 
     def prompt_logprobs(self) -> list[list[TokenLogprob | None] | None]:
-        """Checked where they are told, not where the engine gives them: they are many; here is a thread."""
+        """Return the log probabilities of the prompts; validated here, in a thread, as there are many."""
         engine, turn = self.host.engine, self.turn
         size = len(engine.tokenizer.pieces)
         for job, told in zip(turn.jobs, turn.prompt_logprobs, strict=True):
@@ -256,7 +256,7 @@ class _ChatAnswer(_RoutedAnswer, frozen=True):
         return reply
 
     def _is_kept(self) -> bool:
-        """Whether anything of the answer is kept: all of it, or at least its ids."""
+        """Return whether the answer, or at least its ids, is stored."""
         return bool(self.request.store) or self.host.settings.trajectories
 
 
@@ -268,7 +268,7 @@ class _CompletionAnswer(_RoutedAnswer, frozen=True):
         if self.request.return_token_ids or self.request.echo:
             field = "return_token_ids" if self.request.return_token_ids else "echo"
             most = self.host.limits.told_ids
-            check_count(self.told_ids(), most, field, "ids of prompts, of all answers together,")
+            check_count(self.told_ids(), most, field, "prompt ids in all answers together,")
 
     async def stream(self) -> None:
         turn, writer = self.turn, self.writer(plain=self.request.logprobs is None)
@@ -363,7 +363,7 @@ async def plan_with_servers(
     id_: str,
     stack: AsyncExitStack,
 ) -> HiddenCalls:
-    """An answer for which the server runs tools; its connections are the stack's."""
+    """Plan an answer for which the server runs tools; `stack` closes the MCP connections."""
 
     async def plan(spec: TurnSpec) -> Turn:
         return await host.model.turn(spec, exchange.owner, body_bytes, id_)
@@ -390,7 +390,7 @@ async def ask_servers(
     body_bytes: int,
     stack: AsyncExitStack,
 ) -> tuple[Toolbox, dict[str, list[McpTool]]]:
-    """What servers offer, once nothing is wrong with what is known of the turn."""
+    """List the tools of MCP servers, after checking what is known of the turn."""
     (told,) = known.prompts
     shown = told.media if isinstance(told, Conversation) else {}
     sight = Sight(host.model, exchange.owner, shown)
@@ -402,7 +402,7 @@ async def ask_servers(
 
 
 async def _ask(toolbox: Toolbox, label: str) -> list[McpTool]:
-    """A client has no way to see that a server is not there, other than a failure."""
+    """List the tools of a server; if it is unavailable, an error is the only way to tell the client."""
     try:
         return await toolbox.ask(label)
     except McpFailure as failure:

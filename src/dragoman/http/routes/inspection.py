@@ -1,4 +1,4 @@
-"""The routes that look without generating: tokens, prompts, and what an answer reads as."""
+"""Routes that inspect without generating: tokens, prompts, and parsed answers."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -47,7 +47,7 @@ Asked = TypeVar("Asked")
 def _answers(
     read: Callable[[bytes, Limits, Ignored], Asked],
 ) -> Callable[[Callable[[ModelHost, Asked], Any]], Callable[[Host, Exchange], Awaitable[None]]]:
-    """A route whose reply is what it makes of what `read` makes of the body, with the model it names."""
+    """Create a route that replies with the result of a function of the model and the decoded body."""
 
     def decorate(work: Callable[[ModelHost, Asked], Any]) -> Callable[[Host, Exchange], Awaitable[None]]:
         async def handle(shared: Host, exchange: Exchange) -> None:
@@ -69,20 +69,20 @@ def tokenize(host: ModelHost, request: TokenizeText | TokenizeChat) -> dict[str,
 
 
 async def check_schema(host: Host, exchange: Exchange) -> None:
-    """Grammars are made of it, which may take long: always in a thread."""
+    """Check a schema by compiling it to grammars, which may take long: always in a thread."""
     schema, size = await exchange.read(inspection.read_schema)
     look = partial(inspection.look_at_schema, schema, host.limits)
     await exchange.json(await host.workers.run(exchange.owner, size, look, slow=True, looks=True))
 
 
 async def list_mcp_servers(host: Host, exchange: Exchange) -> None:
-    """Those of the operator, by the labels with which requests name them."""
+    """List the operator's MCP servers by the labels that requests use."""
     found = [{"id": label, "object": "mcp_server"} for label in host.mcp.configured()]
     await exchange.json({"object": "list", "data": found})
 
 
 async def tokenizer_info(shared: Host, exchange: Exchange) -> None:
-    """What a program needs that writes prompts by itself, as vLLM tells it."""
+    """Reply with what a client needs to write prompts itself, in vLLM's format."""
     host = await shared.serving(QueryString(exchange).text("model"), exchange)
     check_has_ids(host.card, "this route")
     tokenizer, prompter = host.engine.tokenizer, host.model.prompter
@@ -107,7 +107,7 @@ def detokenize(host: ModelHost, request: Detokenize) -> dict[str, Any]:
 
 
 def _describe_tokens(host: ModelHost, ids: Sequence[int]) -> dict[str, Any]:
-    """What each of them says, and the places of those that are special tokens."""
+    """Return the text of each id, and the positions of special tokens."""
     pieces = host.model.pieces
     return {
         "token_strs": [pieces.bytes[id_].decode("utf-8", "replace") for id_ in ids],
@@ -157,14 +157,14 @@ def reasoning_sglang(host: ModelHost, request: ParseReasoning) -> Any:
     return inspection.reasoning_reply_sglang(inspection.parse_reasoning(request, host.model.found.dialect))
 
 
-# An answer read before one's eyes: as the dialect of the model does, as another, or as a template speaks for.
+# Parse an answer with the model's dialect, another one, or the one detected from a chat template.
 
 
 TEMPLATE_S = 20.0
 MOST_LOOKED = 256 * 1024 * 1024
-"""Bytes that the process which looks at one may say."""
+"""Maximum output of the process that inspects a template, in bytes."""
 PATIENCE_S = 5.0
-"""For the templates of others to be done."""
+"""Seconds to wait while another template is inspected."""
 
 
 async def list_dialects(host: Host, exchange: Exchange) -> None:
@@ -182,23 +182,23 @@ async def parse_answer(shared: Host, exchange: Exchange) -> None:
     if request.template is not None:
         made = await _look_with_template(shared, exchange, inspection.looked_at(request))
     else:
-        # One that is named needs no model, which would have to be loaded.
+        # A dialect given by name needs no model, which might have to be loaded.
         host = None if request.dialect is not None else await shared.serving(request.model, exchange)
         if host is not None:
             host.model.planner.adapter(request.model)
         look_at = _look_at_text if host is None or request.token_ids is None else _look_at_ids
-        # However short it is: in pieces of a character it takes its time.
+        # Always in a thread: even a short text takes time in chunks of one character.
         made = await exchange.aside(MUCH + 1, lambda: encode_json(look_at(host, request)))
     await exchange.reply(made, b"application/json")
 
 
 async def _look_with_template(host: Host, exchange: Exchange, looked: Looked) -> bytes:
-    """In a process of its own: a template is a program, and this one is a stranger's."""
+    """Inspect a template in its own process: a template is a program, and this one is not trusted."""
     try:
         async with asyncio.timeout(PATIENCE_S):
             await host.looking_at_template.acquire()
     except TimeoutError:
-        raise Overloaded("Templates of others are being looked at; try again soon.") from None
+        raise Overloaded("Other templates are being inspected; retry soon.") from None
     try:
         asking = ask_once(msgspec.json.encode(looked), TEMPLATE_S, MOST_LOOKED, "-m", look.__name__)
         with suppress(OSError):
@@ -206,7 +206,7 @@ async def _look_with_template(host: Host, exchange: Exchange, looked: Looked) ->
                 return said
     finally:
         host.looking_at_template.release()
-    message = "The template takes too long, or too much memory, to be looked at."
+    message = "Inspecting the template takes too much time or memory; send a simpler one."
     raise BadRequest(message, param="template", code="limit_exceeded")
 
 
@@ -221,7 +221,7 @@ def _find_named(request: ParseAnswer) -> FoundDialect:
 
 
 def _look_at_ids(host: ModelHost | None, request: ParseAnswer) -> dict[str, Any]:
-    """As the model's own answers are read: special tokens by their ids, and everything counted in tokens."""
+    """Parse ids as the model's own answers: special tokens by id, with offsets in tokens."""
     assert host is not None
     check_has_ids(host.card, "this route")
     model, ids, prompt = host.model, request.token_ids or [], request.prompt_token_ids or []
@@ -258,7 +258,7 @@ def _read_ids(
         end = begin + len(event.ids)
         finder.add(event, None if event.begins is None else begin, end)
         begin = end
-    # What is left has closed the last part, and the last of all may have ended the turn.
+    # The last events closed the last part; the last id may be the end of the turn.
     end = len(ids) - (1 if ids and ids[-1] in end_ids else 0)
     ending = [AnswerPart("end", end, len(ids))] if end < len(ids) else []
     return told, finder.done(end) + ending

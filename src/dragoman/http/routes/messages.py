@@ -1,4 +1,4 @@
-"""The routes of Messages: an answer, the tokens of a conversation, and whether somebody is there."""
+"""Routes of Messages: answers, token counts, and a liveness probe."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -40,16 +40,20 @@ ERROR = {
     },
 }
 OPERATIONS = (
-    Operation("post", "/v1/messages", "Answer a conversation", (MessagesRequest,), streams=True, error=ERROR),
+    Operation("post", "/v1/messages", "Create a message", (MessagesRequest,), streams=True, error=ERROR),
     Operation(
-        "post", "/v1/messages/count_tokens", "Count a conversation's tokens", (MessagesRequest,), error=ERROR
+        "post",
+        "/v1/messages/count_tokens",
+        "Count the tokens of a conversation",
+        (MessagesRequest,),
+        error=ERROR,
     ),
-    Operation("get", "/api/hello", "Whether somebody is there", error=ERROR),
+    Operation("get", "/api/hello", "Liveness probe for Anthropic clients", error=ERROR),
 )
 
 
 def batch_operations() -> list[Operation]:
-    """Those of batches of messages fail in the same words."""
+    """Return the operations of message batches, with this API's errors."""
     return [replace(operation, error=ERROR) for operation in MESSAGE_BATCH_OPERATIONS]
 
 
@@ -85,7 +89,7 @@ async def _answer(
     request = asked.request
     async with AsyncExitStack() as stack:
         if asked.servers:
-            # They are asked what they have, which may take its time.
+            # Listing the tools of MCP servers may take time.
             planning = _plan_with_servers(host, exchange, asked, head, size, stack)
             turn: AnyTurn = await unless_gone(exchange, planning)
         else:
@@ -122,7 +126,7 @@ async def _tell(
 
 
 class ShownCalls(HiddenCalls):
-    """One message of several turns: the calls of the server, and what came of them, are blocks of it."""
+    """One message of several turns, in which the server's calls and their results are blocks."""
 
     shows = True
     writer: MessageWriter
@@ -139,7 +143,7 @@ class ShownCalls(HiddenCalls):
 async def _plan_with_servers(
     host: ModelHost, exchange: Exchange, asked: AskedMessage, head: Head, size: int, stack: AsyncExitStack
 ) -> ShownCalls:
-    """An answer for which the server runs tools; its connections are the stack's."""
+    """Plan an answer for which the server runs tools; `stack` closes the MCP connections."""
 
     async def plan(spec: TurnSpec) -> Turn:
         return await host.model.turn(spec, exchange.owner, size, head.id)
@@ -159,7 +163,7 @@ async def _plan_with_servers(
 async def _summarise(
     host: ModelHost, exchange: Exchange, edited: Edited, told: MessageTerms, size: int
 ) -> tuple[AskedMessage, MessageTerms]:
-    """The conversation as the model makes it short, and what is told of that."""
+    """Let the model summarize the conversation; return the shortened request and the terms of the reply."""
     asked, wish = edited.asked, edited.asked.request.compaction or edited.compacts
     assert wish is not None
     most = host.card.summary_room(size)
@@ -197,7 +201,7 @@ def _check_thinking(host: ModelHost, exchange: Exchange, asked: AskedMessage) ->
 
 
 async def count_tokens(shared: Host, exchange: Exchange) -> None:
-    """Those of the prompt that the same body would have as a question."""
+    """Count the tokens of the prompt of the same body."""
     asked, size = await exchange.read(partial(_read, shared, exchange, counts=True))
     host = await shared.serving(asked.request.model, exchange)
     check_has_ids(host.card, "this route")
@@ -213,5 +217,5 @@ async def count_tokens(shared: Host, exchange: Exchange) -> None:
 
 
 async def hello(host: Host, exchange: Exchange) -> None:
-    """What Claude Code asks before anything else."""
+    """Reply to Claude Code's first request."""
     await exchange.json({"message": "hello"})

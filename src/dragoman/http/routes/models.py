@@ -1,4 +1,4 @@
-"""The routes about models: which there are and in which state, and for administrators what changes that."""
+"""Routes of models: list them and their states; for administrators, load, unload, fetch and delete them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -20,12 +20,12 @@ from dragoman.models import ModelPool, PooledModel
 
 R = TypeVar("R")
 LOOK_S = 0.25
-"""Between two looks at how far something is."""
+"""Seconds between checks of progress."""
 QUIET_S = 15.0
-"""Without a change, after which a stream of states says that it lives."""
+"""Seconds without a change after which a stream of states continues its check."""
 LONGEST_ALIASES = 64
 
-# Which there are.
+# Lists of models.
 
 
 async def list_models(host: Host, exchange: Exchange) -> None:
@@ -51,13 +51,15 @@ async def get_model(host: Host, exchange: Exchange) -> None:
         elif name not in model.names:
             raise host.pool.unknown(name)
     except ModelNotFound:
-        raise ModelNotFound(f"The model '{name}' does not exist here.", param="model") from None
+        raise ModelNotFound(
+            f"The model '{name}' does not exist; /v1/models lists the models.", param="model"
+        ) from None
     describe = _describe_for_anthropic if HEADER in exchange.headers else _describe
     await exchange.json(describe(name, model))
 
 
 def _page_for_anthropic(exchange: Exchange, named: dict[str, PooledModel]) -> dict[str, Any]:
-    """The list as Anthropic's clients ask for it: in pieces, behind one name or before another."""
+    """Build Anthropic's page of models, after one name or before another."""
     query, names = QueryString(exchange), list(named)
     most = query.integer("limit", 20, 1, 1000)
     after, before = query.text("after_id"), query.text("before_id")
@@ -75,7 +77,7 @@ def _describe_for_anthropic(name: str, model: PooledModel) -> dict[str, Any]:
 
 
 def _describe(name: str, model: PooledModel) -> dict[str, Any]:
-    """What is known only of a model that is loaded is not told of others."""
+    """Describe a model; fields that are known only for loaded models are absent for others."""
     told = {"id": name, "object": "model", "created": 0, "owned_by": "dragoman", "status": model.status}
     if model.loaded is None:
         return {**told, "root": model.name, "parent": None, "max_model_len": None}
@@ -96,13 +98,13 @@ def _describe(name: str, model: PooledModel) -> dict[str, Any]:
 
 
 def _describe_ids(card: ModelCard) -> str:
-    """What is known of the ids of answers: those that were sampled, counts by a tokenizer, or nothing."""
+    """Return how exact the ids of answers are: sampled, counted by a tokenizer, or none."""
     if card.samples_ids:
         return "sampled"
     return "counted" if card.has_ids else "none"
 
 
-# What changes that. It is for administrators; where nobody needs a key, for whoever is on this machine.
+# Changes are for administrators; without keys, for clients on this machine.
 
 
 def check_admin(host: Host, exchange: Exchange) -> None:
@@ -112,7 +114,7 @@ def check_admin(host: Host, exchange: Exchange) -> None:
 
 
 async def load(host: Host, exchange: Exchange) -> None:
-    """As llama-server does: it has begun when this is answered. With `stream` it is told how far it is."""
+    """Start loading a model, and reply at once as llama-server does; with `stream`, report the progress."""
     model, request = await _asked(host, exchange)
     if request.stream:
         await _stream_load(host, exchange, model, bodies.tell_status)
@@ -126,7 +128,7 @@ async def load(host: Host, exchange: Exchange) -> None:
 
 
 async def unload(host: Host, exchange: Exchange) -> None:
-    """Answers that run get as long as when the server stops; then they end with an error."""
+    """Unload a model; running answers get the grace period of a shutdown, then an error."""
     model, _ = await _asked(host, exchange)
     await host.pool.unload(model, grace=host.settings.shutdown_grace)
     await exchange.json({"success": True})
@@ -138,7 +140,7 @@ async def load_for_tabby(host: Host, exchange: Exchange) -> None:
 
 
 async def unload_for_tabby(host: Host, exchange: Exchange) -> None:
-    """Without a name, all that are loaded."""
+    """Unload a model, or all loaded ones if no name is given."""
     check_admin(host, exchange)
     request, _ = await exchange.read(partial(bodies.read_change, ignored=exchange.ignored))
     all_of_them = [model for model in host.pool.served if model.can_unload]
@@ -168,7 +170,7 @@ async def _stream_load(
     model: PooledModel,
     tell: Callable[[str, Mapping[str, object]], bytes],
 ) -> None:
-    """Events until it is loaded, or cannot be. Who leaves does not end it."""
+    """Stream events until the model is loaded or has failed; loading continues if the client disconnects."""
 
     async def follow() -> None:
         loading = asyncio.ensure_future(host.pool.load(model))
@@ -186,7 +188,7 @@ async def _stream_load(
 
 
 async def watch(host: Host, exchange: Exchange) -> None:
-    """The states of all models, and again of each that has changed, for as long as the client stays."""
+    """Stream the states of all models, and each change, until the client disconnects."""
     may_use = exchange.key.may_use
 
     async def follow() -> None:
@@ -205,7 +207,7 @@ async def watch(host: Host, exchange: Exchange) -> None:
 
 
 async def _pause(pool: ModelPool) -> None:
-    """Until something may be new: while one is loaded, its progress is."""
+    """Wait for a change; while a model is loading, its progress changes often."""
     is_loading = any(model.state == "loading" for model in pool.models.values())
     changed = asyncio.ensure_future(pool.changed.wait())
     try:
@@ -214,20 +216,22 @@ async def _pause(pool: ModelPool) -> None:
         changed.cancel()
 
 
-# Other names, and what is on the disk.
+# Aliases, and models on disk.
 
 
 def copy_model(host: Host, source: str, destination: str) -> None:
-    """Another name for a model, for as long as the server runs."""
+    """Add an alias for a model, until the server stops."""
     model = host.pool.get(source)
     if source not in model.names:
         raise host.pool.unknown(source)
     if destination in model.names:
         return
     if any(destination in other.names for other in host.pool.models.values()):
-        raise Conflict(f"There is a model '{destination}' already.", param="destination")
+        raise Conflict(
+            f"The model name '{destination}' is already in use; choose another.", param="destination"
+        )
     if not destination.isprintable() or len(model.settings.model_alias) >= LONGEST_ALIASES:
-        message = f"A model has at most {LONGEST_ALIASES} names, of characters that can be printed."
+        message = f"A model may have at most {LONGEST_ALIASES} aliases, of printable characters."
         raise BadRequest(message, param="destination", code="invalid_value")
     model.settings = replace(model.settings, model_alias=[*model.settings.model_alias, destination])
     if model.loaded is not None:
@@ -236,12 +240,12 @@ def copy_model(host: Host, source: str, destination: str) -> None:
 
 
 async def pull_model(host: Host, name: str, told: Callable[[int, int], None]) -> None:
-    """Fetched from the hub, in a thread, and served from then on."""
+    """Download a model from the hub in a thread, and serve it from then on."""
     from dragoman.hub import pull, read_name
 
     assert host.pool.describe is not None
     plain = name.removesuffix(":latest")
-    # With a mark it is a name, whatever lies in the folder of the server.
+    # With a prefix it is a hub name, whatever files are in the server's folder.
     marked = plain if plain.startswith(("hf:", "hf.co/", "https://")) else f"hf:{plain}"
     try:
         meant = read_name(marked)
@@ -259,13 +263,13 @@ async def pull_model(host: Host, name: str, told: Callable[[int, int], None]) ->
 
 
 async def delete_model(host: Host, name: str) -> None:
-    """Of the cache; files that the server was given are not touched."""
+    """Delete a model from the cache; files given in the settings are never deleted."""
     from dragoman.hub.cache import list_cached, remove
 
     cached = [each for each in await asyncio.to_thread(list_cached) if str(each.name) == name]
     model = host.pool.models.get(name)
     if model is None or not cached:
-        message = "Only models that lie in the hub's cache are deleted over HTTP; delete the file."
+        message = "Only models in the hub cache can be deleted over HTTP; delete the file on the server."
         raise Forbidden(message, code="not_allowed")
     await host.pool.unload(model, grace=host.settings.shutdown_grace)
     del host.pool.models[name]
@@ -277,7 +281,7 @@ async def delete_model(host: Host, name: str) -> None:
 
 
 async def tell_meanwhile(work: Awaitable[R], tell: Callable[[], Awaitable[None]]) -> R:
-    """`await work`, and `tell()` again and again until it is done."""
+    """Await the work, and call `tell()` repeatedly until it is done."""
     working = asyncio.ensure_future(work)
     try:
         while not (await asyncio.wait({working}, timeout=LOOK_S))[0]:

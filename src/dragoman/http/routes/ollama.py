@@ -1,4 +1,4 @@
-"""The routes of Ollama's API: answers in lines, vectors, and what models there are."""
+"""Routes of Ollama's API: answers as lines, embeddings, and models."""
 
 import asyncio
 from collections.abc import Callable
@@ -37,7 +37,7 @@ from dragoman.turns.turn import Turn
 from dragoman.types import IdsPrompt, TextPrompt
 
 FOREVER = "0001-01-01T00:00:00Z"
-"""What is loaded stays."""
+"""The expiry of a model that stays loaded."""
 
 
 # Answers.
@@ -82,10 +82,10 @@ async def _spec(host: ModelHost, exchange: Exchange, request: OllamaChat, size: 
 
 
 def _continue(host: ModelHost, request: OllamaPrompt) -> tuple[int, ...]:
-    """What is new, behind ids that begin a text already."""
+    """Return the ids of the new prompt, without the token that begins a text."""
     asked = bodies.conversation(request)
     if asked.media:
-        message = "A prompt that goes on from 'context' has ids only: leave out one of the two."
+        message = "Images cannot be combined with 'context', which has only ids; leave out one of them."
         raise BadRequest(message, param="images", code="unsupported_content")
     ids = host.model.planner.render(request.model, asked)[1]
     return ids[1:] if ids[0] == host.engine.tokenizer.bos_id else ids
@@ -97,7 +97,7 @@ class _OllamaAnswer(Struct, frozen=True):
     request: OllamaChat
     turn: Turn
     told: str
-    """What the client calls the model."""
+    """The model name that the client used."""
     began: float
 
     async def send(self) -> None:
@@ -120,19 +120,19 @@ class _OllamaAnswer(Struct, frozen=True):
         await exchange.json(await exchange.aside(size, make), size=size)
 
     def _ends(self) -> dict[str, Any]:
-        """What is known only at the end."""
+        """Return the fields that are known only at the end."""
         turn, now = self.turn, asyncio.get_running_loop().time()
         first = turn.first_token_at or now
         timing = Timing(now - self.began, first - turn.started_at, now - first)
         return {**self._context(), **timing.fields(turn.usage)}
 
     def _context(self) -> dict[str, Any]:
-        """All ids so far, for a client that goes on from them."""
+        """Return all ids so far, for a client that continues from them."""
         request, turn = self.request, self.turn
         if not isinstance(request, OllamaPrompt) or bodies.is_raw(request) or not self.host.card.samples_ids:
             return {}
         if request.images:
-            # Ids alone do not say what was shown.
+            # Ids alone do not include the images.
             return {}
         sampled = turn.traced[0].ids if turn.traced else ()
         return {"context": (*turn.jobs[0].prompt, *sampled)}
@@ -145,7 +145,7 @@ async def _reply(exchange: Exchange, payload: dict[str, Any], *, streams: bool) 
         await exchange.json(payload)
 
 
-# Vectors.
+# Embeddings.
 
 
 async def embed(host: Host, exchange: Exchange) -> None:
@@ -153,7 +153,7 @@ async def embed(host: Host, exchange: Exchange) -> None:
 
 
 async def embeddings(host: Host, exchange: Exchange) -> None:
-    """The older route: one text, one vector."""
+    """Handle the older route: one text, one vector."""
     await _embed(host, exchange, lambda vectors, reply: {"embedding": vectors[0] if vectors else []})
 
 
@@ -184,7 +184,7 @@ async def _embed(
     await exchange.json(await exchange.aside(told, make), size=told)
 
 
-# What models there are.
+# Models.
 
 
 async def show_version(host: Host, exchange: Exchange) -> None:
@@ -250,7 +250,7 @@ def _capabilities(host: ModelHost) -> list[str]:
 
 
 async def pull(host: Host, exchange: Exchange) -> None:
-    """What is here already is pulled at once. Only for an administrator anything is fetched."""
+    """Reply at once for a model that exists here; download others only for an administrator."""
     request, _ = await exchange.read(partial(bodies.read_model, ignored=exchange.ignored))
     try:
         exchange.check_model(known_name(host, request.meant) or "")
@@ -264,13 +264,13 @@ async def pull(host: Host, exchange: Exchange) -> None:
 
 
 async def _pull(host: Host, exchange: Exchange, request: OllamaModel) -> None:
-    """A client that leaves ends it; what came is gone on with the next time."""
+    """Download a model; a disconnect of the client stops it, and the next request resumes it."""
     done, gone = (0, 0), False
 
     def count(*counted: int) -> None:
         nonlocal done
         if gone:
-            raise ModelFileError("Nobody waits for it any more.")
+            raise ModelFileError("The client disconnected during the download.")
         done = counted[0], counted[1]
 
     async def tell() -> None:
@@ -291,12 +291,12 @@ async def _pull(host: Host, exchange: Exchange, request: OllamaModel) -> None:
 async def create(host: Host, exchange: Exchange) -> None:
     models.check_admin(host, exchange)
     await exchange.read(partial(bodies.read_model, ignored=exchange.ignored))
-    message = "Models are not made over HTTP: a table [models.NAME] of the settings file describes one."
+    message = "Models cannot be created over HTTP; add a table [models.NAME] to the settings file."
     raise Forbidden(message, code="not_allowed")
 
 
 async def copy(host: Host, exchange: Exchange) -> None:
-    """Another name for a model, which holds while the server runs."""
+    """Add an alias for a model, until the server stops."""
     models.check_admin(host, exchange)
     request, _ = await exchange.read(partial(read_copy, ignored=exchange.ignored))
     models.copy_model(host, known_name(host, request.source) or "", request.destination.removesuffix(LATEST))
@@ -311,7 +311,8 @@ async def delete(host: Host, exchange: Exchange) -> None:
 
 
 def _keep(host: Host, exchange: Exchange, name: str | None, given: Any) -> float | None:
-    """How long a model stays after this, where models come and go here; -1 if that is not said."""
+    """Set how long a model stays loaded, if models are unloaded automatically; -1 if the request does not
+    say."""
     if given is None or not host.pool.comes_and_goes:
         return -1
     seconds = read_keep_alive(given)
@@ -325,7 +326,7 @@ def _keep(host: Host, exchange: Exchange, name: str | None, given: Any) -> float
 
 
 def known_name(host: Host, given: str | None) -> str | None:
-    """The name of a model as it is known here; with or without the tag that Ollama adds to names."""
+    """Return the model's own name, with or without the tag that Ollama adds to names."""
     if given is None:
         raise BadRequest("'model' is required.", param="model", code="missing_field")
     known = any(given in model.names for model in host.pool.models.values())

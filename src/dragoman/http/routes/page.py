@@ -1,4 +1,4 @@
-"""The page for people: files of the package, the same for everybody, and so without a key."""
+"""The web UI: static files of the package, the same for all clients, and therefore without a key."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -10,7 +10,7 @@ from dragoman.http.exchange import Exchange
 from dragoman.http.host import Host
 
 FOLDER = "/page"
-"""Below this path are all files but the first, which is what browsers ask for."""
+"""The path of all files but the first, which browsers request at the root."""
 FIRST = "index.html"
 TYPES = {
     ".html": b"text/html; charset=utf-8",
@@ -18,8 +18,8 @@ TYPES = {
     ".js": b"text/javascript; charset=utf-8",
     ".svg": b"image/svg+xml",
 }
-# What a model, a tool or a stranger wrote is text on this page. Were it ever taken for more, it could still
-# run nothing, load nothing, send nothing elsewhere and be shown inside of no other page.
+# Everything that a model, tool or client wrote is text in the web UI. Should any of it be treated as markup,
+# the policy still prevents it from running, loading or sending anything, and other pages from framing the UI.
 HEAD: Mapping[bytes, bytes] = {
     b"content-security-policy": b"default-src 'none'; script-src 'self'; style-src 'self'; "
     b"connect-src 'self'; img-src 'self' data: blob:; base-uri 'none'; form-action 'none'; "
@@ -34,7 +34,7 @@ HEAD: Mapping[bytes, bytes] = {
 
 @cache
 def find_files() -> dict[str, bytes]:
-    """The names that can be asked for: a name that is none of them never becomes a path."""
+    """Return the file names and types; other names never become a path."""
     folder = resources.files("dragoman.http").joinpath("static")
     return {
         one.name: TYPES[ending]
@@ -56,13 +56,13 @@ async def show_first(host: Host, exchange: Exchange) -> None:
 async def show_file(host: Host, exchange: Exchange) -> None:
     name = exchange.path_params["name"]
     if name not in find_files():
-        raise NotFound("The page has no such file.", code="unknown_path")
+        raise NotFound("The web UI has no such file.", code="unknown_path")
     await _show(exchange, name)
 
 
 async def _show(exchange: Exchange, name: str) -> None:
     data, etag = _load(name)
-    # It may be kept though there are keys, but is asked for again: the next version has other files.
+    # Cacheable even if there are keys, but revalidated: the next version has other files.
     exchange.head[b"cache-control"] = b"no-cache"
     known = etag in exchange.headers.get(b"if-none-match", b"")
     await exchange.reply(
@@ -71,5 +71,5 @@ async def _show(exchange: Exchange, name: str) -> None:
 
 
 OPEN = frozenset({"/", "/docs", *(f"{FOLDER}/{name}" for name in find_files())})
-"""GET of these needs no key."""
+"""Paths whose GET needs no key."""
 GET = {f"{FOLDER}/{{name}}": show_file, "/docs": show_first, "/": show_first}

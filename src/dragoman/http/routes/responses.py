@@ -1,6 +1,6 @@
-"""The routes of responses: making one, finding it again, cancelling it, and making a conversation short.
+"""Routes of responses: create, retrieve, cancel and delete them, and compact a conversation.
 
-One is made while the client waits, streamed to it, or made in the background.
+A response is created while the client waits, streamed, or created in the background.
 """
 
 import asyncio
@@ -28,10 +28,10 @@ from dragoman.responses.making import Making, begin_making, count_tokens, summar
 from dragoman.turns.tool_loop import ClientGone, Quiet
 
 MADE = b"x-dragoman-response"
-"""Says which response a reply is about, for those who pass it on unread."""
+"""Header with the id of the response, for proxies that do not parse the body."""
 UNFINISHED = frozenset({"queued", "in_progress"})
 LOOK_ELSEWHERE_S = 0.5
-"""How often is looked whether a response that another server makes is over."""
+"""Seconds between checks of whether a response of another server has ended."""
 
 
 async def create(shared: Host, exchange: Exchange) -> None:
@@ -63,7 +63,7 @@ async def create(shared: Host, exchange: Exchange) -> None:
 
 
 async def in_foreground(host: ModelHost, exchange: Exchange, making: Making) -> None:
-    """The client waits: if it leaves, the work ends."""
+    """Create a response while the client waits; a disconnect ends the work."""
     making.facts, making.reason = exchange.facts, lambda: exchange.visit.error
     if not making.request.stream:
         await unless_gone(exchange, making.make(Quiet()))
@@ -78,13 +78,14 @@ async def in_foreground(host: ModelHost, exchange: Exchange, making: Making) -> 
         await exchange.end_stream()
         raise
     except Exception:
-        # The stream has said so in its own way, and the log in another.
+        # The stream has already reported the error, and the log has its text.
         pass
     await exchange.end_stream()
 
 
 async def in_background(host: ModelHost, visit: Visit, making: Making, stack: AsyncExitStack) -> None:
-    """It is known before the client is answered, and made whether or not the client stays."""
+    """Create a response in the background: stored before the client gets a reply, and independent of the
+    client."""
     making.response.status = "queued"
     await making.context.save(making.response, write_underway(making.request))
     making_it = stack.pop_all()
@@ -102,7 +103,7 @@ async def in_background(host: ModelHost, visit: Visit, making: Making, stack: As
 
 
 async def follow(exchange: Exchange, making: Making, keep_alive: float, after: int = -1) -> None:
-    """The stream of a response that is being made elsewhere; it goes on if this client leaves."""
+    """Stream a response that another task creates; that task continues if this client disconnects."""
     assert making.log is not None
     log = making.log
 
@@ -145,7 +146,7 @@ async def input_tokens(shared: Host, exchange: Exchange) -> None:
     await exchange.json({"object": "response.input_tokens", "input_tokens": count})
 
 
-# Those that were made, or are being made in the background.
+# Responses that exist or are created in the background.
 
 
 class _Manner(msgspec.Struct):
@@ -157,13 +158,17 @@ FAR = 2**53
 
 
 async def retrieve(host: Host, exchange: Exchange) -> None:
-    """The object, or with `stream=true` its events, those after `starting_after`."""
+    """Reply with the object, or with `stream=true` its events after `starting_after`."""
     id_, query = exchange.path_id, QueryString(exchange)
     check_include(query.texts("include"))
     after = query.integer("starting_after", -1, 0, FAR)
     streams = query.flag("stream")
     if after >= 0 and not streams:
-        raise BadRequest("starting_after needs stream=true.", param="starting_after", code="invalid_value")
+        raise BadRequest(
+            "starting_after needs stream=true; send both or none.",
+            param="starting_after",
+            code="invalid_value",
+        )
     making = host.desk.making(exchange.owner, id_)
     if making is not None:
         if streams:
@@ -186,7 +191,7 @@ async def retrieve(host: Host, exchange: Exchange) -> None:
 
 
 async def _wait_elsewhere(host: Host, exchange: Exchange, id_: str) -> None:
-    """Until a response that another server makes is over, or is made here because that one is gone."""
+    """Wait until the response of another server has ended, or continues here because that server is gone."""
     said = time.monotonic()
     while host.desk.making(exchange.owner, id_) is None:
         if (await host.desk.stored(exchange.owner, id_)).status not in UNFINISHED:
@@ -198,16 +203,16 @@ async def _wait_elsewhere(host: Host, exchange: Exchange, id_: str) -> None:
 
 
 async def _events(host: Host, exchange: Exchange, id_: str, number: int) -> tuple[bytes, int]:
-    """Those of a response, and where the one with this number begins."""
+    """Return the events of a response, and the offset of the one with this number."""
     events = (await host.desk.stored(exchange.owner, id_, events=True)).events
     if not events or is_underway(events):
-        message = "The events of this response were not kept: leave out stream to get it whole."
+        message = "The events of this response were not stored; leave out stream to get the full response."
         raise BadRequest(message, param="stream", code="invalid_value")
     return events, await exchange.aside(len(events), partial(place_of, events, number))
 
 
 async def delete(host: Host, exchange: Exchange) -> None:
-    """Everything of it is gone at once; what still runs is ended first."""
+    """Delete a response at once; a running one is cancelled first."""
     id_ = exchange.path_id
     making = host.desk.making(exchange.owner, id_)
     if making is not None:
@@ -227,11 +232,11 @@ async def cancel(host: Host, exchange: Exchange) -> None:
         return
     record = await exchange.loaded(host.desk.stored, exchange.owner, id_)
     if not _decode(record.body).background:
-        message = "Cannot cancel this response: only one that is made in the background can be."
+        message = "Cannot cancel this response; only background responses can be cancelled."
         raise BadRequest(message, param="response_id", code="invalid_value")
     if record.status in UNFINISHED:
         record = await host.desk.cancel_elsewhere(record)
-    # Else it is over already: to cancel it changes nothing.
+    # Cancelling a response that has already ended changes nothing.
     await exchange.reply(record.body, b"application/json")
 
 

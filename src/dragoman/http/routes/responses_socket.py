@@ -1,4 +1,4 @@
-"""`/v1/responses` as a WebSocket: one response after the other, with the last one at hand for the next."""
+"""`/v1/responses` as a WebSocket: one response after another, with the last one cached for the next."""
 
 import asyncio
 import logging
@@ -31,22 +31,22 @@ logger = logging.getLogger("dragoman.http")
 
 R = TypeVar("R")
 MOST_WAITING = 8
-"""Requests that may wait on one socket for the one before them."""
+"""Maximum number of queued requests on one socket."""
 LONGEST_S = 60 * 60
-"""A socket's life, as long as OpenAI's."""
+"""Maximum lifetime of a socket in seconds, as with OpenAI."""
 OURS = ("type", "stream", "stream_options", "background", "generate", "stream_id")
-"""Fields of a message that say nothing about the response: on a socket everything is streamed."""
+"""Fields of a message that do not belong to the response: a socket always streams."""
 LONGEST = 1024
-"""Bytes of a member that says how the message is to be answered."""
+"""Maximum bytes of a field that controls how a message is handled."""
 NEWS = ("response.processed",)
-"""Messages that want no answer."""
+"""Message types that get no reply."""
 NO_MARKS: Mapping[str, Any] = {}
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
 
 
 class SocketMessage:
-    """One request on a socket. Its members stay JSON until it is answered."""
+    """A message on a socket. Its fields stay undecoded until it is processed."""
 
     def __init__(self, raw: str | bytes, limits: Limits) -> None:
         check_shape(raw if isinstance(raw, bytes) else raw.encode(), limits)
@@ -57,21 +57,21 @@ class SocketMessage:
         self.kind = self.said("type")
         self.lane = self.said("stream_id")
         if self.kind != "response.create" and self.kind not in NEWS:
-            text = f"A message's type must be response.create, not {str(self.kind)[:64]!r}."
+            text = f"'type' must be response.create, not {str(self.kind)[:64]!r}."
             raise BadRequest(text, param="type", code="invalid_value")
         if not isinstance(self.lane, str | None):
             text = f"'stream_id' must be a string of at most {LONGEST} characters."
             raise BadRequest(text, param="stream_id", code="invalid_value")
 
     def said(self, name: str) -> Any:
-        """A member that is short. Of a long one its JSON is given, which is none of the values there are."""
+        """Return a short field; of a long one the raw JSON, which matches no valid value."""
         value = self._members.get(name)
         if value is None:
             return None
         return bytes(value) if memoryview(value).nbytes > LONGEST else msgspec.json.decode(value)
 
     def body(self) -> bytes:
-        """The request that it holds."""
+        """Return the body of the request."""
         return _encode({name: value for name, value in self._members.items() if name not in OURS})
 
 
@@ -87,11 +87,11 @@ class Socket:
         self._last: tuple[str, Sequence[StoredItem]] | None = None
         """The last response and all items up to it: it can be continued even if it is not stored."""
         self._held = host.bodies.of(owner)
-        """That last one, which stays for as long as the client does."""
+        """The bytes of the last response, held while the client is connected."""
         self._marks: dict[str, Any] = {}
-        """What each event carries beside its own: the `stream_id` of the request that is being answered."""
+        """Fields added to each event: the `stream_id` of the current request."""
         self._news: dict[str, str] = {}
-        """The headers that this answer would have over HTTP, until its first event has told them."""
+        """Headers of the equivalent HTTP reply, sent with the first event."""
 
     async def serve(self) -> None:
         reading = asyncio.create_task(self._read())
@@ -101,7 +101,7 @@ class Socket:
                 {reading, answering}, timeout=LONGEST_S, return_when=asyncio.FIRST_COMPLETED
             )
             if not done:
-                message = "A socket lives for 60 minutes; connect again."
+                message = "The connection has reached its limit of 60 minutes; reconnect."
                 await self._fail(BadRequest(message, code="websocket_connection_limit_reached"))
                 await self._send({"type": "websocket.close", "code": 1000})
         finally:
@@ -109,14 +109,15 @@ class Socket:
             answering.cancel()
             for ended in await asyncio.gather(reading, answering, return_exceptions=True):
                 if isinstance(ended, Exception) and not isinstance(ended, ClientGone):
-                    logger.error("A socket failed", exc_info=ended)
+                    logger.error("WebSocket failed", exc_info=ended)
             self._held.end()
             while not self._inbox.empty():
                 self._inbox.get_nowait()[1].end()
 
     async def _read(self) -> None:
-        """Returns when the client leaves, which ends what is being made for it."""
-        # Not by a name: while the socket waits for the next message, nothing is to hold the last one.
+        """Read messages until the client disconnects, which ends the current response."""
+        # Not assigned to a name: while the socket waits for the next message, nothing should keep the last
+        # one alive.
         while await self._takes(await self._receive()):
             pass
 
@@ -141,7 +142,7 @@ class Socket:
         if len(raw) > self._host.limits.body_bytes:
             raise BodyTooLarge(f"The message is larger than {self._host.limits.body_bytes} bytes.")
         if self._inbox.qsize() >= MOST_WAITING:
-            raise Overloaded(f"{MOST_WAITING} requests wait on this socket; wait for their answers.")
+            raise Overloaded(f"{MOST_WAITING} requests are queued on this WebSocket; wait for their replies.")
         held.be(len(raw))
         return await self._host.workers.run(
             self._owner, len(raw), partial(SocketMessage, raw, self._host.limits)
@@ -168,14 +169,14 @@ class Socket:
             key = self._host.keys.get(self._owner) or ANYBODY
             await self._fail(key.tell(error), self._marks)
         except Exception:
-            logger.exception("A request on a socket failed")
-            failed = DragomanError("The server failed; its log says why.", code="internal_error")
+            logger.exception("Request on a WebSocket failed")
+            failed = DragomanError("The server failed; see its log.", code="internal_error")
             await self._fail(failed, self._marks)
         finally:
             held.end()
 
     async def _filled(self, body: bytes, held: Holding) -> bytes:
-        """With what is in the files that it names."""
+        """Return the body with the contents of the files that it names."""
         if MARKS.search(body):
             body = await self._host.documents.fill(self._owner, body, self._aside)
             held.be(len(body))
@@ -222,7 +223,7 @@ class Socket:
             except (Exception, asyncio.CancelledError) as error:
                 if isinstance(error, asyncio.CancelledError) and visit.error is None:
                     raise
-                # The events have said so in their own way, and the log in another.
+                # The events have already reported the error, and the log has its text.
                 self._forget(request.previous_response_id)
                 return
             await self._keep(making)
@@ -234,19 +235,19 @@ class Socket:
         try:
             self._held.be(sum(len(item.body) for item in kept))
         except DragomanError:
-            # It is not at hand then; what was stored can be continued all the same.
+            # The response is not cached then; if it was stored, it can still be continued.
             self._last = None
             self._held.end()
         else:
             self._last = (making.id, kept)
 
     def _forget(self, id_: object) -> None:
-        """After a failed continuation the client begins anew."""
+        """Drop the cached response: after a failed continuation the client sends the full context."""
         if self._last is not None and self._last[0] == id_:
             self._last = None
             self._held.end()
 
-    # What leaves
+    # Output.
 
     async def write(self, data: Written) -> None:
         for pieces in [[data]] if isinstance(data, bytes) else one_by_one(data):
@@ -283,13 +284,13 @@ class Socket:
 
 
 def _payloads(pieces: Sequence[bytes], marks: Mapping[str, Any], news: Mapping[str, str]) -> list[str]:
-    """The first of them has the news."""
+    """Build the messages; the first includes the headers."""
     first = {**marks, "headers": news} if news else marks
     if len(pieces) == 1:
         payloads = enumerate(unwrap_event(pieces[0]))
         return [_marked(payload, marks if place else first) for place, payload in payloads]
     head, *large, tail = pieces
-    texts = [_marked(head.partition(DATA)[2], first), *(one.decode() for one in large)]
+    texts = [_marked(head.partition(DATA)[2], first), *(piece.decode() for piece in large)]
     return ["".join([*texts, tail.removesuffix(END).decode()])]
 
 

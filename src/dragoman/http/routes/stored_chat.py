@@ -1,4 +1,4 @@
-"""The routes of chat completions that were stored, and the way into the store."""
+"""Routes of stored chat completions, and storing them."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -26,7 +26,7 @@ async def save(
     reply_bytes: int,
     turns: Sequence[Traced],
 ) -> None:
-    """Returns when the answer would outlive the server."""
+    """Store the answer; returns when it would survive a crash of the server."""
     if request.store:
         work = partial(record, reply, request, exchange.request_id, exchange.owner)
         made = await host.workers.run(exchange.owner, exchange.body_bytes + reply_bytes, work)
@@ -42,11 +42,11 @@ async def save(
 
 
 LATEST = 64
-"""Stored answers that are looked through for thoughts which this process does not remember."""
+"""Stored answers that are searched for reasoning that this process does not have in memory."""
 
 
 async def recall(host: ModelHost, exchange: Exchange, spec: TurnSpec) -> None:
-    """Has the thoughts of stored calls be found, by a server that was started again, too."""
+    """Load the reasoning of stored tool calls, which a restarted server does not have in memory."""
     planner = host.model.planner
     asked = replace(planner.defaults(spec.model).settle(spec), owner=exchange.owner)
     if asked.cache_salt or not planner.thoughts.lacks(asked):
@@ -98,7 +98,7 @@ async def delete(host: Host, exchange: Exchange) -> None:
 
 
 async def messages(host: Host, exchange: Exchange) -> None:
-    """Those of the request; the answer is in the choices of the object."""
+    """List the messages of the request; the answer is in the choices of the object."""
     cut = QueryString(exchange).cut("asc")
     found = await exchange.loaded(
         host.desk.required().inputs, "chat", exchange.owner, exchange.path_id, **cut

@@ -1,4 +1,4 @@
-"""Every route there is, who answers it, which API it belongs to, and what describes them all."""
+"""All routes with their handlers, grouped by API, and the OpenAPI document."""
 
 import difflib
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -39,35 +39,36 @@ from dragoman.http.routes import (
     vectors,
 )
 
-# What makes an API of some routes: they begin alike, and say alike what goes wrong.
+# An API: routes with a common path prefix and error format.
 
 
 class Api(Struct, frozen=True):
-    """Who answers which path, by method."""
+    """The handlers of an API by path, and by method."""
 
     path: str
-    """All below this is the API's own, so that it says in its way too that something is not there."""
+    """The path prefix of the API; its error format is also used for unknown paths below it."""
     errors: ErrorSpelling
     computed: Mapping[str, Handler] = {}
-    """POST that takes the engine's time, and counts in its queue."""
+    """POST routes that use the engine and count in its queue."""
     post: Mapping[str, Handler] = {}
-    """Others that have a body, which are counted apart."""
+    """Other POST routes with a body, which have a separate limit."""
     forms: Mapping[str, Handler] = {}
-    """POST with a form that has a file: it may take as long as a network does, and is counted apart."""
+    """POST routes with a file in a form; they may take as long as the network needs, and have a separate
+    limit."""
     uncounted: Mapping[str, Handler] = {}
-    """POST that helps a full server, or one that stops: it is let in always."""
+    """POST routes that relieve a full or stopping server; they are always admitted."""
     get: Mapping[str, Handler] = {}
     delete: Mapping[str, Handler] = {}
     any_media: bool = False
-    """Whether a body is JSON whatever its content-type says, or without one."""
+    """Whether to parse the body as JSON whatever its content type, or without one."""
     operations: Sequence[Operation] = ()
-    """What is said of them, where `OPERATIONS` does not say it."""
+    """Descriptions of the routes that are not in `OPERATIONS`."""
 
     def has(self, path: str) -> bool:
         return path == self.path or path.startswith(f"{self.path}/")
 
 
-# What describes them: for programs at /openapi.json; the page shows it to people at /docs.
+# The OpenAPI document at /openapi.json, which the web UI shows at /docs.
 
 
 @cache
@@ -79,7 +80,7 @@ async def show_openapi(host: Host, exchange: Exchange) -> None:
     await exchange.reply(_openapi(host.settings.root_path), b"application/json")
 
 
-# All of them.
+# All APIs.
 
 
 CHAT = Api(
@@ -263,7 +264,7 @@ APIS: Sequence[Api] = (
     *(FILES, UPLOADS, BATCHES, OLLAMA),
     OTHERS,
 )
-"""What has no path of its own comes last."""
+"""The API without a path prefix comes last."""
 
 POST: dict[str, Handler] = {
     path: handler
@@ -276,42 +277,42 @@ DELETE: dict[str, Handler] = {path: handler for api in APIS for path, handler in
 FORMS = frozenset(path for api in APIS for path in api.forms)
 ANY_MEDIA = frozenset(path for api in APIS if api.any_media for path in (*api.computed, *api.post))
 UNCOUNTED = frozenset(path for api in APIS for path in api.uncounted)
-"""For operators: written in one way only, which a proxy can tell from all others."""
+"""Routes for operators: accepted only in the exact spelling, so that a proxy can recognize them."""
 SOCKET = "/v1/responses"
 OPEN_PATHS = frozenset({"/health", "/healthz", "/ping", "/ready", "/openapi.json", "/api/hello", *page.OPEN})
-"""GET is answered without a key: a supervisor can ask, and a browser gets the page that asks for one."""
+"""Paths whose GET needs no key: probes can request them, and browsers get the page that asks for a key."""
 METRICS, BOARD = "/metrics", "/operations"
 
 
 def operations() -> list[Operation]:
-    """What there is to say of all routes."""
+    """Return the descriptions of all routes."""
     return [*OPERATIONS, *(operation for api in APIS for operation in api.operations)]
 
 
 def api_at(path: str) -> Api:
-    """Whose a path is, whether or not there is anything at it."""
+    """Return the API of a path, whether or not the path exists."""
     return next(api for api in APIS if api.has(path) or not api.path)
 
 
 def errors_at(path: str, headers: Container[bytes] = ()) -> ErrorSpelling:
-    """How what goes wrong with a request for this path is said.
+    """Return the error format for a path.
 
-    Where it is nobody's own, Anthropic's clients are told in the way that they know.
+    On paths without an own API, Anthropic's clients get the format that they know.
     """
     found = api_at(path)
     return MESSAGES.errors if not found.path and message_reply.HEADER in headers else found.errors
 
 
-# How clients write a path: with a base address that has /v1 twice or not at all, or a slash too many.
+# Variants of a path: clients may have a base URL with /v1 twice or not at all, or an extra slash.
 
 
 VERSION = "v1"
 NEAR = 0.8
-"""How much two paths must have in common for one to be meant by the other."""
+"""Minimum similarity of two paths for suggesting one for the other."""
 
 
 def ways_to_write(path: str) -> Iterator[str]:
-    """What else may be meant by a path.
+    """Yield the paths that a path may stand for.
 
     >>> [*ways_to_write("/v1/v1/models/")]
     ['/v1/models', '/models']
@@ -324,7 +325,7 @@ def ways_to_write(path: str) -> Iterator[str]:
 
 
 def nearest_path(path: str, known: Iterable[str]) -> str | None:
-    """What a path that is not there ends with, or is nearly: `/openai/v1/models` is about `/v1/models`."""
+    """Return the known path that a path ends with or resembles: `/v1/models` for `/openai/v1/models`."""
     plain = {each.removeprefix(f"/{VERSION}"): each for each in known if "{" not in each and len(each) > 1}
     ends = [each for each in plain if path.rstrip("/").endswith(each)]
     near = difflib.get_close_matches(path[:200], plain.values(), n=1, cutoff=NEAR)

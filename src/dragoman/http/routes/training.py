@@ -1,4 +1,4 @@
-"""The routes for those who train the model: weights that change, and the exact ids of stored answers."""
+"""Routes for training the model: changing weights, adapters, and the exact ids of stored answers."""
 
 from functools import partial
 
@@ -23,7 +23,7 @@ from dragoman.store import Record, Store
 
 
 async def pause(host: Host, exchange: Exchange) -> None:
-    """Answered when nothing computes any more."""
+    """Pause the engine; the reply is sent when nothing is computed any more."""
     host.keys.check_operator(exchange.headers)
     await exchange.read(read_pause)
     model = await _trained(host, exchange)
@@ -40,15 +40,15 @@ async def resume(host: Host, exchange: Exchange) -> None:
 
 
 async def _trained(host: Host, exchange: Exchange) -> ModelHost:
-    """The model that the path names as `?model=`; without it, that of requests which name none."""
+    """Return the model named by `?model=` in the query, or the default model."""
     return await host.serving(QueryString(exchange).text("model"), exchange)
 
 
-# The routes of LoRA adapters: vLLM's, which load and unload them, and llama-server's, which weighs them.
+# Routes of LoRA adapters: vLLM's to load and unload them, and llama-server's to scale them.
 
 
 async def load_adapter(host: Host, exchange: Exchange) -> None:
-    """Answered when requests may name it."""
+    """Load an adapter; the reply is sent when requests may name it."""
     host.keys.check_operator(exchange.headers)
     request, _ = await exchange.read(read_load)
     adapters = (await _trained(host, exchange)).adapters
@@ -57,7 +57,7 @@ async def load_adapter(host: Host, exchange: Exchange) -> None:
 
 
 async def unload_adapter(host: Host, exchange: Exchange) -> None:
-    """Answers that are being written with it come to their end."""
+    """Unload an adapter; running answers that use it finish first."""
     host.keys.check_operator(exchange.headers)
     request, _ = await exchange.read(read_unload)
     await (await _trained(host, exchange)).adapters.unload(request.lora_name)
@@ -81,18 +81,18 @@ async def weigh_adapters(host: Host, exchange: Exchange) -> None:
 
 
 async def _say(exchange: Exchange, text: str) -> None:
-    """In vLLM's words: there are programs that compare them."""
+    """Reply with vLLM's text, which some clients compare."""
     await exchange.reply(text.encode(), b"text/plain; charset=utf-8")
 
 
-# The routes of trajectories: the exact ids of answers that were stored.
+# Routes of trajectories: the exact ids of stored answers.
 
 
 LONGEST = 4096
-"""Answers that may continue each other."""
+"""Maximum number of answers in a chain."""
 PAGE = 100
 MOST_BYTES = 32 * 1024 * 1024
-"""Of the answers that one reply is made of, as they are stored."""
+"""Maximum stored size of the answers in one reply, in bytes."""
 
 
 async def retrieve(host: Host, exchange: Exchange) -> None:
@@ -102,7 +102,7 @@ async def retrieve(host: Host, exchange: Exchange) -> None:
 
 
 async def reward(host: Host, exchange: Exchange) -> None:
-    """Rewards of an answer; those that have a name already are replaced."""
+    """Add rewards to an answer; those with an existing name are replaced."""
     rewards, _ = await exchange.read(read_rewards)
     id_, store = exchange.path_id, host.desk.required()
     found = await _records(store, exchange.owner, id_)
@@ -123,7 +123,7 @@ async def _describe(exchange: Exchange, store: Store, id_: str) -> bytes:
 
 
 async def _records(store: Store, owner: str, id_: str) -> list[Record]:
-    """Those of a conversation, or those that lead up to an answer; in the order in which they were made."""
+    """Return the records of a conversation, or those leading to an answer, in the order of creation."""
     if id_.startswith("conv_"):
         return await _of_conversation(store, owner, id_)
     return await store.lineage(owner, id_, LONGEST, MOST_BYTES)

@@ -1,4 +1,4 @@
-"""The routes of vectors and scores: embeddings, and how well texts fit each other."""
+"""Routes of embeddings, rerank and score."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,12 +24,13 @@ from dragoman.turns.traced import trace_vectors
 from dragoman.types import Prompt, TextPrompt
 
 PIECE_TOKENS = 1024
-"""Of the texts that an engine is given at once."""
+"""Maximum tokens of the texts in one call of the engine."""
 
 FLOAT_BYTES = 16
-"""Of one number in JSON, about."""
+"""Approximate size of a number as JSON, in bytes."""
 LONGEST_TOKEN = 16
-"""Characters, on the average: of what is to be cut, nothing behind so many for each token is looked at."""
+"""Average characters per token, as an upper bound: of texts to truncate, only this many per token are
+encoded."""
 
 
 async def embed(shared: Host, exchange: Exchange) -> None:
@@ -54,10 +55,12 @@ async def embed_all(
     *,
     cuts: bool = False,
 ) -> tuple[list[list[float]], int]:
-    """The vectors of some texts, and their tokens. `cuts`: what is too long is made shorter."""
+    """Return the vectors of the prompts, and their number of tokens; `cuts` truncates long prompts."""
     _check_model(host, model)
     if not isinstance(host.engine, EmbeddingEngine):
-        raise BadRequest("This engine has no embeddings.", param="model", code="unsupported_model")
+        raise BadRequest(
+            "This model does not support embeddings; choose another.", param="model", code="unsupported_model"
+        )
     if host.card.dimensions is not None:
         bodies.check_dimensions(dimensions, host.card.dimensions)
     prompts = await exchange.aside(body_bytes, partial(_encode, host, given, cuts=cuts))
@@ -111,17 +114,17 @@ def _read_score(body: bytes, limits: Limits, ignored: Ignored) -> tuple[ScoreReq
 async def _scores(
     host: ModelHost, exchange: Exchange, pairs: Sequence[Pair], model: str | None, body_bytes: int
 ) -> tuple[list[float], int]:
-    """One for each pair, and the tokens that were read for them."""
+    """Return a score for each pair, and the number of tokens computed."""
     _check_model(host, model)
     if isinstance(host.engine, ScoringEngine):
         scores, tokens = await _read_together(host, exchange, pairs, body_bytes)
     elif isinstance(host.engine, EmbeddingEngine):
         scores, tokens = await _compare(host, exchange, pairs, body_bytes)
     else:
-        message = "This engine has neither scores nor embeddings."
+        message = "This model supports neither scores nor embeddings; choose another."
         raise BadRequest(message, param="model", code="unsupported_model")
     if not all(map(math.isfinite, scores)):
-        raise EngineFailed("The engine gave a score that is no number.")
+        raise EngineFailed("The engine returned a score that is not a finite number.")
     exchange.facts.update(model=host.model.planner.name(model), prompt_tokens=tokens)
     return scores, tokens
 
@@ -129,7 +132,7 @@ async def _scores(
 async def _read_together(
     host: ModelHost, exchange: Exchange, pairs: Sequence[Pair], body_bytes: int
 ) -> tuple[list[float], int]:
-    """By a model that reads both texts of a pair, and puts its own tokens around them."""
+    """Score with a cross-encoder, which reads both texts of a pair and adds its own special tokens."""
     ids = await _ids(host, exchange, pairs, body_bytes, add_special_tokens=False)
     both = [(ids[one.text], ids[other.text]) for one, other in pairs]
     for (one, other), (_, placed) in zip(both, pairs, strict=True):
@@ -141,7 +144,7 @@ async def _read_together(
 async def _compare(
     host: ModelHost, exchange: Exchange, pairs: Sequence[Pair], body_bytes: int
 ) -> tuple[list[float], int]:
-    """By the cosine of the angle between their vectors."""
+    """Score by the cosine similarity of embeddings."""
     ids = await _ids(host, exchange, pairs, body_bytes, add_special_tokens=True)
     found = await _vectors(host, exchange, list(ids.values()))
     vectors = dict(zip(ids, found, strict=True))
@@ -163,7 +166,8 @@ async def _vectors(
 async def _compute(
     host: ModelHost, exchange: Exchange, method: str, given: Sequence[Any], size: Callable[[Any], int]
 ) -> list[Any]:
-    """What the engine makes of all that is given, unless the client leaves. Each piece waits for its turn."""
+    """Return the engine's results for all inputs, unless the client disconnects. Each batch waits for its
+    turn."""
     for_owner = method == "embed" and isinstance(host.engine, SharingEngine)
     call = ("embed_for", exchange.owner) if for_owner else (method,)
     wrong = wrong_scores if method == "score" else wrong_vectors
@@ -185,7 +189,8 @@ async def _compute(
 
 
 def _pieces(given: Sequence[Any], size: Callable[[Any], int]) -> Iterator[list[Any]]:
-    """So few tokens that nobody waits long for another's, and enough to be computed together."""
+    """Yield batches, small enough that other requests need not wait long, and large enough to compute
+    efficiently."""
     piece: list[Any] = []
     tokens = 0
     for one in given:
@@ -200,7 +205,7 @@ def _pieces(given: Sequence[Any], size: Callable[[Any], int]) -> Iterator[list[A
 async def _ids(
     host: ModelHost, exchange: Exchange, pairs: Sequence[Pair], body_bytes: int, *, add_special_tokens: bool
 ) -> dict[str, tuple[int, ...]]:
-    """Of every text, once."""
+    """Encode every text once."""
     places: dict[str, str] = {}
     for pair in pairs:
         for side in pair:
@@ -237,5 +242,5 @@ def _check_length(host: ModelHost, tokens: int, place: str) -> None:
 def _check_model(host: ModelHost, name: str | None) -> None:
     check_has_ids(host.card, "this route")
     if host.model.planner.adapter(name) is not None:
-        message = "Adapters have no embeddings; ask the model itself."
+        message = "Adapters do not support embeddings; use the base model."
         raise BadRequest(message, param="model", code="invalid_value")

@@ -1,6 +1,6 @@
-// Asks for an answer and folds the events of its stream into a node of the tree; the same node whichever API is asked.
+// Requests an answer and folds the events of its stream into a node of the tree; the node is the same for both APIs.
 //
-// What is asked is a Chat Completion. Where MCP servers are to make calls it is a Response, because only that tells of them.
+// The request is a chat completion. With MCP servers it is a response, because only Responses reports their calls.
 
 import { ApiError, stream } from "./api.js";
 import { chatMessages, responseItems } from "./tree.js";
@@ -8,7 +8,7 @@ import { chatMessages, responseItems } from "./tree.js";
 const CHAT = "v1/chat/completions";
 const RESPONSES = "v1/responses";
 
-/** The body of a request for an answer to these nodes. */
+/** Builds the request for an answer to these nodes. */
 export function buildRequest(nodes, settings, model) {
   const tools = parsed(settings.tools) ?? [];
   return settings.mcp?.length ? responseRequest(nodes, settings, model, tools) : chatRequest(nodes, settings, model, tools);
@@ -26,7 +26,7 @@ function chatRequest(nodes, settings, model, tools) {
   return { path: CHAT, body };
 }
 
-/** Whether a request was refused for asking what the inspector wants to know, which not every engine can tell; then it no longer does. */
+/** Returns whether a request was rejected for the inspector's fields, which not every engine supports, and removes them. */
 export function forgetTokens(body, { param, message }) {
   if (!body.logprobs || !/token.ids|logprobs/.test(`${param} ${message}`)) return false;
   for (const name of ["return_token_ids", "logprobs", "top_logprobs"]) delete body[name];
@@ -58,8 +58,8 @@ function parsed(text) {
 }
 
 /**
- * Streams an answer into `node`; `onChange()` is called after every event. Resolves when it is over, however that came
- * about: what went wrong is `node.error`. Gives what the inspector is given.
+ * Streams an answer into `node`; `onChange()` is called after every event. Resolves when it is over, for whatever reason:
+ * an error is in `node.error`. Returns the record for the inspector.
  */
 export async function streamAnswer(node, { path, body }, { onChange, signal }) {
   const answer = { path, request: body, events: [], times: { sent: performance.now(), first: null, last: null } };
@@ -72,7 +72,7 @@ export async function streamAnswer(node, { path, body }, { onChange, signal }) {
   };
   try {
     const ended = await stream(path, body, { onEvent: hear, signal, onOpen: (reply) => { answer.requestId = reply.headers.get("x-request-id"); } });
-    if (!ended) throw new ApiError("The stream broke off before the answer was over.", { code: "stream_lost" });
+    if (!ended) throw new ApiError("The stream ended before the answer was complete.", { code: "stream_lost" });
   } catch (error) {
     if (error.name === "AbortError") node.finish = "stopped";
     else if (error instanceof ApiError) node.error = { message: error.message, code: error.code, param: error.param, status: error.status };
@@ -83,7 +83,7 @@ export async function streamAnswer(node, { path, body }, { onChange, signal }) {
   return answer;
 }
 
-/** What the inspector is given for a node; `answer` is there if it was made while this page was open. */
+/** Builds the inspector's record of a node; `answer` exists if it was generated while this page was open. */
 export function inspected(node, answer) {
   const { content, reasoning, calls, model, finish, usage, error, times } = node;
   const { path = CHAT, request = null, events = null, requestId = null } = answer ?? {};
@@ -91,7 +91,7 @@ export function inspected(node, answer) {
   return { path, request, events, requestId, id, model, text: content, reasoning, calls, finish, usage, error: error ?? null, times };
 }
 
-// The events of the two APIs. Each gives whether something of the answer came with it.
+// The events of the two APIs. Each function returns whether the event had a part of the answer.
 
 function foldChat(node, data) {
   if (data.usage) node.usage = data.usage;
@@ -153,7 +153,7 @@ function addItem(node, item) {
 }
 
 function endItem(node, item, call) {
-  if (item.type === "mcp_list_tools" && item.error) node.warning = `The tools of ${item.server_label} could not be listed: ${describeFailure(item.error)}`;
+  if (item.type === "mcp_list_tools" && item.error) node.warning = `Cannot list the tools of ${item.server_label}: ${describeFailure(item.error)}`;
   if (!call) return;
   call.arguments = item.arguments ?? call.arguments;
   if (item.type !== "mcp_call") return;

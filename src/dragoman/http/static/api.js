@@ -1,18 +1,18 @@
-// Requests to the server this page came from, and to no other. Paths are relative, so that it may stand behind a proxy.
+// Requests, only to the server that the page came from. Paths are relative, so that it works behind a proxy.
 
 import { kept } from "./dom.js";
 
-/** The key stays in this tab: it is there after a reload, and gone with the tab. */
+/** The API key, stored for this tab: it survives a reload, and is gone when the tab is closed. */
 export const key = kept(() => sessionStorage, "key");
 
-/** What the server said went wrong; status 0 where it said nothing. */
+/** An error of the server; status 0 if it did not reply. */
 export class ApiError extends Error {
   constructor(message, { status = 0, code = null, param = null, body = null, retryAfter = null } = {}) {
     super(message);
     Object.assign(this, { name: "ApiError", status, code, param, body, retryAfter });
   }
 
-  /** Whether it is worth asking again in a while: a model is being loaded, or all places are taken. */
+  /** Whether a later retry may succeed: a model is being loaded, or the server is at its limit. */
   get passes() {
     return this.status === 503 || this.status === 429;
   }
@@ -21,7 +21,7 @@ export class ApiError extends Error {
 let askForKey = async () => false;
 let asking = null;
 
-/** `ask()` resolves to whether there is a key now. Requests that were refused are then made again. */
+/** Sets the function that asks for a key; `ask()` resolves to whether there is one. Rejected requests are then repeated. */
 export function onUnauthorized(ask) {
   askForKey = ask;
 }
@@ -30,7 +30,7 @@ function address(path) {
   return new URL(path.replace(/^\//, ""), new URL(".", document.baseURI));
 }
 
-/** The Response, whatever its status. A body that is no string or form is sent as JSON. */
+/** Returns the Response, whatever its status. A body that is not a string or form is sent as JSON. */
 export async function fetchRaw(path, init = {}) {
   const headers = new Headers(init.headers);
   let { body } = init;
@@ -42,11 +42,11 @@ export async function fetchRaw(path, init = {}) {
     return await fetch(address(path), { ...init, method: init.method ?? (body === undefined ? "GET" : "POST"), body, headers });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ApiError("The server cannot be reached. Is it still running?");
+    throw new ApiError("Cannot reach the server; check that it is running.");
   }
 }
 
-/** The Response of a request that went well. Without a right key the person is asked for one. */
+/** Returns the Response of a successful request. Without a valid key the user is asked for one. */
 export async function fetchOk(path, init = {}) {
   const sent = key.get();
   const reply = await fetchRaw(path, init);
@@ -65,21 +65,21 @@ async function errorOf(reply) {
   let body = null;
   try { body = JSON.parse(text); } catch { /* it is text */ }
   const error = typeof body?.error === "object" && body.error ? body.error : { message: body?.error };
-  const message = typeof error.message === "string" ? error.message : `The server answered ${reply.status}.`;
+  const message = typeof error.message === "string" ? error.message : `The server replied with status ${reply.status}.`;
   const { code = null, param = null } = error;
   return new ApiError(message, { status: reply.status, code, param, body, retryAfter: Number(reply.headers.get("retry-after")) || null });
 }
 
-/** What JSON the server answers: `await request("v1/models")`, `await request("tokenize", {body: {prompt: "a"}})`. */
+/** Returns the JSON of the reply: `await request("v1/models")`, `await request("tokenize", {body: {prompt: "a"}})`. */
 export async function request(path, init) {
   const reply = await fetchOk(path, init);
   return reply.status === 204 ? null : reply.json();
 }
 
 /**
- * Sends a body and hears the events of the answer: `onEvent(data, name, text)`, with the JSON of each. Resolves at the end
- * of the stream with whether it was ended by its mark ([DONE], or an event that ends a response), and throws an ApiError
- * for what goes wrong before or in the middle. `onOpen(response)` comes first.
+ * Sends a body and reads the events of the reply: `onEvent(data, name, text)`, with the JSON of each. Resolves at the end
+ * of the stream to whether it had its end marker ([DONE], or an event that ends a response), and throws an ApiError for
+ * errors before or during the stream. `onOpen(response)` is called first.
  */
 export async function stream(path, body, { onEvent, onOpen, signal, method }) {
   const reply = await fetchOk(path, { body, signal, method });
@@ -92,14 +92,14 @@ export async function stream(path, body, { onEvent, onOpen, signal, method }) {
       part = await reader.read();
     } catch (error) {
       if (error.name === "AbortError") throw error;
-      throw new ApiError("The stream broke off: the connection to the server was lost.", { code: "stream_lost" });
+      throw new ApiError("The stream ended early: the connection to the server was lost.", { code: "stream_lost" });
     }
     if (part.done) return events.ended;
     events.take(part.value);
   }
 }
 
-/** Text in pieces, cut anywhere, to events. */
+/** Parses events from chunks of text, split anywhere. */
 class EventReader {
   constructor(onEvent) {
     this.onEvent = onEvent;

@@ -1,9 +1,9 @@
-// The frame of the page: views, the models of the server and their state, the theme, and the key.
+// The frame of the web UI: views, the models and their states, the theme, and the API key.
 
 import { ApiError, key, onUnauthorized, request } from "./api.js";
 import { announce, confirmDialog, fill, h, icon, iconButton, kept, openDialog, toast } from "./dom.js";
 
-// Each view is a module that exports `mount(root, app)`; what that returns, if anything, is called when it is left.
+// Each view is a module that exports `mount(root, app)`, which may return a function to call when the user leaves it.
 const VIEWS = {
   chat: { title: "Chat", load: () => import("./chat.js") },
   lab: { title: "Lab", load: () => import("./lab.js") },
@@ -22,16 +22,16 @@ const POLL_MS = 1500;
 const QUIET_POLL_MS = 30_000;
 
 class App extends EventTarget {
-  /** Those of /v1/models, as they were told last. */
+  /** The models of the last reply of /v1/models. */
   models = [];
-  /** What keeps them from being told: a text, or null. */
+  /** The error of the last request for them, or null. */
   trouble = null;
   #chosen = kept(() => localStorage, "model");
   #timer = 0;
   #leave = null;
   #shown = null;
 
-  /** The name of the model to be asked. */
+  /** The name of the selected model. */
   get model() {
     const names = this.models.map((model) => model.id);
     const chosen = this.#chosen.get();
@@ -47,14 +47,14 @@ class App extends EventTarget {
     return this.models.find((model) => model.id === name) ?? null;
   }
 
-  /** loaded, loading, unloaded, sleeping, failed; or offline where the server says nothing. */
+  /** loaded, loading, unloaded, sleeping, failed; or offline if the server does not reply. */
   stateOf(model) {
     if (this.trouble?.status === 0) return "offline";
     if (this.trouble?.passes) return "loading";
     return model?.status?.value ?? (model ? "loaded" : "loading");
   }
 
-  /** Asks for the models again; does not throw. "models" is dispatched when something is known. */
+  /** Fetches the models again, without throwing, and dispatches "models". */
   async refreshModels() {
     clearTimeout(this.#timer);
     try {
@@ -65,7 +65,7 @@ class App extends EventTarget {
       this.trouble = error;
     }
     this.dispatchEvent(new Event("models"));
-    // Who looks away does not ask; a server without a key that is right is not asked again and again.
+    // No polling while the tab is hidden, or after the server has rejected the key.
     const busy = this.trouble?.status !== 401 && (this.trouble || this.models.some((model) => model.status?.value === "loading"));
     if (this.trouble?.status !== 401) this.#timer = setTimeout(() => this.#poll(), busy ? POLL_MS : QUIET_POLL_MS);
   }
@@ -75,17 +75,17 @@ class App extends EventTarget {
     else this.refreshModels();
   }
 
-  /** Goes to a view, or to something in it: `go("lab")`, `go("chat/3f2a")`. */
+  /** Opens a view, or an object in it: `go("lab")`, `go("chat/3f2a")`. */
   go(hash) {
     location.hash = hash;
   }
 
-  /** What stands behind the name of the view: `#chat/3f2a` gives "3f2a". */
+  /** The part of the URL after the name of the view: `#chat/3f2a` has "3f2a". */
   get place() {
     return decodeURIComponent(location.hash.split("/").slice(1).join("/"));
   }
 
-  /** Shows how an answer came about; see inspector.js. */
+  /** Opens the inspector for an answer; see inspector.js. */
   async openInspector(answer) {
     const module = await import("./inspector.js");
     return module.openInspector(this, answer);
@@ -110,19 +110,19 @@ class App extends EventTarget {
     const root = h("div", { class: `view ${name}-view` });
     fill(document.getElementById("view"), root);
     document.getElementById("bar-model").hidden = name === "api";
-    this.#leave = view ? view.mount(root, this) : fill(root, h("p", { class: "empty" }, "This part of the page could not be loaded."));
+    this.#leave = view ? view.mount(root, this) : fill(root, h("p", { class: "empty" }, "This view could not be loaded; reload the page."));
     if (typeof this.#leave !== "function") this.#leave = null;
   }
 }
 
-// The end of the bar: which model, in which state; theme; key.
+// The end of the bar: the model and its state, the theme, the API key.
 
 function modelPicker(app) {
   const select = h("select", { "aria-label": "Model", onchange: () => { app.model = select.value; } });
   const state = h("span", { class: "state", role: "img" });
   const draw = () => {
     const names = app.models.map((model) => model.id);
-    const shown = names.length ? names : ["no model yet"];
+    const shown = names.length ? names : ["no model"];
     if (shown.join("\n") !== [...select.options].map((option) => option.value).join("\n")) {
       fill(select, shown.map((name) => h("option", { value: name }, name)));
     }
@@ -144,10 +144,10 @@ function modelPicker(app) {
   return h("div", { class: "model-picker", id: "bar-model" }, state, select);
 }
 
-/** ", 42 %" of a model that is being loaded, as far as the server says. */
+/** Returns ", 42 %" for a model that is being loaded, if the server reports the progress. */
 export function describeProgress(app) {
   const part = app.modelEntry()?.status?.progress;
-  // Before the list of models can be told, the error says it.
+  // Until the server can list its models, the error message has the progress.
   const percent = typeof part === "number" ? Math.round(part * 100) : /\((\d+)%\)/.exec(app.trouble?.message ?? "")?.[1];
   return percent === undefined ? "" : `, ${percent} %`;
 }
@@ -159,7 +159,7 @@ function themeButton() {
   const button = iconButton("moon", "Theme", () => {
     const next = isDark() ? "light" : "dark";
     document.documentElement.dataset.theme = next;
-    // Who comes back to what the system says follows the system again.
+    // Choosing the system's theme again means to follow the system.
     if ((next === "dark") === system.matches) {
       delete document.documentElement.dataset.theme;
       theme.set(null);
@@ -177,10 +177,10 @@ function themeButton() {
   return button;
 }
 
-/** Asks for a key; resolves to whether one was given. */
+/** Asks the user for an API key; resolves to whether one was entered. */
 async function askForKey(problem) {
   const field = h("input", { type: "password", id: "key", autocomplete: "off", spellcheck: "false", autofocus: true, required: true });
-  const given = await openDialog("This server wants a key", (close) => h("form", {
+  const given = await openDialog("This server needs an API key", (close) => h("form", {
     class: "stack",
     onsubmit: (event) => {
       event.preventDefault();
@@ -190,7 +190,7 @@ async function askForKey(problem) {
   problem && h("p", { class: "field-error", role: "alert" }, problem),
   h("label", { for: "key" }, "API key"),
   field,
-  h("p", { class: "hint" }, "It is kept in this tab only, and sent to this server only."),
+  h("p", { class: "hint" }, "It is stored only in this tab, and sent only to this server."),
   h("div", { class: "dialog-actions" }, h("button", { class: "button primary" }, "Use this key"))));
   if (!given) return false;
   key.set(given);
@@ -199,9 +199,9 @@ async function askForKey(problem) {
 
 function keyButton(app) {
   return iconButton("key", "API key", async () => {
-    if (key.get() && await confirmDialog("API key", "A key is in use in this tab.", "Forget it")) {
+    if (key.get() && await confirmDialog("API key", "An API key is stored in this tab.", "Remove it")) {
       key.set(null);
-      toast("The key is forgotten.");
+      toast("API key removed.");
     } else if (!key.get() && await askForKey("")) app.refreshModels();
   });
 }

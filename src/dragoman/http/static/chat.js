@@ -1,4 +1,4 @@
-// The chat: conversations at the left, one of them in the middle, its settings at the right.
+// The chat view: the list of chats on the left, the open chat in the middle, its settings on the right.
 
 import { buildRequest, forgetTokens, inspected, streamAnswer } from "./answer.js";
 import { describeProgress } from "./app.js";
@@ -31,10 +31,10 @@ class ChatView {
   constructor(root, app) {
     Object.assign(this, { root, app, history: new BrowserHistory(), usual: kept(() => localStorage, "settings") });
     this.leaving = new AbortController();
-    /** What the inspector is given, of answers that were made while this page is open, by their nodes. */
+    /** The inspector's records of answers generated while this page is open, by node. */
     this.answers = new Map();
     this.views = new Map();
-    /** Their messages, by the elements that hold them. */
+    /** The views of messages, by the element that contains them. */
     this.stretches = new Map();
     this.running = null;
     this.files = [];
@@ -66,11 +66,11 @@ class ChatView {
 
   #build() {
     this.list = h("ul", { class: "chats" });
-    this.filter = h("input", { type: "search", placeholder: "Search", "aria-label": "Search the chats", oninput: () => this.#drawList() });
+    this.filter = h("input", { type: "search", placeholder: "Search", "aria-label": "Search chats", oninput: () => this.#drawList() });
     const side = h("aside", { class: "history", "aria-label": "Chats", id: "history" },
       h("button", { type: "button", class: "button new-chat", onclick: () => this.#startNew() }, icon("add"), "New chat"),
       this.filter, h("nav", { "aria-label": "Chats" }, this.list),
-      h("p", { class: "hint kept" }, "Kept in this browser only."));
+      h("p", { class: "hint kept" }, "Stored only in this browser."));
     this.thread = h("div", { class: "thread" });
     this.scroller = h("div", { class: "scroller", onscroll: () => this.#scrolled(), tabindex: "0", role: "region", "aria-label": "Conversation" }, this.thread);
     this.near = new IntersectionObserver((seen) => this.#approach(seen), { root: this.scroller, rootMargin: "1500px 0px" });
@@ -97,7 +97,7 @@ class ChatView {
 
   #composer() {
     this.input = h("textarea", {
-      rows: 1, "aria-label": "Message", placeholder: "Say something…", enterkeyhint: "send",
+      rows: 1, "aria-label": "Message", placeholder: "Write a message…", enterkeyhint: "send",
       onkeydown: (event) => this.#inputKey(event), oninput: () => this.#drawSend(), onpaste: (event) => this.#pasted(event),
     });
     this.picker = h("input", { type: "file", multiple: true, hidden: true, onchange: () => this.#attach([...this.picker.files]) });
@@ -113,15 +113,15 @@ class ChatView {
       },
     }, this.state, h("div", { class: "box" }, this.attached,
       h("div", { class: "line" }, iconButton("attach", "Attach a file", () => this.picker.click()), this.picker, this.input, this.send)),
-    h("p", { class: "hint keys" }, h("kbd", {}, "Enter"), " sends, ", h("kbd", {}, "Shift"), "+", h("kbd", {}, "Enter"), " is a new line, ",
-      h("kbd", {}, "Esc"), " stops, ", h("kbd", {}, "Ctrl"), "+", h("kbd", {}, "K"), " goes anywhere"));
+    h("p", { class: "hint keys" }, h("kbd", {}, "Enter"), " sends, ", h("kbd", {}, "Shift"), "+", h("kbd", {}, "Enter"), " starts a new line, ",
+      h("kbd", {}, "Esc"), " stops, ", h("kbd", {}, "Ctrl"), "+", h("kbd", {}, "K"), " opens the command list"));
   }
 
-  // Which conversation.
+  // Opening and saving chats.
 
   #newTree(kept_) {
     let usual = {};
-    try { usual = JSON.parse(this.usual.get() ?? "{}"); } catch { /* then the usual ones */ }
+    try { usual = JSON.parse(this.usual.get() ?? "{}"); } catch { /* the defaults apply */ }
     const tree = new Tree(kept_);
     tree.settings = { ...USUAL, ...usual, ...tree.settings };
     return tree;
@@ -165,7 +165,7 @@ class ChatView {
     clearTimeout(this.saving);
     this.saving = 0;
     if (!this.tree.nodes.size) return;
-    this.history.save(this.tree).then(() => this.#drawList(), () => toast("This chat could not be kept.", "error"));
+    this.history.save(this.tree).then(() => this.#drawList(), () => toast("This chat could not be saved.", "error"));
   }
 
   #saveSoon() {
@@ -205,8 +205,8 @@ class ChatView {
     this.stretches.clear();
     for (let at = 0; at < views.length; at += STRETCH) this.#addStretch(views.slice(at, at + STRETCH));
     fill(this.thread, path.length ? [...this.stretches.keys()] : this.#welcome());
-    // The last ones at once, those that come near when they do, and the others when nothing else is to be done: so that
-    // they can be searched and read out, too.
+    // The last messages are drawn at once, others when they are scrolled near, and the rest when the browser is idle, so
+    // that they can be searched and read aloud.
     const shown = [...this.stretches.keys()];
     for (const element of shown.splice(-2)) this.#showStretch(element);
     for (const element of shown) this.near.observe(element);
@@ -214,7 +214,7 @@ class ChatView {
     this.#toEnd();
   }
 
-  /** Messages that are laid out and painted together, or, far from the screen, not at all: few enough to be kept an eye on. */
+  /** Adds a group of messages that the browser lays out and paints together, or skips while far from the screen. */
   #addStretch(views) {
     const height = views.reduce((sum, view) => sum + estimateHeight(view.node), 0);
     const style = { "contain-intrinsic-size": `auto ${height}px` };
@@ -242,8 +242,8 @@ class ChatView {
 
   #welcome() {
     return h("div", { class: "welcome" },
-      h("h2", {}, "What shall we ask?"),
-      h("p", { class: "hint" }, "Answers come from ", this.welcomeModel = h("strong", {}, this.app.model ?? "the model"), " on this server. Nothing leaves it."),
+      h("h2", {}, "What would you like to ask?"),
+      h("p", { class: "hint" }, "Answers come from ", this.welcomeModel = h("strong", {}, this.app.model ?? "the model"), " on this server. No data leaves it."),
       h("div", { class: "ideas" }, IDEAS.map(([label, text, settings]) => h("button", {
         type: "button", class: "idea", onclick: () => {
           Object.assign(this.tree.settings, settings);
@@ -267,10 +267,10 @@ class ChatView {
     this.jump.hidden = true;
   }
 
-  // What can be done with a message.
+  // Actions on a message.
 
   #actions() {
-    const idle = (work) => (...given) => (this.running ? toast("An answer is being written; stop it first.") : work(...given));
+    const idle = (work) => (...given) => (this.running ? toast("An answer is being generated; stop it first.") : work(...given));
     return {
       choose: (id) => {
         if (this.running) return;
@@ -286,7 +286,7 @@ class ChatView {
     };
   }
 
-  /** The thread as it is now, without moving what one looks at. */
+  /** Redraws the thread, and keeps the scroll position. */
   #redraw() {
     const { scrollTop } = this.scroller;
     this.#drawThread();
@@ -299,7 +299,7 @@ class ChatView {
       this.#answer(made.id);
     } else if (node.role === "tool") {
       let results = node.results;
-      try { results = JSON.parse(text); } catch { return toast("These results are no JSON.", "error"); }
+      try { results = JSON.parse(text); } catch { return toast("The results are not valid JSON.", "error"); }
       this.#answer(this.tree.add(node.parent, { role: "tool", results }).id);
     } else {
       const { id: _, parent, at, usage, error, ...rest } = node;
@@ -322,10 +322,10 @@ class ChatView {
     this.#open(tree);
     this.#save();
     this.app.go(`chat/${tree.id}`);
-    toast("A new chat goes on from here.");
+    toast("A new chat continues from here.");
   }
 
-  // Asking.
+  // Sending.
 
   async #submit() {
     const content = this.input.value.trim();
@@ -347,7 +347,7 @@ class ChatView {
     this.#answer(made.id);
   }
 
-  /** A new answer below a node, as it comes. */
+  /** Adds an answer below a node, and streams it. */
   async #answer(parent) {
     const { tree } = this;
     const asked = buildRequest(tree.upTo(parent), tree.settings, this.app.model);
@@ -358,20 +358,20 @@ class ChatView {
     const own = this.running = new AbortController();
     this.#drawSend();
     this.#toEnd();
-    announce("The model answers.");
+    announce("The model is answering.");
     const answer = await this.#stream(node, asked, view);
     this.answers.set(node.id, answer);
     if (this.running === own) this.running = null;
     view.setLive(false);
     if (tree !== this.tree) {
-      // Somebody went to another conversation meanwhile.
+      // The user has opened another chat in the meantime.
       this.history.save(tree).then(() => this.#drawList());
       return;
     }
     if (this.atEnd) this.#toEnd();
     this.#drawSend();
     this.#save();
-    announce(node.error ? `The answer failed: ${node.error.message}` : `The answer is there. ${node.content.slice(0, 300)}`);
+    announce(node.error ? `The answer failed: ${node.error.message}` : `The answer is complete. ${node.content.slice(0, 300)}`);
     if (node.error) this.app.refreshModels();
   }
 
@@ -385,7 +385,7 @@ class ChatView {
       }
       const waits = node.error?.status === 503 && /loading|starting|waking/.test(`${node.error.code} ${node.error.message}`);
       if (!waits || signal.aborted) return answer;
-      // The model is on its way: ask again until it is there.
+      // The model is being loaded: retry until it is ready.
       this.app.refreshModels();
       delete node.error;
       await new Promise((resolve) => { setTimeout(resolve, 1000); });
@@ -396,7 +396,7 @@ class ChatView {
     }
   }
 
-  /** Once a frame however many events come; and if drawing takes long, less often. */
+  /** Draws at most once per frame, and less often if drawing takes long. */
   #drawSoon(view) {
     if (this.frame) return;
     this.frame = requestAnimationFrame((now) => {
@@ -428,13 +428,13 @@ class ChatView {
     const { trouble } = app;
     const said = {
       loading: `${app.model ?? "The model"} is being loaded${describeProgress(app)}.`,
-      offline: "The server cannot be reached.",
-      failed: `${app.model} has failed to load.`,
-      sleeping: `${app.model} is asleep; the first answer wakes it up.`,
-      unloaded: `${app.model} is not loaded yet; the first answer takes longer.`,
+      offline: "Cannot reach the server.",
+      failed: `${app.model} failed to load.`,
+      sleeping: `${app.model} is asleep; the next message wakes it.`,
+      unloaded: `${app.model} is not loaded; the next message loads it, which takes a while.`,
     }[value];
     const part = Number(/(\d+) %/.exec(said ?? "")?.[1]);
-    fill(this.state, trouble?.status === 401 ? h("p", {}, "This server wants a key. ", h("button", { type: "button", class: "button small", onclick: () => app.refreshModels() }, "Give it"))
+    fill(this.state, trouble?.status === 401 ? h("p", {}, "This server needs an API key. ", h("button", { type: "button", class: "button small", onclick: () => app.refreshModels() }, "Enter it"))
       : said && h("p", {}, said), value === "loading" && part >= 0 ? h("progress", { max: 100, value: part, "aria-label": "Loading" }) : null);
     if (this.welcomeModel) this.welcomeModel.textContent = app.model ?? "the model";
   }
@@ -452,7 +452,7 @@ class ChatView {
 
   #drawAttached() {
     fill(this.attached, this.files.map((file) => h("span", { class: "file" }, icon("file"), describeFile(file),
-      iconButton("close", `Leave out ${file.name}`, () => {
+      iconButton("close", `Remove ${file.name}`, () => {
         this.files = this.files.filter((one) => one !== file);
         this.#drawAttached();
         this.#drawSend();
@@ -529,7 +529,7 @@ class ChatView {
     (await openDialog("Go to…", (close) => palette(entries, close), { class: "palette" }))?.();
   }
 
-  // The sides.
+  // Side panels.
 
   #toggleHistory(open = !this.root.classList.contains("with-history")) {
     this.root.classList.toggle("with-history", open);
@@ -558,7 +558,7 @@ class ChatView {
   #export() {
     const name = (this.tree.title || "chat").replace(/[^\w-]+/g, "-").slice(0, 40);
     return openDialog("Export this chat", (close) => [
-      h("p", {}, "Markdown is what you see; JSON has every branch."),
+      h("p", {}, "Markdown has the messages on screen; JSON has all branches."),
       h("div", { class: "dialog-actions" },
         h("button", { type: "button", class: "button", onclick: () => close(download(`${name}.md`, "text/markdown", toMarkdown(this.tree))) }, "Markdown"),
         h("button", { type: "button", class: "button primary", onclick: () => close(download(`${name}.json`, "application/json", JSON.stringify(this.tree, null, 2))) }, "JSON")),
@@ -566,11 +566,11 @@ class ChatView {
   }
 }
 
-/** A field that narrows a list, and a list that is walked through with the arrows. */
+/** A field that filters a list, and the list, which the arrow keys navigate. */
 function palette(entries, close) {
   let shown = entries;
   let at = 0;
-  const list = h("ul", { class: "palette-list", role: "listbox", id: "palette-list", "aria-label": "Places" });
+  const list = h("ul", { class: "palette-list", role: "listbox", id: "palette-list", "aria-label": "Commands" });
   const draw = () => {
     fill(list, shown.map(([label, work], number) => h("li", {
       role: "option", id: `palette-${number}`, "aria-selected": String(number === at), onclick: () => close(work),
@@ -579,7 +579,7 @@ function palette(entries, close) {
     list.children[at]?.scrollIntoView({ block: "nearest" });
   };
   const field = h("input", {
-    type: "text", role: "combobox", "aria-label": "Where to", "aria-expanded": "true", "aria-controls": "palette-list", autocomplete: "off", autofocus: true,
+    type: "text", role: "combobox", "aria-label": "Command", "aria-expanded": "true", "aria-controls": "palette-list", autocomplete: "off", autofocus: true,
     oninput: () => {
       shown = entries.filter(([label]) => label.toLowerCase().includes(field.value.trim().toLowerCase())).slice(0, 50);
       at = 0;

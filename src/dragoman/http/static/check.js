@@ -1,6 +1,6 @@
-// What is wrong with JSON that a person is typing, said while they type. The server has the last word on all of it.
+// Checks JSON while the user types it. The server validates it again when it is sent.
 
-/** {value}, or {error} that says where. */
+/** Returns {value}, or {error} with its position. */
 export function readJson(text) {
   try {
     return { value: JSON.parse(text) };
@@ -16,13 +16,13 @@ export function readJson(text) {
 function describeSyntax(text, at) {
   const here = text[at];
   const before = text.slice(0, at).trimEnd().at(-1);
-  if (here === undefined) return "the JSON is not finished yet.";
-  if ((here === "}" || here === "]") && before === ",") return `a comma before ${here} is one too many.`;
-  if (here === "'") return "strings have double quotes.";
-  if (here === "\n") return "a string is not closed on this line.";
-  if (here === '"' && before && '"}]0123456789el'.includes(before)) return "a comma is missing before this.";
-  if (before === "{" || before === ",") return "the name of a field, in double quotes, belongs here.";
-  return `${JSON.stringify(here)} does not belong here.`;
+  if (here === undefined) return "the JSON is incomplete.";
+  if ((here === "}" || here === "]") && before === ",") return `remove the comma before ${here}.`;
+  if (here === "'") return "strings need double quotes.";
+  if (here === "\n") return "a string is not closed in this line.";
+  if (here === '"' && before && '"}]0123456789el'.includes(before)) return "a comma is missing here.";
+  if (before === "{" || before === ",") return "expected the name of a field in double quotes.";
+  return `${JSON.stringify(here)} is not expected here.`;
 }
 
 const TYPES = new Set(["string", "number", "integer", "boolean", "object", "array", "null"]);
@@ -37,7 +37,7 @@ function isObject(value) {
   return value !== null && typeof value === "object" && !Array.isArray(value);
 }
 
-/** The first thing that is wrong with a JSON Schema, or null. */
+/** Returns the first error of a JSON Schema, or null. */
 export function checkSchema(schema, place = "#", depth = 0) {
   if (typeof schema === "boolean" || depth > MOST_DEEP) return null;
   if (!isObject(schema)) return `${place} must be an object.`;
@@ -48,13 +48,13 @@ function checkWords(schema, place) {
   const { type, required } = schema;
   const types = Array.isArray(type) ? type : type === undefined ? [] : [type];
   const strange = types.find((one) => !TYPES.has(one));
-  if (strange !== undefined) return `${place}/type: ${JSON.stringify(strange)} is no type; there are ${[...TYPES].join(", ")}.`;
+  if (strange !== undefined) return `${place}/type: ${JSON.stringify(strange)} is not a valid type; allowed are ${[...TYPES].join(", ")}.`;
   if (required !== undefined && !(Array.isArray(required) && required.every((one) => typeof one === "string"))) return `${place}/required must be a list of names.`;
   if (schema.enum !== undefined && !(Array.isArray(schema.enum) && schema.enum.length)) return `${place}/enum must be a list of values.`;
   const noNumber = NUMBERS.find((name) => schema[name] !== undefined && typeof schema[name] !== "number");
   if (noNumber) return `${place}/${noNumber} must be a number.`;
   const noCount = COUNTS.find((name) => schema[name] !== undefined && !(Number.isInteger(schema[name]) && schema[name] >= 0));
-  if (noCount) return `${place}/${noCount} must be a whole number from 0 on.`;
+  if (noCount) return `${place}/${noCount} must be an integer of at least 0.`;
   return checkPattern(schema, place) ?? checkRequired(schema, place);
 }
 
@@ -64,13 +64,13 @@ function checkPattern({ pattern }, place) {
     new RegExp(pattern, "u");
     return null;
   } catch {
-    return `${place}/pattern is no regular expression.`;
+    return `${place}/pattern is not a valid regular expression.`;
   }
 }
 
 function checkRequired({ required, properties, additionalProperties }, place) {
   const unknown = additionalProperties === false ? (required ?? []).find((name) => !Object.hasOwn(properties ?? {}, name)) : undefined;
-  return unknown === undefined ? null : `${place}/required: ${JSON.stringify(unknown)} is not among the properties, and no others are allowed.`;
+  return unknown === undefined ? null : `${place}/required: ${JSON.stringify(unknown)} is not in properties, and additionalProperties is false.`;
 }
 
 function checkBelow(schema, place, depth) {
@@ -93,18 +93,18 @@ function checkBelow(schema, place, depth) {
   return null;
 }
 
-/** The first thing that is wrong with a list of tools, or null. */
+/** Returns the first error of a list of tools, or null. */
 export function checkTools(tools) {
-  if (!Array.isArray(tools)) return "Tools are a list: [{\"type\": \"function\", \"function\": {…}}].";
+  if (!Array.isArray(tools)) return "Tools must be a list: [{\"type\": \"function\", \"function\": {…}}].";
   const names = new Set();
   for (const [at, tool] of tools.entries()) {
     const place = `Tool ${at + 1}`;
     if (!isObject(tool) || tool.type !== "function" || !isObject(tool.function)) return `${place} must be {"type": "function", "function": {…}}.`;
     const { name, description, parameters } = tool.function;
     if (typeof name !== "string" || !/^[\w.-]{1,64}$/.test(name)) return `${place}: "name" must be 1 to 64 letters, digits, "_", "-" or ".".`;
-    if (names.has(name)) return `${place}: there are two tools called ${name}.`;
+    if (names.has(name)) return `${place}: the name ${name} is used twice; names must differ.`;
     names.add(name);
-    if (description !== undefined && typeof description !== "string") return `${place}: "description" must be a text.`;
+    if (description !== undefined && typeof description !== "string") return `${place}: "description" must be a string.`;
     const wrong = parameters === undefined ? null : checkSchema(parameters, `${name}: #`);
     if (wrong) return wrong;
   }

@@ -1,16 +1,16 @@
-// A chat completion as a request of the other APIs: the same conversation, tools and sampling, as far as each can say it.
+// Converts a chat completion to requests of the other APIs: conversation, tools and sampling, as far as each supports them.
 
 export const TARGETS = [
   { name: "Chat Completions", path: "v1/chat/completions" },
   { name: "Responses", path: "v1/responses" },
   { name: "Messages (Anthropic)", path: "v1/messages" },
-  { name: "Completions, with the ids of the prompt", path: "v1/completions" },
+  { name: "Completions (token ids)", path: "v1/completions" },
   { name: "Ollama", path: "api/chat" },
 ];
 const SHARED = ["model", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty", "repetition_penalty"];
 const MOST = ["max_completion_tokens", "max_tokens"];
 
-/** `prompt` is what the server made of it: {ids, prompt}. */
+/** Converts a request; `prompt` is its rendered prompt: {ids, prompt}. */
 export function convertRequest(body, path, prompt) {
   const most = MOST.map((name) => body[name]).find((value) => value);
   switch (path) {

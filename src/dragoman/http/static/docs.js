@@ -1,5 +1,5 @@
-// Every operation of the server, to be tried: each begins with an example that works. What an example is about (a stored
-// answer, an uploaded file) is made when it is sent, unless somebody names another.
+// All operations of the API, with an example that works. Objects that an example needs (a stored answer, an uploaded file)
+// are created when it is sent, unless the user names existing ones.
 
 import { fetchRaw, key, request } from "./api.js";
 import { fill, h, icon } from "./dom.js";
@@ -25,7 +25,7 @@ const SOCKET = {
   path: "/v1/responses",
   summary: "Responses over a WebSocket",
   group: "Responses",
-  described: { description: "One connection for many responses: each message asks for one, and its events come back as messages. Browsers cannot send a key with a WebSocket, so from here it works on a server without keys." },
+  described: { description: "One connection for many responses: each message requests one, and its events are sent back as messages. Browsers cannot send an API key with a WebSocket, so it works here only on servers without keys." },
 };
 const seen = new Set();
 
@@ -90,7 +90,7 @@ function head(one) {
   ];
 }
 
-// One operation: its fields, what is sent, and what comes back.
+// One operation: its fields, the request, and the reply.
 
 function drawDetail(detail, one, api, app) {
   const described = one.described;
@@ -128,10 +128,10 @@ function drawDetail(detail, one, api, app) {
   };
   const code = h("details", { class: "as-code" }, h("summary", {}, "As code"));
   code.addEventListener("toggle", () => {
-    if (code.open) fill(code, h("summary", {}, "As code"), body && !body.check() ? h("p", { class: "hint" }, "The body is no JSON.") : asCode(() => gather(words())));
+    if (code.open) fill(code, h("summary", {}, "As code"), body && !body.check() ? h("p", { class: "hint" }, "The body is not valid JSON.") : asCode(() => gather(words())));
   });
   const before = described["x-before"]?.length
-    ? h("p", { class: "hint" }, `Sends first, unless you fill in the fields: ${described["x-before"].map((step) => `${(step.method ?? "post").toUpperCase()} ${step.path}`).join(", then ")}.`)
+    ? h("p", { class: "hint" }, `Sent first, unless you fill in the fields: ${described["x-before"].map((step) => `${(step.method ?? "post").toUpperCase()} ${step.path}`).join(", then ")}.`)
     : null;
   fill(detail, head(one), h("form", {
     class: "stack",
@@ -147,7 +147,7 @@ function drawDetail(detail, one, api, app) {
   return () => stop.stop();
 }
 
-/** One request at a time; the next ends the one before. */
+/** Allows one request at a time; the next one aborts it. */
 class Stopper {
   #current = null;
   get busy() { return this.#current !== null; }
@@ -170,7 +170,7 @@ function parameterField(parameter, before, app) {
   const made = inPath && !isModel && before?.length;
   const input = h("input", {
     value: inPath ? (isModel ? app.model ?? "" : "") : example,
-    placeholder: made ? "made when you send" : inPath ? example : "", autocomplete: "off", spellcheck: "false", list: made ? "seen-ids" : null,
+    placeholder: made ? "created when you send" : inPath ? example : "", autocomplete: "off", spellcheck: "false", list: made ? "seen-ids" : null,
   });
   const element = h("label", {}, h("code", {}, parameter.name), h("span", { class: "hint" }, inPath ? " in the path" : " query"), input);
   return { ...parameter, element, word: inPath ? example : null, get value() { return input.value.trim(); }, set value(text) { input.value = text; } };
@@ -188,7 +188,7 @@ function bodyField(example, app) {
     let error = null;
     try { JSON.parse(input.value || "{}"); } catch (found) { error = found; }
     problem.hidden = !error;
-    problem.textContent = error ? `This is no JSON yet: ${error.message}` : "";
+    problem.textContent = error ? `Not valid JSON: ${error.message}` : "";
     input.setAttribute("aria-invalid", String(Boolean(error)));
     return !error;
   };
@@ -219,7 +219,7 @@ function formFields(form) {
   return {
     values,
     element: h("div", { class: "parameters" }, inputs.map(([name, input]) => h("label", {}, h("code", {}, name), h("span", { class: "hint" },
-      input.type === "file" && hint ? ` file; unchosen: ${hint.name}` : " form"), input))),
+      input.type === "file" && hint ? ` file; default: ${hint.name}` : " form"), input))),
   };
 }
 
@@ -234,7 +234,7 @@ function pathOf(path, parameters, known) {
   return query.size ? `${made}?${query}` : made;
 }
 
-/** Makes what the example is about, as far as somebody has not named another. The words and what they stand for; null if it failed. */
+/** Creates the objects that an example needs and the user has not named; returns the placeholders' values, or null. */
 async function prepare(steps, parameters, body, known, reply, signal) {
   const missing = parameters.some((each) => each.in === "path" && !each.value && each.word !== "MODEL");
   const named = !parameters.some((each) => each.in === "path") && steps.some((step) => Object.keys(step.take ?? {}).some((word) => body?.names(word)));
@@ -247,7 +247,7 @@ async function prepare(steps, parameters, body, known, reply, signal) {
     else if (step.body !== undefined) init.body = replaceWords(JSON.stringify(step.body), known);
     const told = await settled(path, init, step.until ?? {}, signal);
     if (!told.ok) {
-      fill(reply, h("p", { class: "hint" }, `${init.method} ${path}, which comes first:`), await showReply(told.reply, performance.now()));
+      fill(reply, h("p", { class: "hint" }, `${init.method} ${path}, sent first:`), await showReply(told.reply, performance.now()));
       return null;
     }
     for (const [word, place] of Object.entries(step.take ?? {})) known[word] = place.split(".").reduce((value, name) => value?.[name], told.body);
@@ -276,7 +276,7 @@ async function settled(path, init, until, signal) {
   }
 }
 
-/** The reply, whatever it says; without a right key the person is asked for one first. */
+/** Returns the reply, whatever its status; without a valid key the user is asked for one first. */
 async function asked(path, init) {
   const reply = await fetchRaw(path, init);
   if (reply.status !== 401) return reply;
@@ -315,12 +315,12 @@ async function showReply(reply, began) {
   return [line, h("div", { class: "code-block" }, showJson(pretty))];
 }
 
-/** As text while it comes, and every event as it came. */
+/** Shows a stream as text, and as raw events. */
 async function showStream(reply, out, began) {
   const line = statusLine(reply, began);
-  const text = h("pre", { class: "stream-text", tabindex: "0", "aria-label": "The answer as text" });
-  const raw = h("pre", { class: "json", tabindex: "0", "aria-label": "The events" });
-  fill(out, line.element, tabs("The stream", [["Text", () => text], ["Events", () => raw]]));
+  const text = h("pre", { class: "stream-text", tabindex: "0", "aria-label": "Answer as text" });
+  const raw = h("pre", { class: "json", tabindex: "0", "aria-label": "Raw events" });
+  fill(out, line.element, tabs("Stream", [["Text", () => text], ["Events", () => raw]]));
   const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
   const writer = new StreamWriter(text, raw);
   for (let part = await reader.read(); !part.done; part = await reader.read()) {
@@ -370,7 +370,7 @@ class StreamWriter {
   }
 }
 
-// What a body may have, from its schema.
+// The fields of a body, from its schema.
 
 function fieldTables(schema, api) {
   const some = (schema.anyOf ?? [schema]).map((each) => resolve(each, api)).filter((each) => each.properties);
@@ -394,12 +394,12 @@ function typeName(schema) {
   return schema.type === "array" ? `list of ${typeName(schema.items ?? {})}` : `${schema.type ?? "any"}${range}`;
 }
 
-// The socket.
+// The WebSocket.
 
 function drawSocket(detail, one, app) {
   const body = bodyField({ type: "response.create", model: "MODEL", input: "Name three colours.", max_output_tokens: 32 }, app);
-  const text = h("pre", { class: "stream-text", tabindex: "0", "aria-label": "The answer as text" });
-  const raw = h("pre", { class: "json", tabindex: "0", "aria-label": "The events" });
+  const text = h("pre", { class: "stream-text", tabindex: "0", "aria-label": "Answer as text" });
+  const raw = h("pre", { class: "json", tabindex: "0", "aria-label": "Raw events" });
   const state = h("p", { class: "hint", role: "status" }, "Not connected.");
   let socket = null;
   const send = (event) => {
@@ -416,14 +416,14 @@ function drawSocket(detail, one, app) {
     const writer = new StreamWriter(text, raw);
     state.textContent = "Connecting…";
     socket.onopen = () => {
-      state.textContent = "Connected. What you send next goes through the same connection.";
+      state.textContent = "Connected. Further messages use the same connection.";
       socket.send(said);
     };
     socket.onmessage = (event) => writer.take(`${event.data}\n`);
-    socket.onclose = () => { state.textContent = "The connection is closed. A server with keys refuses it: browsers cannot send one."; };
+    socket.onclose = () => { state.textContent = "Connection closed. Servers with API keys reject it, because browsers cannot send a key."; };
   };
   fill(detail, head(one), h("form", { class: "stack", onsubmit: send }, body.element,
     h("div", { class: "row" }, h("button", { type: "submit", class: "button primary" }, icon("send"), "Connect and send"), state)),
-  tabs("The stream", [["Text", () => text], ["Events", () => raw]]));
+  tabs("Stream", [["Text", () => text], ["Events", () => raw]]));
   return () => socket?.close();
 }

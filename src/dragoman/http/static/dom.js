@@ -1,10 +1,10 @@
-// Elements, made of text and other elements. Nothing here, or on this page, ever reads a string as HTML.
+// Creates elements from text and other elements. Nothing here or elsewhere in the web UI parses a string as HTML.
 
 const SAFE_PICTURE = /^data:image\/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]*$/;
 const SAFE_LINK = /^(https?:|mailto:|blob:|#|\.{0,2}\/|[\w-]+(\/|#|$))/i;
 const PROPERTIES = new Set(["value", "checked", "disabled", "indeterminate", "open", "hidden", "selected", "readOnly"]);
 
-/** h("p", {class: "a", onclick: f}, "text", [more], null): an element. Children are elements, or else text. */
+/** Creates an element: h("p", {class: "a", onclick: f}, "text", [more], null). Children are elements or text. */
 export function h(tag, attributes, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes ?? {})) setAttribute(made, name, value);
@@ -19,7 +19,7 @@ export function append(parent, children) {
   return parent;
 }
 
-/** What was in it goes. */
+/** Replaces the children of an element. */
 export function fill(parent, ...children) {
   parent.replaceChildren();
   return append(parent, children);
@@ -78,12 +78,12 @@ export function icon(name) {
   return made;
 }
 
-/** A button that is a picture; `label` is what it is called, and shown when the pointer rests. */
+/** Creates a button with an icon; `label` is its accessible name and tooltip. */
 export function iconButton(name, label, onclick, attributes) {
   return h("button", { type: "button", class: "icon-button", "aria-label": label, title: label, onclick, ...attributes }, icon(name));
 }
 
-/** A button that copies what `text()` gives, and says that it did. */
+/** Creates a button that copies the result of `text()`, and confirms it. */
 export function copyButton(text, label = "Copy") {
   const button = iconButton("copy", label, async () => {
     const done = await copyText(text());
@@ -94,7 +94,7 @@ export function copyButton(text, label = "Copy") {
   return button;
 }
 
-/** Without https, and not on this machine, browsers have no clipboard: then by a field that is marked. */
+/** Copies text. Without https, and not on localhost, browsers have no clipboard API: then from a selected field. */
 export async function copyText(text) {
   try {
     await navigator.clipboard.writeText(text);
@@ -109,19 +109,20 @@ export async function copyText(text) {
   }
 }
 
-/** For those who hear the page. */
+/** Announces a text to screen readers. */
 export function announce(text) {
   document.getElementById("announcer").textContent = text;
 }
 
-/** Shown for a while in a corner; kind is "error" or nothing. */
+/** Shows a text for a while in a corner; kind is "error" or empty. */
 export function toast(text, kind = "") {
   const made = h("div", { class: `toast ${kind}`, role: kind === "error" ? "alert" : "status" }, text);
   document.getElementById("toasts").append(made);
   setTimeout(() => made.remove(), kind === "error" ? 8000 : 4000);
 }
 
-/** A modal dialog: focus stays in it, Esc closes it. `content(close)` gives its children; resolves with what `close` is given. */
+/** Opens a modal dialog, which keeps the focus until it is closed. `content(close)` returns its children; resolves to `close`'s
+ * argument. */
 export function openDialog(title, content, attributes) {
   return new Promise((resolve) => {
     let result;
@@ -162,7 +163,7 @@ export function download(name, type, text) {
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }
 
-/** What is kept in this browser, or in this tab; where that is forbidden, for as long as the page is open. */
+/** A value stored in this browser or tab; in memory, if the browser forbids storage. */
 export function kept(storage, name) {
   let here = null;
   return {
@@ -174,7 +175,7 @@ export function kept(storage, name) {
       try {
         if (value) storage().setItem(name, value);
         else storage().removeItem(name);
-      } catch { /* it is kept here */ }
+      } catch { /* it stays in memory */ }
     },
   };
 }

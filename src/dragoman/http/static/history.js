@@ -1,4 +1,4 @@
-// Where conversations are kept: in this browser.
+// Storage of chats in this browser.
 
 const NAME = "dragoman";
 const CHATS = "chats";
@@ -9,7 +9,7 @@ function opened() {
     const asked = indexedDB.open(NAME, 1);
     asked.onupgradeneeded = () => {
       asked.result.createObjectStore(CHATS, { keyPath: "id" });
-      // A list of all is drawn often, and conversations are long: their titles stand apart.
+      // The list of chats is drawn often, and chats are long: their titles are stored separately.
       asked.result.createObjectStore(TITLES, { keyPath: "id" });
     };
     asked.onsuccess = () => resolve(asked.result);
@@ -24,19 +24,19 @@ function done(asked) {
   });
 }
 
-/** Kept in this browser; where it forbids that, for as long as the page is open. */
+/** Chats stored in this browser; in memory, if the browser forbids storage. */
 export class BrowserHistory {
   #database = null;
   #here = new Map();
 
-  /** {chats, titles}, or null. */
+  /** Returns {chats, titles}, or null. */
   async #stores(mode) {
     this.#database ??= opened().catch(() => null);
     const taken = (await this.#database)?.transaction([CHATS, TITLES], mode);
     return taken ? { chats: taken.objectStore(CHATS), titles: taken.objectStore(TITLES) } : null;
   }
 
-  /** Titles and times of all, the newest first. */
+  /** Returns the titles and times of all chats, newest first. */
   async list() {
     const stores = await this.#stores("readonly");
     const found = stores ? await done(stores.titles.getAll()) : [...this.#here.values()].map(summary);

@@ -1,5 +1,5 @@
-// How an answer came about: the prompt and the answer token by token, how likely each was, where the parts of the answer
-// were found, how long it took, and the same request as code or through another API. What `answer` has is in chat.js.
+// The inspector of an answer: prompt and answer token by token with probabilities, the parsed parts, timings, and the same
+// request as code or through another API. `inspected` in answer.js builds the record that it is opened with.
 
 import { ApiError, fetchOk, request, stream } from "./api.js";
 import { fill, h, openDialog } from "./dom.js";
@@ -32,13 +32,13 @@ class Inspector {
     this.record = readEvents(answer.events ?? []);
     this.#prompt = this.#reading = null;
     this.drawFacts();
-    fill(this.body, tabs("How it came about", [
+    fill(this.body, tabs("Views of the answer", [
       ["Answer", () => later(() => this.drawAnswer())],
       ["Prompt", () => later(() => this.drawPrompt())],
       ["Raw text", () => later(() => this.drawRaw())],
       ["Timings", () => later(() => this.drawTimings())],
       ["Request", () => this.drawRequest()],
-      ["Send again", () => this.drawAgain()],
+      ["Resend", () => this.drawAgain()],
     ]));
   }
 
@@ -54,28 +54,28 @@ class Inspector {
       ["answer", used.completion_tokens && `${used.completion_tokens} tokens`],
       ["first token", answer.times?.first && `${Math.round(answer.times.first - answer.times.sent)} ms`],
       ["rate", rate && `${rate.toFixed(rate < 10 ? 1 : 0)} tokens/s`],
-      ["ended by", answer.finish],
+      ["finish", answer.finish],
       ["request", answer.requestId],
     ];
     fill(this.facts, facts.filter(([, value]) => value).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, String(value)))));
   }
 
-  /** Asks the same once more, with ids and log probabilities. */
+  /** Offers to repeat the request with token ids and log probabilities. */
   #ask(why) {
     const problem = h("p", { class: "field-error", role: "alert", hidden: true });
     const { path, request: body } = this.answer;
     if (!body || path.replace(/^\//, "") !== CHAT) return h("p", { class: "hint" }, why);
     const button = h("button", { type: "button", class: "button primary", onclick: async () => {
       button.disabled = true;
-      fill(button, "Asking…");
+      fill(button, "Sending…");
       try { this.take(await askAgain(body)); } catch (error) {
         if (!(error instanceof ApiError)) throw error;
         Object.assign(problem, { hidden: false, textContent: error.message });
         button.disabled = false;
-        fill(button, "Ask again, and record");
+        fill(button, "Repeat and record");
       }
-    } }, "Ask again, and record");
-    return h("div", { class: "stack" }, h("p", {}, why), h("p", { class: "hint" }, "The same request can be sent once more with ids and log probabilities. Unless it is greedy or has a seed, the answer may be another."), h("div", {}, button), problem);
+    } }, "Repeat and record");
+    return h("div", { class: "stack" }, h("p", {}, why), h("p", { class: "hint" }, "You can repeat the request with token ids and log probabilities. Without greedy sampling or a seed, the answer may differ."), h("div", {}, button), problem);
   }
 
   async #read() {
@@ -86,7 +86,7 @@ class Inspector {
 
   async drawAnswer() {
     const { ids, logprobs } = this.record;
-    if (!ids.length) return this.#ask("Of this answer no token ids were recorded.");
+    if (!ids.length) return this.#ask("No token ids were recorded for this answer.");
     const told = await this.#read();
     const kinds = [];
     for (const part of told.parts) kinds.fill(part.kind, kinds.length, kinds.length = part.end);
@@ -96,11 +96,11 @@ class Inspector {
     const mean = aligned.filter(Boolean);
     const perplexity = mean.length ? Math.exp(-mean.reduce((sum, each) => sum + each.logprob, 0) / mean.length) : null;
     return h("div", { class: "stack" },
-      h("p", { class: "hint" }, `${ids.length} tokens`, perplexity && `, perplexity ${perplexity.toFixed(2)}`, mean.length ? ". The less likely a token was, the stronger its colour; rest on one, or go through them with the arrow keys." : ". No log probabilities were recorded."),
-      tokenView(tokens, "The answer, token by token", drawAnswerToken));
+      h("p", { class: "hint" }, `${ids.length} tokens`, perplexity && `, perplexity ${perplexity.toFixed(2)}`, mean.length ? ". Less likely tokens have a stronger colour; point at one, or use the arrow keys." : ". No log probabilities were recorded."),
+      tokenView(tokens, "Answer, token by token", drawAnswerToken));
   }
 
-  /** What was sent to the model: the ids that came back with the answer, or else as the server would write them now. */
+  /** Returns the prompt: the ids returned with the answer, or else those that the server would render now. */
   async #render() {
     const { request: body, path } = this.answer;
     if (this.record.promptIds) {
@@ -119,22 +119,22 @@ class Inspector {
   async drawPrompt() {
     this.#prompt ??= this.#render();
     const told = await this.#prompt;
-    if (!told) return h("p", { class: "hint" }, "The prompt of this answer is not known any more.");
-    if (!told.ids) return h("div", { class: "stack" }, h("p", { class: "hint" }, "This engine takes text: there are no token ids."), h("pre", { tabindex: "0" }, told.prompt));
+    if (!told) return h("p", { class: "hint" }, "The prompt of this answer is not available any more.");
+    if (!told.ids) return h("div", { class: "stack" }, h("p", { class: "hint" }, "This engine takes text; there are no token ids."), h("pre", { tabindex: "0" }, told.prompt));
     const cached = this.answer.usage?.prompt_tokens_details?.cached_tokens ?? 0;
     const special = new Set(told.special);
     const sampled = await this.#sampled(told);
     const tokens = told.ids.map((id, at) => ({ id, at, text: told.token_strs[at], special: special.has(at), cached: at < cached, sampled: sampled.has(at) }));
     return h("div", { class: "stack" },
-      h("p", { class: "hint" }, told.exact ? `The ${told.ids.length} ids that the model was given.` : `${told.ids.length} ids, as the server would write them now; the answer did not bring its own.`),
+      h("p", { class: "hint" }, told.exact ? `The ${told.ids.length} ids that the model received.` : `${told.ids.length} ids, rendered again now; the answer did not include its own.`),
       h("ul", { class: "legend", "aria-label": "Colours" },
         h("li", {}, h("span", { class: "token special" }, "special token"), ` ${special.size}`),
-        cached ? h("li", {}, h("span", { class: "token cached" }, "from the cache"), ` ${cached}`) : h("li", {}, "nothing came from the cache"),
-        sampled.size ? h("li", {}, h("span", { class: "token sampled" }, "as it was sampled"), ` ${sampled.size}: earlier answers keep the ids that they were sampled with, though a tokenizer would write them otherwise`) : null),
-      tokenView(tokens, "The prompt, token by token", drawPromptToken));
+        cached ? h("li", {}, h("span", { class: "token cached" }, "from the prefix cache"), ` ${cached}`) : h("li", {}, "nothing from the prefix cache"),
+        sampled.size ? h("li", {}, h("span", { class: "token sampled" }, "as sampled"), ` ${sampled.size}: earlier answers keep their sampled ids, even where a tokenizer would encode them differently`) : null),
+      tokenView(tokens, "Prompt, token by token", drawPromptToken));
   }
 
-  /** The places of ids that a tokenizer would not have written: they come from answers that were sampled. */
+  /** Returns the positions of ids that a tokenizer would encode differently: they are from sampled answers. */
   async #sampled(told) {
     const body = this.answer.request;
     if (!told.exact || !body?.messages || !body.messages.some((message) => message.role === "assistant")) return new Set();
@@ -148,14 +148,14 @@ class Inspector {
 
   async drawRaw() {
     const { ids } = this.record;
-    if (!ids.length) return this.#ask("What the model wrote, markers and all, is known from its ids, which were not recorded.");
+    if (!ids.length) return this.#ask("The raw text with its markers needs the token ids, which were not recorded.");
     const told = await this.#read();
     const special = new Set(told.special);
     const spans = told.parts.map((part) => h("span", { class: `part ${part.kind}`, title: part.kind },
       told.token_strs.slice(part.begin, part.end).map((text, at) => (special.has(part.begin + at) ? h("span", { class: "token special" }, text) : text))));
     return h("div", { class: "stack" },
-      h("p", { class: "hint" }, "Read as ", h("strong", {}, told.dialect.name), `: ${told.dialect.how}. `, h("a", { href: `#lab/${told.dialect.name}` , onclick: () => keepForLab(told.text) }, "Open in the lab")),
-      h("pre", { class: "raw", tabindex: "0", "aria-label": "The raw text, with its parts" }, spans),
+      h("p", { class: "hint" }, "Parsed as ", h("strong", {}, told.dialect.name), `: ${told.dialect.how}. `, h("a", { href: `#lab/${told.dialect.name}` , onclick: () => keepForLab(told.text) }, "Open in the lab")),
+      h("pre", { class: "raw", tabindex: "0", "aria-label": "Raw text with its parts" }, spans),
       h("ul", { class: "legend", "aria-label": "Colours" }, ["reasoning", "text", "call", "end"].map((kind) => h("li", {}, h("span", { class: `part ${kind}` }, kind)))),
       h("table", {}, h("thead", {}, h("tr", {}, ["part", "tokens", "from", "to"].map((name) => h("th", {}, name)))),
         h("tbody", {}, told.parts.map((part) => h("tr", {}, h("td", {}, part.kind, part.name && ` of ${part.name}`), h("td", {}, String(part.end - part.begin)), h("td", {}, String(part.begin)), h("td", {}, String(part.end)))))));
@@ -168,14 +168,14 @@ class Inspector {
     const rows = [];
     if (server) {
       const reading = server.ttft_ms === undefined ? null : server.ttft_ms - (server.queue_ms ?? 0);
-      rows.push(["queue", server.queue_ms, "it waited for a place in the engine"], ["prompt", reading, "the engine read the prompt, as far as it was not in the cache"], ["first token", server.ttft_ms, "from the request to the first token, by the server"],
-        ["whole", server.duration_ms, "of the request, by the server"], ["rate", server.tokens_per_s, "tokens a second, after the first"]);
+      rows.push(["queue", server.queue_ms, "waiting for the engine"], ["prompt", reading, "prefill of the prompt, without its cached part"], ["first token", server.ttft_ms, "from the request to the first token, measured by the server"],
+        ["total", server.duration_ms, "of the request, measured by the server"], ["rate", server.tokens_per_s, "tokens per second, after the first"]);
     }
     if (times?.sent) {
-      if (times.first) rows.push(["first token here", times.first - times.sent, "until this page had it"]);
-      if (times.last) rows.push(["last token here", times.last - times.sent, "until this page had it"]);
+      if (times.first) rows.push(["first token here", times.first - times.sent, "until this page received it"]);
+      if (times.last) rows.push(["last token here", times.last - times.sent, "until this page received it"]);
     }
-    if (!rows.length) return h("p", { class: "hint" }, "No times were kept of this answer.");
+    if (!rows.length) return h("p", { class: "hint" }, "No timings were recorded for this answer.");
     const shown = rows.filter(([, value]) => typeof value === "number");
     const first = times?.first ? times.first - times.sent : server?.ttft_ms;
     const whole = times?.last ? times.last - times.sent : server?.duration_ms;
@@ -186,14 +186,14 @@ class Inspector {
 
   drawRequest() {
     const { request: body, path } = this.answer;
-    if (!body) return h("p", { class: "hint" }, "The request of this answer is not known any more.");
+    if (!body) return h("p", { class: "hint" }, "The request of this answer is not available any more.");
     return h("div", { class: "stack" }, asCode(() => ({ method: "POST", path: `/${path.replace(/^\//, "")}`, body })),
-      h("details", {}, h("summary", {}, "Events, as they came"), showJson(this.answer.events ?? [])));
+      h("details", {}, h("summary", {}, "Events, as received"), showJson(this.answer.events ?? [])));
   }
 
   drawAgain() {
     const { request: body, path } = this.answer;
-    if (!body || path.replace(/^\//, "") !== CHAT) return h("p", { class: "hint" }, "Only a chat completion can be sent through another API from here.");
+    if (!body || path.replace(/^\//, "") !== CHAT) return h("p", { class: "hint" }, "Only a chat completion can be resent through another API.");
     const target = h("select", { id: "again-api", onchange: () => draw() }, TARGETS.map(({ name }) => h("option", {}, name)));
     const input = h("textarea", { class: "mono", rows: 14, "aria-label": "Body", spellcheck: "false" });
     const where = h("code", {});
@@ -216,12 +216,12 @@ class Inspector {
     draw();
     return h("div", { class: "again" },
       h("div", {}, h("label", { for: "again-api" }, "Through"), target, where, input, h("div", { class: "row" }, send), problem),
-      h("div", {}, h("h3", {}, "What comes back"), out, h("h3", {}, "What came the first time"), h("pre", { tabindex: "0" }, this.answer.reasoning && h("span", { class: "spoken reasoning" }, this.answer.reasoning), this.answer.text, (this.answer.calls ?? []).map((call) => h("span", { class: "spoken call" }, `\n${call.name}(${call.arguments})`)))));
+      h("div", {}, h("h3", {}, "New answer"), out, h("h3", {}, "First answer"), h("pre", { tabindex: "0" }, this.answer.reasoning && h("span", { class: "spoken reasoning" }, this.answer.reasoning), this.answer.text, (this.answer.calls ?? []).map((call) => h("span", { class: "spoken call" }, `\n${call.name}(${call.arguments})`)))));
   }
 
   async #sendAgain(path, body, out) {
     const said = { reasoning: "", text: "", call: "" };
-    const pre = h("pre", { class: "stream-text", tabindex: "0", "aria-label": "The other answer" });
+    const pre = h("pre", { class: "stream-text", tabindex: "0", "aria-label": "New answer" });
     fill(out, pre);
     const began = performance.now();
     const hear = (data) => {
@@ -234,13 +234,13 @@ class Inspector {
     if (path.startsWith("api/")) await lines(path, body, hear);
     else await stream(path, body, { onEvent: hear });
     const same = said.text === (this.answer.text ?? "");
-    out.append(h("p", { class: `verdict ${same ? "" : "no"}` }, same ? "The text is the same." : `The text is another${body.temperature === 0 || body.seed !== undefined ? "." : ": without a seed, words are drawn anew."}`, ` ${Math.round(performance.now() - began)} ms`));
+    out.append(h("p", { class: `verdict ${same ? "" : "no"}` }, same ? "The text is the same." : `The text differs${body.temperature === 0 || body.seed !== undefined ? "." : ": without a seed, sampling is random."}`, ` ${Math.round(performance.now() - began)} ms`));
   }
 }
 
-/** The element now, and what it becomes when that is known. */
+/** Returns an element that is filled when `make()` resolves. */
 function later(make) {
-  const holder = h("div", {}, h("p", { class: "hint" }, "Looking…"));
+  const holder = h("div", {}, h("p", { class: "hint" }, "Loading…"));
   make().then((made) => fill(holder, made), (error) => {
     if (!(error instanceof ApiError)) throw error;
     fill(holder, h("p", { class: "field-error", role: "alert" }, error.message));
@@ -248,7 +248,7 @@ function later(make) {
   return holder;
 }
 
-/** Lines of JSON, as Ollama streams. */
+/** Reads lines of JSON, as Ollama streams them. */
 async function lines(path, body, hear) {
   const reply = await fetchOk(path, { body });
   const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -261,14 +261,14 @@ async function lines(path, body, hear) {
 }
 
 function keepForLab(text) {
-  try { sessionStorage.setItem("lab", JSON.stringify({ text, dialect: "" })); } catch { /* it opens empty */ }
+  try { sessionStorage.setItem("lab", JSON.stringify({ text, dialect: "" })); } catch { /* the lab opens empty */ }
   document.querySelector("dialog.inspector")?.close();
 }
 
 const withoutStream = ({ stream: _, stream_options: __, ...rest }) => rest;
 const toolsOf = (body) => (body?.tools?.every((tool) => tool.function) ? body.tools : undefined);
 
-/** What the events of a stream say of tokens. */
+/** Returns the token ids and log probabilities in the events of a stream. */
 export function readEvents(events) {
   const record = { ids: [], logprobs: [], promptIds: null };
   for (const event of events) {
@@ -280,7 +280,7 @@ export function readEvents(events) {
   return record;
 }
 
-/** Where some tokens have no log probability, those that have go to the tokens of their texts, in order. */
+/** Assigns log probabilities to tokens by their texts, in order, if some tokens have none. */
 function alignLogprobs(texts, logprobs) {
   let at = 0;
   return texts.map((text) => (logprobs[at]?.token === text ? logprobs[at++] : undefined));
@@ -309,7 +309,7 @@ async function askAgain(body) {
   return answer;
 }
 
-// Tokens, one beside the other. One of them is current: the one under the pointer, or the one with the focus.
+// A row of tokens. One of them is current: the one under the pointer, or with the focus.
 
 function tokenView(tokens, label, describe) {
   const shown = tokens.slice(0, MOST_TOKENS);
@@ -350,7 +350,7 @@ function drawToken(token) {
 
 const visible = (text) => text.replaceAll("\n", "↵").replaceAll("\t", "⇥").replace(/^ +| +$/g, (spaces) => "␣".repeat(spaces.length)) || "nothing";
 
-/** What cannot be seen is shown by a sign, and a line still ends where it ends. */
+/** Replaces invisible characters by symbols, and keeps line breaks. */
 function glyphs(text) {
   if (!/[\n\t]/.test(text)) return text || h("span", { class: "glyph" }, "∅");
   return text.split(/([\n\t])/).map((part) => (part === "\n" ? [h("span", { class: "glyph" }, "↵"), "\n"] : part === "\t" ? h("span", { class: "glyph" }, "⇥") : part));
@@ -376,7 +376,7 @@ function drawAnswerToken(token) {
 }
 
 function drawPromptToken(token) {
-  const said = [token.special && "a special token", token.cached ? "from the cache" : "computed for this answer", token.sampled && "as it was sampled"].filter(Boolean).join(", ");
+  const said = [token.special && "a special token", token.cached ? "from the prefix cache" : "computed for this answer", token.sampled && "as sampled"].filter(Boolean).join(", ");
   return [h("p", { class: "big" }, visible(token.text)), h("p", { class: "hint" }, `id ${token.id}, token ${token.at + 1}`), h("p", {}, said)];
 }
 
@@ -388,7 +388,7 @@ function meter(part) {
 function timeline(queue, first, whole) {
   const x = (ms) => (ms / whole) * 1000;
   const bars = [["queue", 0, queue], ["first", queue, first], ["writing", first, whole]].filter(([, from, to]) => to > from);
-  return h("div", { class: "stack" }, svg("svg", { class: "timeline", viewBox: "0 0 1000 40", preserveAspectRatio: "none", role: "img", "aria-label": `${queue.toFixed(0)} ms in the queue, first token after ${first.toFixed(0)} ms, all after ${whole.toFixed(0)} ms` },
+  return h("div", { class: "stack" }, svg("svg", { class: "timeline", viewBox: "0 0 1000 40", preserveAspectRatio: "none", role: "img", "aria-label": `${queue.toFixed(0)} ms in the queue, first token after ${first.toFixed(0)} ms, complete after ${whole.toFixed(0)} ms` },
     ...bars.map(([name, from, to]) => svg("rect", { class: name, x: x(from), y: 8, width: Math.max(2, x(to) - x(from)), height: 24, rx: 4 }))),
-  h("ul", { class: "legend" }, bars.map(([name, from, to]) => h("li", {}, `${{ queue: "in the queue", first: "until the first token", writing: "writing" }[name]}: ${(to - from).toFixed(0)} ms`))));
+  h("ul", { class: "legend" }, bars.map(([name, from, to]) => h("li", {}, `${{ queue: "in the queue", first: "until the first token", writing: "generating" }[name]}: ${(to - from).toFixed(0)} ms`))));
 }

@@ -1,5 +1,5 @@
-// The dialect lab: what a model wrote is read before one's eyes. Which dialect it is and why, what came when, what stands
-// where, and the grammar that holds an answer to it.
+// The dialect lab: parses a model's output and shows the dialect with the reason for it, the events and parts, and the
+// grammar that constrains an answer to the dialect.
 
 import { ApiError, request } from "./api.js";
 import { copyButton, fill, h, icon, kept } from "./dom.js";
@@ -33,14 +33,14 @@ class Lab {
     this.app = app;
     this.saved = kept(() => sessionStorage, "lab");
     const ask = wait(() => this.ask(), 250);
-    this.text = h("textarea", { class: "mono", rows: 12, id: "lab-text", spellcheck: "false", oninput: ask, placeholder: "<think>…</think> and whatever else a model writes" });
+    this.text = h("textarea", { class: "mono", rows: 12, id: "lab-text", spellcheck: "false", oninput: ask, placeholder: "<think>…</think> and other model output" });
     this.dialect = h("select", { id: "lab-dialect", onchange: () => this.chosen() });
     this.template = h("textarea", { class: "mono", rows: 9, id: "lab-template", spellcheck: "false", oninput: ask, placeholder: "{% for message in messages %}…" });
     this.templateField = h("div", { class: "stack", hidden: true }, h("label", { for: "lab-template" }, "Chat template"), this.template,
-      h("p", { class: "hint" }, "It is run in a process of its own, which can open nothing, and is not kept."));
+      h("p", { class: "hint" }, "It runs in a separate process without access to files or network, and is not stored."));
     this.tools = h("textarea", { class: "mono", rows: 8, id: "lab-tools", spellcheck: "false", oninput: ask, value: JSON.stringify(TOOLS, null, 2) });
     this.toolsError = h("p", { class: "field-error", hidden: true, role: "alert" });
-    this.inside = h("select", { id: "lab-inside", onchange: ask }, [["", "as it looks"], ["true", "inside of reasoning"], ["false", "outside of it"]].map(([value, name]) => h("option", { value }, name)));
+    this.inside = h("select", { id: "lab-inside", onchange: ask }, [["", "detected"], ["true", "inside reasoning"], ["false", "outside reasoning"]].map(([value, name]) => h("option", { value }, name)));
     this.size = h("input", { type: "range", id: "lab-size", min: 0, max: SIZES.length - 1, value: SIZES.length - 1, oninput: () => { this.drawSize(); ask(); } });
     this.sizeSaid = h("output", { for: "lab-size" });
     this.place = h("input", { type: "range", id: "lab-place", min: 0, max: 0, value: 0, oninput: () => { this.pause(); this.drawPlace(); } });
@@ -49,29 +49,29 @@ class Lab {
     this.problem = h("p", { class: "field-error", role: "alert", hidden: true });
     this.found = h("div", { class: "card found" });
     this.verdict = h("p", { class: "verdict", role: "status" });
-    this.raw = h("pre", { class: "raw", tabindex: "0", "aria-label": "The text, with its parts" });
+    this.raw = h("pre", { class: "raw", tabindex: "0", "aria-label": "Text with its parts" });
     this.more = h("div", {});
     this.result = h("div", { class: "stack", hidden: true }, this.found, this.#pieces(), this.raw, this.#legend(), this.more);
     this.element = h("div", { class: "lab-columns" },
       h("div", {}, h("h1", {}, "Dialect lab"),
-        h("p", { class: "hint" }, "How the server reads what a model wrote, to look at: the same as ", h("code", {}, "dragoman parse"), ", and ", h("code", {}, "POST /parse"), "."),
-        h("div", { class: "stack" }, h("label", { for: "lab-dialect" }, "Read as"), h("div", { class: "row" }, h("div", { class: "grow" }, this.dialect), h("button", { type: "button", class: "button", onclick: () => this.example() }, "Example")), this.templateField),
-        h("div", { class: "stack" }, h("label", { for: "lab-text" }, "What the model wrote"), this.text),
-        h("div", { class: "stack" }, h("label", { for: "lab-inside" }, "It begins"), this.inside),
-        h("details", {}, h("summary", {}, "Tools that there were"), h("div", { class: "stack" }, h("label", { for: "lab-tools", class: "unseen" }, "Tools, as JSON"), this.tools, this.toolsError))),
+        h("p", { class: "hint" }, "Shows how the server parses a model's output, like ", h("code", {}, "dragoman parse"), " and ", h("code", {}, "POST /parse"), "."),
+        h("div", { class: "stack" }, h("label", { for: "lab-dialect" }, "Parse as"), h("div", { class: "row" }, h("div", { class: "grow" }, this.dialect), h("button", { type: "button", class: "button", onclick: () => this.example() }, "Example")), this.templateField),
+        h("div", { class: "stack" }, h("label", { for: "lab-text" }, "Model output"), this.text),
+        h("div", { class: "stack" }, h("label", { for: "lab-inside" }, "Starts"), this.inside),
+        h("details", {}, h("summary", {}, "Tools of the request"), h("div", { class: "stack" }, h("label", { for: "lab-tools", class: "unseen" }, "Tools, as JSON"), this.tools, this.toolsError))),
       h("div", {}, this.problem, this.result));
   }
 
   #pieces() {
     return h("div", { class: "card stack" }, h("div", { class: "pieces" },
-      h("label", { for: "lab-size" }, "Comes in pieces of"), this.size, this.sizeSaid,
-      h("label", { for: "lab-place" }, "Read so far"), this.place, this.placeSaid),
+      h("label", { for: "lab-size" }, "Chunk size"), this.size, this.sizeSaid,
+      h("label", { for: "lab-place" }, "Parsed so far"), this.place, this.placeSaid),
     h("div", { class: "row" }, this.play, this.verdict));
   }
 
   #legend() {
     return h("ul", { class: "legend", "aria-label": "Colours" }, LEGEND.map(([kind, name]) => h("li", {}, h("span", { class: `part ${kind}` }, name))),
-      h("li", {}, "bold: markers, which are no part of the answer"));
+      h("li", {}, "bold: markers, which are not part of the answer"));
   }
 
   async start() {
@@ -80,13 +80,13 @@ class Lab {
     this.#own = known.model;
     for (const each of known.data) this.#examples.set(each.name, each.example);
     const options = known.data.map((each) => h("option", { value: each.name }, `${each.name}: ${each.models}`));
-    fill(this.dialect, h("option", { value: OWN }, known.model ? `This server's model (${known.model.name})` : "This server's model"), h("option", { value: TEMPLATE }, "A chat template of mine"), h("optgroup", { label: "A dialect" }, options));
+    fill(this.dialect, h("option", { value: OWN }, known.model ? `This server's model (${known.model.name})` : "This server's model"), h("option", { value: TEMPLATE }, "A custom chat template"), h("optgroup", { label: "A dialect" }, options));
     try {
       const { text = "", dialect = OWN, template = "" } = JSON.parse(this.saved.get() ?? "{}");
       Object.assign(this.text, { value: text });
       this.template.value = template;
       this.dialect.value = dialect;
-    } catch { /* nothing was kept */ }
+    } catch { /* nothing was stored */ }
     if (this.app.place && this.#examples.has(this.app.place)) this.dialect.value = this.app.place;
     this.templateField.hidden = this.dialect.value !== TEMPLATE;
     this.drawSize();
@@ -120,7 +120,7 @@ class Lab {
       return Array.isArray(found) ? found : found.tools ?? [found];
     } catch (error) {
       this.toolsError.hidden = false;
-      this.toolsError.textContent = `This is no JSON yet: ${error.message}`;
+      this.toolsError.textContent = `Not valid JSON: ${error.message}`;
       return null;
     }
   }
@@ -164,7 +164,7 @@ class Lab {
     fill(this.found, drawFound(told));
     const same = this.#whole && sameAnswer(this.#whole.told, told);
     this.verdict.classList.toggle("no", !same);
-    fill(this.verdict, icon(same ? "check" : "close"), same ? "The answer is the same, however it is cut." : "The answer is another when it is cut like this: please report it.");
+    fill(this.verdict, icon(same ? "check" : "close"), same ? "The answer is the same with any chunk size." : "The answer differs with this chunk size: please report it.");
     this.place.max = String(text.length);
     this.place.value = String(text.length);
     this.drawPlace();
@@ -176,11 +176,11 @@ class Lab {
     const entries = [
       ["Answer", () => drawAnswer(told.message)],
       [`Events (${told.events.length + told.left_out})`, () => { this.events = drawEvents(told, Number(this.place.value)); return this.events; }],
-      ["Grammar", () => (told.grammar ? codeBlock(told.grammar, "grammar") : h("p", { class: "hint" }, told.grammar_error ?? "There is none."))],
+      ["Grammar", () => (told.grammar ? codeBlock(told.grammar, "grammar") : h("p", { class: "hint" }, told.grammar_error ?? "No grammar."))],
       ["Declaration", () => showJson(told.dialect.declares)],
     ];
     if ("prompt" in told) entries.push(["Prompt", () => (told.prompt === null ? h("p", { class: "field-error" }, told.template_error) : codeBlock(told.prompt, "prompt"))]);
-    return tabs("What was found", entries, { first: Math.min(this.#tab, entries.length - 1), onchange: (at) => { this.#tab = at; } });
+    return tabs("Result", entries, { first: Math.min(this.#tab, entries.length - 1), onchange: (at) => { this.#tab = at; } });
   }
 
   drawSize() {
@@ -200,7 +200,7 @@ class Lab {
     }
   }
 
-  /** As the text comes: the pieces have the size that was chosen. */
+  /** Plays the text back in chunks of the selected size. */
   run() {
     if (!this.#last) return;
     const most = this.#last.text.length;
@@ -232,12 +232,12 @@ function drawFound(told) {
     h("p", {}, "Why: ", h("strong", {}, dialect.how), "."),
     h("p", { class: "hint" }, dialect.models, dialect.aliases.length ? `. Also called ${dialect.aliases.join(", ")}.` : "."),
     h("div", { class: "row" }, [["reasoning", dialect.reasoning], ["calls", dialect.calls]].map(([name, has]) => h("span", { class: `badge ${has ? "accent" : ""}` }, has ? name : `no ${name}`)),
-      h("span", { class: "badge" }, told.starts_in_reasoning ? "begins inside of reasoning" : "begins outside of reasoning")),
+      h("span", { class: "badge" }, told.starts_in_reasoning ? "starts inside reasoning" : "starts outside reasoning")),
     told.template_error && h("p", { class: "field-error" }, told.template_error),
   ];
 }
 
-/** The text in its parts: what is a part of the answer, and the markers around it. */
+/** Returns the text as parts: those of the answer, with the markers around them. */
 export function drawParts(told, text, read = text.length) {
   const said = saidByPart(told);
   const drawn = told.parts.map((part, at) => {
@@ -248,7 +248,7 @@ export function drawParts(told, text, read = text.length) {
   return [...drawn, read < text.length ? h("span", { class: "unread" }, text.slice(read)) : null];
 }
 
-/** What the events say for each part; of calls nothing, since arguments may be written otherwise. */
+/** Returns the text of the events for each part; none for calls, whose arguments may be written differently. */
 function saidByPart(told) {
   const said = told.parts.map(() => "");
   let at = -1, kind = "";
@@ -269,7 +269,7 @@ function markers(slice, said, kind) {
   if (kind === "call") return slice;
   const at = said ? slice.indexOf(said) : -1;
   if (at < 0) {
-    // It may be cut off in the middle of what is said.
+    // The slice may end in the middle of the text.
     const inside = said && [...Array(Math.min(slice.length, 64)).keys()].find((place) => said.startsWith(slice.slice(place)) && slice.length > place);
     return inside === undefined || inside === "" ? slice : [mark(slice.slice(0, inside)), slice.slice(inside)];
   }
@@ -283,7 +283,7 @@ function drawAnswer(message) {
     message.reasoning && [h("h2", { class: "part-head" }, "Reasoning"), h("pre", { tabindex: "0" }, message.reasoning)],
     message.text && [h("h2", { class: "part-head" }, "Text"), h("pre", { tabindex: "0" }, message.text)],
     message.tool_calls.map((call) => [h("h2", { class: "part-head" }, "Call of ", h("code", {}, call.name)), h("div", { class: "code-block" }, showJson(pretty(call.arguments)), copyButton(() => call.arguments, "Copy arguments"))]),
-    !message.reasoning && !message.text && !message.tool_calls.length && h("p", { class: "hint" }, "Nothing was said."));
+    !message.reasoning && !message.text && !message.tool_calls.length && h("p", { class: "hint" }, "Empty answer."));
 }
 
 function pretty(text) {
@@ -299,7 +299,7 @@ function drawEvents(told, read) {
   rest > 0 && h("p", { class: "hint" }, `and ${rest} more`));
 }
 
-/** Ids of calls are made up anew each time. */
+/** Compares two answers without the ids of calls, which are random. */
 function sameAnswer(one, other) {
   const plain = ({ message }) => JSON.stringify({ ...message, tool_calls: message.tool_calls.map(({ name, arguments: given }) => [name, given]) });
   return plain(one) === plain(other) && JSON.stringify(one.parts) === JSON.stringify(other.parts);

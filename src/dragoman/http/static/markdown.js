@@ -1,9 +1,9 @@
-// Markdown to elements. The text is what a model wrote, so it is made into text nodes and a few harmless elements only:
-// HTML in it is shown as it is, links lead to http, https or mail, and pictures are links, so that nothing is fetched.
+// Renders Markdown to elements. A model wrote the text, so it becomes only text nodes and a few harmless elements: HTML is
+// shown as text, links lead only to http, https or mailto, and images become links, so that nothing is fetched.
 //
-// A text that grows is drawn as it grows. All blocks but the last are final, because the parser lets a line begin a new
-// block only once nothing can follow that would make it part of the one before. So each time only the last block is drawn
-// anew, and of an open code block only what was added.
+// A streamed text is drawn as it grows. All blocks but the last are final, because the parser begins a new block only once
+// no later text can make the line part of the block before. Each update therefore redraws only the last block, and of an
+// open code block only appends the new text.
 
 import { append, copyButton, h } from "./dom.js";
 
@@ -11,13 +11,13 @@ const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^`\s]*)[^`]*$/;
 const HEADING = /^ {0,3}(#{1,6})\s+(\S.*)$/;
 const RULE = /^ {0,3}([-*_])[ \t]*(?:\1[ \t]*){2,}$/;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])(\s+)(?=\S)/;
-/** What may become an item yet. */
+/** The start of a line that may still become a list item. */
 const BEGUN = /^\s*(?:[-*+]|\d{1,9}[.)]?)?\s*$/;
 const QUOTE = /^ {0,3}>/;
 const DELIMITER = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
 const MOST_NESTED = 12;
 
-/** The blocks of some text. With `open`, the last line may go on: it begins nothing new yet. */
+/** Parses the blocks of a text. With `open`, the last line may be incomplete and begins no new block. */
 function parse(text, open) {
   const lines = text.split("\n");
   const blocks = [];
@@ -77,7 +77,7 @@ function parseList(lines, at, open) {
       width = found[0].length;
       items.push([line.slice(width)]);
     } else if (!line.trim()) {
-      // A blank line is the item's if what follows is.
+      // A blank line belongs to the item if the line after it does.
       let next = end + 1;
       while (next < lines.length && !lines[next].trim()) next += 1;
       const follows = lines[next] ?? "";
@@ -121,7 +121,7 @@ function parseParagraph(lines, at, open) {
   return [{ kind: "paragraph", text: lines.slice(at, end).join("\n") }, end];
 }
 
-// Blocks to elements.
+// Rendering of blocks.
 
 function draw(block, depth = 0, outline = null) {
   switch (block.kind) {
@@ -135,7 +135,7 @@ function draw(block, depth = 0, outline = null) {
   }
 }
 
-/** A message is headed by an h2, and no level is left out: `#` and `###` after it are h3 and h4. */
+/** Returns the heading level: messages begin with an h2, and no level is skipped, so `#` and `###` become h3 and h4. */
 function placeHeading(outline, level) {
   while (outline.length && outline.at(-1) >= level) outline.pop();
   outline.push(level);
@@ -150,7 +150,7 @@ function drawCode({ language, text }) {
   const code = h("code", {}, document.createTextNode(text));
   const label = language.slice(0, 40) || "text";
   return h("div", { class: "code" },
-    h("div", { class: "code-head" }, h("span", {}, label), copyButton(() => code.textContent, "Copy the code")),
+    h("div", { class: "code-head" }, h("span", {}, label), copyButton(() => code.textContent, "Copy code")),
     h("pre", { tabindex: "0", "aria-label": `Code, ${label}`, role: "group" }, code));
 }
 
@@ -159,7 +159,7 @@ function drawList({ ordered, first, items }, depth) {
     const task = /^\[([ xX])\]\s+/.exec(text);
     const blocks = depth > MOST_NESTED ? [{ kind: "paragraph", text }] : parse(task ? text.slice(task[0].length) : text, false);
     const box = task && h("span", { class: "task", role: "img", "aria-label": task[1] === " " ? "open" : "done" }, task[1] === " " ? "☐ " : "☑ ");
-    // A tight item is its text, without a paragraph around it.
+    // A tight item has its text without a paragraph.
     return h("li", {}, box, blocks.map((block, at) => (at === 0 && block.kind === "paragraph" ? inline(block.text) : draw(block, depth + 1))));
   }));
 }
@@ -171,7 +171,7 @@ function drawTable({ aligned, rows }) {
     h("table", {}, h("thead", {}, row("th", rows[0])), h("tbody", {}, rows.slice(1).map((cells_) => row("td", cells_)))));
 }
 
-// What is within a line.
+// Inline text.
 
 const SPECIAL = /[\\`*_~[!<\n]|https?:\/\//g;
 const LINK = /^\[((?:[^[\]\\]|\\.|\[[^[\]]*\])*)\]\(\s*<?([^\s<>()]*(?:\([^\s()]*\)[^\s<>()]*)*)>?(?:\s+["'(][^"')]*["')])?\s*\)/;
@@ -180,10 +180,10 @@ const BARE = /^https?:\/\/[^\s<>"'`]+[^\s<>"'`.,;:!?)\]}*_~]/;
 const ADDRESS = /^(https?:\/\/|mailto:)/i;
 const MOST_LINK = 4000;
 
-/** The nodes of a text without blocks. */
+/** Returns the nodes of inline text. */
 export function inline(text, depth = 0) {
   const nodes = [];
-  // Where a closing mark was looked for and there was none, none is looked for again: so time stays linear.
+  // A closing mark that was not found once is not searched again, which keeps the time linear.
   const missing = new Set();
   let plain = "";
   const add = (node) => {
@@ -253,7 +253,7 @@ function emphasis(text, at, mark, missing, depth) {
     const after = text[end + run.length] ?? " ";
     const single = double || (after !== mark && text[end - 1] !== mark);
     if (single && /\S/.test(text[end - 1]) && !(mark === "_" && /\w/.test(after))) {
-      // ***both***: the inner one is closed first.
+      // ***both***: the inner mark is closed first.
       if (double && after === mark && text[inside] === mark) end += 1;
       const tag = mark === "~" ? "del" : double ? "strong" : "em";
       return [h(tag, {}, inline(text.slice(inside, end), depth + 1)), end + run.length];
@@ -276,7 +276,7 @@ function autoLink(found, at) {
 function link(found, at, depth) {
   if (!found) return null;
   const label = inline(found[1], depth + 1);
-  // What leads elsewhere than to a page or to mail is shown, and leads nowhere.
+  // Links to anything but pages and mail are shown without a target.
   const node = ADDRESS.test(found[2]) ? anchor(found[2], label) : h("span", { class: "no-link", title: found[2] }, label);
   return [node, at + found[0].length];
 }
@@ -287,15 +287,15 @@ function picture(found, at) {
   return [ADDRESS.test(found[2]) ? anchor(found[2], label) : h("span", { class: "no-link" }, label), at + 1 + found[0].length];
 }
 
-// A text that is there, and one that grows.
+// Complete and streamed texts.
 
-/** All of a text, as an element. */
+/** Renders a complete text as an element. */
 export function render(text) {
   const outline = [];
   return append(h("div", { class: "markdown" }), parse(text, false).map((block) => draw(block, 0, outline)));
 }
 
-/** `view.update(text)` draws a text that has grown since; `view.update(text, true)` one that is whole. */
+/** Draws a streamed text: `view.update(text)` while it grows, `view.update(text, true)` when it is complete. */
 export class MarkdownView {
   constructor() {
     this.element = h("div", { class: "markdown" });
@@ -323,7 +323,7 @@ export class MarkdownView {
     this.#replace(blocks.length ? { ...last, start: 0 } : last, [...this.outline]);
   }
 
-  /** What was drawn for the last block is final now. */
+  /** Marks the last drawn block as final. */
   #settle(start) {
     this.final += start;
     this.live = null;

@@ -1,4 +1,4 @@
-// One message on the page. It is drawn when it comes near to the screen, and while its answer comes, once a frame.
+// A message in the chat. It is drawn when it is scrolled near the screen, and once per frame while it is streamed.
 
 import { copyButton, fill, h, icon, iconButton } from "./dom.js";
 import { mediaKind } from "./files.js";
@@ -8,16 +8,16 @@ import { describeFile } from "./tree.js";
 const LINE_PX = 26;
 const LINE_CHARS = 78;
 
-/** How high it will be, about: what is not drawn yet takes so much room. */
+/** Estimates the height of a message that is not drawn yet. */
 export function estimateHeight({ content = "", reasoning, calls = [], results = {} }) {
   const texts = [content, ...calls.map((call) => call.arguments), ...Object.values(results)];
   const lines = texts.join("\n").split("\n").reduce((sum, line) => sum + Math.ceil(line.length / LINE_CHARS + 0.4), 0);
   return 60 + lines * LINE_PX + (reasoning ? 40 : 0) + calls.length * 60;
 }
 
-const WHO = { user: "You", assistant: "Answer", tool: "Results of tools" };
+const WHO = { user: "You", assistant: "Answer", tool: "Tool results" };
 
-/** `actions` are what can be done with a message: {choose, edit, again, branch, inspect, sendResults}, each of a node. */
+/** Draws a message; `actions` are {choose, edit, again, branch, inspect, sendResults}, each called with a node. */
 export class MessageView {
   constructor(node, tree, actions) {
     Object.assign(this, { node, tree, actions, live: false, drawn: false });
@@ -26,7 +26,7 @@ export class MessageView {
     });
   }
 
-  /** Draws it, if that was not done yet. */
+  /** Draws the message, if it is not drawn yet. */
   show() {
     if (!this.drawn) this.draw();
   }
@@ -38,7 +38,7 @@ export class MessageView {
     this.#drawFoot();
   }
 
-  // Those of a person.
+  // Messages of the user.
 
   #user() {
     const { content, files = [] } = this.node;
@@ -58,7 +58,7 @@ export class MessageView {
     });
   }
 
-  // Those of a model.
+  // Messages of the model.
 
   #assistant() {
     this.thought = h("div", { class: "thought-text" });
@@ -72,7 +72,7 @@ export class MessageView {
     return [this.thoughtBox, this.text.element, this.calls, this.end];
   }
 
-  /** What has come since. */
+  /** Draws what was added since the last call. */
   update() {
     if (!this.drawn) return;
     const { node, live } = this;
@@ -94,7 +94,7 @@ export class MessageView {
     return view;
   }
 
-  /** It begins to come, or is over. */
+  /** Sets whether the message is being streamed. */
   setLive(live) {
     this.live = live;
     this.element.toggleAttribute("aria-busy", live);
@@ -119,7 +119,7 @@ export class MessageView {
     return !node.error && (node.calls ?? []).some((call) => !call.server) && !(this.tree.children.get(node.id) ?? []).length;
   }
 
-  /** Where a person says what came of the calls. */
+  /** Builds the form in which the user enters the results of calls. */
   #resultForm(given = {}) {
     const calls = this.node.calls.filter((call) => !call.server);
     const fields = calls.map((call) => [call.id, h("textarea", { id: `result-${this.node.id}-${call.id}`, class: "mono", rows: 2, value: given[call.id] ?? "", placeholder: '{"degrees": 21}' })]);
@@ -133,7 +133,7 @@ export class MessageView {
     h("div", { class: "row" }, h("button", { class: "button primary" }, fields.length > 1 ? "Send the results" : "Send the result")));
   }
 
-  // Below it.
+  // Below the message.
 
   #drawFoot() {
     const { node, live } = this;
@@ -146,10 +146,10 @@ export class MessageView {
     const { ids, at } = this.tree.ways(this.node);
     if (ids.length < 2) return null;
     const go = (step) => () => this.actions.choose(ids[at + step]);
-    return h("span", { class: "ways", role: "group", "aria-label": "Other ways this was said" },
-      iconButton("left", "The one before", go(-1), { disabled: at === 0 }),
+    return h("span", { class: "ways", role: "group", "aria-label": "Other versions" },
+      iconButton("left", "Previous version", go(-1), { disabled: at === 0 }),
       h("span", {}, `${at + 1} / ${ids.length}`),
-      iconButton("right", "The next one", go(1), { disabled: at === ids.length - 1 }));
+      iconButton("right", "Next version", go(1), { disabled: at === ids.length - 1 }));
   }
 
   #buttons() {
@@ -157,9 +157,9 @@ export class MessageView {
     const text = () => (node.role === "tool" ? Object.values(node.results).join("\n") : node.content || (node.calls ?? []).map((call) => `${call.name}(${call.arguments})`).join("\n"));
     return [
       copyButton(text, "Copy"),
-      node.role === "assistant" && iconButton("again", "Answer again", () => actions.again(node)),
+      node.role === "assistant" && iconButton("again", "Regenerate", () => actions.again(node)),
       iconButton("edit", "Edit", () => this.#edit()),
-      iconButton("branch", "Branch off into a new chat", () => actions.branch(node)),
+      iconButton("branch", "Continue in a new chat", () => actions.branch(node)),
       node.role === "assistant" && iconButton("inspect", "Inspect", () => actions.inspect(node)),
     ];
   }
@@ -180,28 +180,28 @@ export class MessageView {
         } else if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
       },
     }, field, h("div", { class: "row" },
-      h("button", { class: "button primary" }, node.role === "user" ? "Send" : "Keep"),
+      h("button", { class: "button primary" }, node.role === "user" ? "Send" : "Save"),
       h("button", { type: "button", class: "button", onclick: () => this.draw() }, "Cancel"),
-      h("span", { class: "hint" }, "What was there before stays as another branch.")));
+      h("span", { class: "hint" }, "The previous version stays as another branch.")));
     fill(this.element, form);
     field.focus();
   }
 }
 
-/** Adds to the last text node what a text has more than it. */
+/** Appends the new end of a text to its text node. */
 function grow(element, text) {
   const node = element.firstChild;
   if (node && text.startsWith(node.data)) node.appendData(text.slice(node.data.length));
   else element.textContent = text;
 }
 
-/** A call as it is written: its name, then its arguments as they come, at last tidily. */
+/** A tool call while it is streamed: its name, then its arguments, indented at the end. */
 class CallView {
   constructor() {
     this.name = h("code");
     this.state = h("span", { class: "badge" });
     this.text = h("code");
-    this.output = h("pre", { tabindex: "0", hidden: true, role: "group", "aria-label": "What came of the call" });
+    this.output = h("pre", { tabindex: "0", hidden: true, role: "group", "aria-label": "Result of the call" });
     this.element = h("div", { class: "call" },
       h("div", { class: "call-head" }, icon("tool"), this.name, this.state),
       h("pre", { tabindex: "0", role: "group", "aria-label": "Arguments of the call" }, this.text), this.output);
@@ -210,7 +210,7 @@ class CallView {
   update(call, live) {
     this.name.textContent = call.name || "…";
     const over = call.output !== undefined || call.error !== undefined;
-    this.state.textContent = call.server ? `${call.server}: ${over ? (call.error ? "failed" : "done") : "running"}` : live ? "is written" : "for you";
+    this.state.textContent = call.server ? `${call.server}: ${over ? (call.error ? "failed" : "done") : "running"}` : live ? "streaming" : "needs a result";
     this.state.className = `badge ${call.error ? "danger" : call.server && over ? "accent" : "amber"}`;
     if (live) grow(this.text, call.arguments);
     else this.text.textContent = tidy(call.arguments);
@@ -223,9 +223,9 @@ function tidy(text) {
   try { return JSON.stringify(JSON.parse(text), null, 2); } catch { return text; }
 }
 
-const FINISHES = { length: "cut at the limit of tokens", stopped: "stopped", content_filter: "filtered", tool_calls: "calls" };
+const FINISHES = { length: "cut off at the token limit", stopped: "stopped", content_filter: "filtered", tool_calls: "calls" };
 
-/** `SmolLM2 · 42 tokens · 35 a second · first after 0.2 s`. */
+/** Returns facts such as `SmolLM2 · 42 tokens · 35 tokens/s · first after 0.2 s`. */
 function describeAnswer({ model, usage, times, finish, edited }) {
   const tokens = usage?.completion_tokens;
   const seconds = times?.first && times.last > times.first ? (times.last - times.first) / 1000 : null;
@@ -233,7 +233,7 @@ function describeAnswer({ model, usage, times, finish, edited }) {
     model,
     edited && "edited",
     tokens && `${tokens} tokens`,
-    tokens > 1 && seconds > 0.05 && `${Math.round((tokens - 1) / seconds)} a second`,
+    tokens > 1 && seconds > 0.05 && `${Math.round((tokens - 1) / seconds)} tokens/s`,
     times?.first && times.sent && `first after ${((times.first - times.sent) / 1000).toFixed(2)} s`,
     FINISHES[finish],
   ];

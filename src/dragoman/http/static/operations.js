@@ -1,5 +1,5 @@
-// What the server is doing: who is computed and who waits, tokens a second, the cache, memory, and whose requests they are.
-// All of it is GET /operations, asked again every second while somebody looks.
+// The state of the server: running and queued answers, tokens per second, prefix cache, memory, and requests by API key.
+// All data is from GET /operations, polled every second while the view is visible.
 
 import { ApiError, request } from "./api.js";
 import { fill, h } from "./dom.js";
@@ -26,11 +26,11 @@ class Board {
     this.head = h("p", { class: "hint" });
     this.problem = h("p", { class: "field-error", role: "alert", hidden: true });
     this.cards = {
-      written: card("Tokens written", "tokens/s"),
-      read: card("Prompts read", "tokens/s"),
+      written: card("Generated tokens", "tokens/s"),
+      read: card("Prompt tokens", "tokens/s"),
       running: card("Answers", ""),
-      cached: card("From the cache", "of the prompts' tokens"),
-      kv: card("Key-value memory", "in use"),
+      cached: card("Prefix cache", "of prompt tokens"),
+      kv: card("KV cache", "in use"),
       memory: card("Memory", ""),
     };
     this.tables = h("div", { class: "board" });
@@ -63,11 +63,11 @@ class Board {
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
       this.problem.hidden = false;
-      this.problem.textContent = error.status === 404 ? "This server tells no figures: it was started with --metrics off." : error.message;
+      this.problem.textContent = error.status === 404 ? "The server provides no metrics; start it without --metrics off." : error.message;
       if (error.status === 404) return;
     }
     if (this.#left || this.pause.getAttribute("aria-pressed") === "true") return;
-    // Who looks away does not ask.
+    // No polling while the tab is hidden.
     if (document.hidden) document.addEventListener("visibilitychange", () => this.ask(), { once: true });
     else this.#timer = setTimeout(() => this.ask(), POLL_MS);
   }
@@ -96,17 +96,17 @@ class Board {
     const past = this.#history;
     this.head.textContent = `version ${told.version}, up for ${duration(told.uptime_s)}${told.draining ? ", and stopping" : ""}, ${told.requests_in_flight - 1 || "no"} other request${told.requests_in_flight === 2 ? "" : "s"} in flight`;
     const { cards } = this;
-    cards.written.show(figure(now.written), chart([past.written]), `${figure(told.tokens.completion_tokens)} in all`);
-    cards.read.show(figure(now.read), chart([past.read]), `${figure(told.tokens.prompt_tokens)} in all`);
-    cards.running.show([String(now.running), h("small", {}, " at work, "), String(now.waiting), h("small", {}, " waiting")], chart([past.running, past.waiting]),
-      told.models.map((model) => model.places && `${model.places} places`).filter(Boolean).join(", "));
+    cards.written.show(figure(now.written), chart([past.written]), `${figure(told.tokens.completion_tokens)} in total`);
+    cards.read.show(figure(now.read), chart([past.read]), `${figure(told.tokens.prompt_tokens)} in total`);
+    cards.running.show([String(now.running), h("small", {}, " running, "), String(now.waiting), h("small", {}, " queued")], chart([past.running, past.waiting]),
+      told.models.map((model) => model.places && `capacity ${model.places}`).filter(Boolean).join(", "));
     const share = told.tokens.prompt_tokens ? told.tokens.cached_tokens / told.tokens.prompt_tokens : 0;
     cards.cached.show(`${(share * 100).toFixed(0)} %`, gauge(share, false), `${figure(told.tokens.cached_tokens)} of ${figure(told.tokens.prompt_tokens)}`);
     const used = told.models.map((model) => model.kv_usage).filter((value) => value !== null);
     const kv = used.length ? Math.max(...used) : null;
-    cards.kv.show(kv === null ? "–" : `${(kv * 100).toFixed(0)} %`, kv === null ? null : gauge(kv, true), kv === null ? "this engine does not say" : "");
+    cards.kv.show(kv === null ? "–" : `${(kv * 100).toFixed(0)} %`, kv === null ? null : gauge(kv, true), kv === null ? "not reported by this engine" : "");
     const { resident_bytes: resident, bodies_bytes: bodies, replies_bytes: replies } = told.memory;
-    cards.memory.show(bytes(resident), chart([past.memory], true), `${bytes(bodies)} of bodies, ${bytes(replies)} of replies that are not read yet`);
+    cards.memory.show(bytes(resident), chart([past.memory], true), `${bytes(bodies)} of request bodies, ${bytes(replies)} of unread replies`);
     fill(this.tables, modelTable(told), answerTable(told), keyTable(told), requestTable(told));
   }
 }
@@ -163,33 +163,33 @@ function table(title, names, rows, empty) {
 const ms = (value) => (typeof value === "number" ? `${value < 10 ? value.toFixed(1) : Math.round(value)} ms` : null);
 
 function modelTable(told) {
-  return table("Models", ["model", "at work", "waiting", "places", "queue", "first token", "between tokens", "answers"], told.models.map((model) => [
+  return table("Models", ["model", "running", "queued", "capacity", "queue", "first token", "between tokens", "answers"], told.models.map((model) => [
     model.name, String(model.running), String(model.waiting), String(model.places ?? "–"), ms(model.mean_ms.queue), ms(model.mean_ms.first_token), ms(model.mean_ms.between_tokens),
     Object.entries(model.answers).filter(([, count]) => count).map(([how, count]) => `${count} ${how}`).join(", ") || "none yet",
   ]), null);
 }
 
 function answerTable(told) {
-  return table("At work now", ["what", "model", "key", "for", "prompt", "cached", "written", "rate"], told.answers.map((each) => [
+  return table("Active answers", ["state", "model", "key", "time", "prompt", "cached", "generated", "rate"], told.answers.map((each) => [
     h("span", { class: `badge ${each.state === "running" ? "accent" : "amber"}` }, each.state), each.model, each.key, `${each.seconds.toFixed(1)} s`, figure(each.prompt_tokens), figure(each.cached_tokens), figure(each.completion_tokens),
     each.tokens_per_s ? `${each.tokens_per_s}/s` : null,
-  ]), "Nothing is asked of the engine.");
+  ]), "No active answers.");
 }
 
 function keyTable(told) {
-  return table("Keys", ["key", "requests inside", "share", "at work", "waiting"], told.keys.map((each) => [
+  return table("Keys", ["key", "active requests", "share", "running", "queued"], told.keys.map((each) => [
     [each.name, each.you && h("span", { class: "badge accent" }, "you")], String(each.inside), h("div", {}, gauge(each.share, false)), String(each.running), String(each.waiting),
   ]), null);
 }
 
 function requestTable(told) {
-  return table("Lately", ["request", "status", "took", "queue", "first token", "rate", "prompt", "cached", "written", "ended by"], told.requests.map((each) => [
+  return table("Recent requests", ["request", "status", "duration", "queue", "first token", "rate", "prompt", "cached", "generated", "finish"], told.requests.map((each) => [
     h("code", {}, `${each.method} ${each.path}`), h("span", { class: `badge ${each.status < 400 ? "accent" : "danger"}` }, String(each.status)), ms(each.duration_ms), ms(each.queue_ms), ms(each.ttft_ms),
     each.tokens_per_s ? `${each.tokens_per_s}/s` : null, figure(each.prompt_tokens), figure(each.cached_tokens), figure(each.completion_tokens), each.finish,
   ]), "No requests yet.");
 }
 
-// Numbers for people.
+// Number formats.
 
 function figure(value) {
   if (value === null || value === undefined) return "–";

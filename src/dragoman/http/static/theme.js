@@ -4,5 +4,5 @@
   try {
     const chosen = localStorage.getItem("theme");
     if (chosen === "dark" || chosen === "light") document.documentElement.dataset.theme = chosen;
-  } catch { /* storage may be forbidden: then the system's theme it is */ }
+  } catch { /* without storage, the system's theme applies */ }
 })();

@@ -1,10 +1,10 @@
-// A conversation as a tree: whoever says something in another way begins a branch, and nothing that was said is lost.
+// A conversation as a tree: an edited message or repeated answer begins a branch, and no version is lost.
 //
-// A node is {id, parent, role, at} and
-//   of a user:        content, files: [{name, type, size, data}] with data in base64
-//   of an assistant:  content, reasoning, calls: [{id, name, arguments, server, output, error}], model, finish, usage, error,
-//                     times; `server` names the MCP server that made the call, whose output is then there too
-//   of a tool:        results: {id of a call: text}, for all calls of the node above
+// A node has {id, parent, role, at} and
+//   user:        content, files: [{name, type, size, data}] with data in base64
+//   assistant:   content, reasoning, calls: [{id, name, arguments, server, output, error}], model, finish, usage, error,
+//                times; `server` names the MCP server that ran the call, whose output is then included
+//   tool:        results: {id of a call: text}, for all calls of the parent node
 
 import { mediaKind } from "./files.js";
 
@@ -23,7 +23,7 @@ export class Tree {
     this.settings = kept.settings ?? null;
     this.nodes = new Map();
     this.children = new Map([[ROOT, []]]);
-    /** Which child is shown, by its parent. */
+    /** The child that is shown, by parent. */
     this.chosen = new Map(Object.entries(kept.chosen ?? {}));
     for (const node of kept.nodes ?? []) this.#put(node);
   }
@@ -34,7 +34,7 @@ export class Tree {
     this.children.get(node.parent)?.push(node.id);
   }
 
-  /** A new node below another, which is shown from now on. */
+  /** Adds a node below another, and shows it. */
   add(parent, node) {
     const made = { id: newId(), parent: parent ?? ROOT, at: Date.now(), ...node };
     this.#put(made);
@@ -44,7 +44,7 @@ export class Tree {
     return made;
   }
 
-  /** The nodes that are shown, from the first on. */
+  /** Returns the nodes that are shown, from the first on. */
   path() {
     const found = [];
     for (let id = this.#next(ROOT); id; id = this.#next(id)) found.push(this.nodes.get(id));
@@ -57,7 +57,7 @@ export class Tree {
     return children.includes(chosen) ? chosen : children.at(-1);
   }
 
-  /** The ways in which this was said: ids, and the place of this one among them. */
+  /** Returns the ids of all versions of a node, and its index among them. */
   ways(node) {
     const ids = this.children.get(node.parent) ?? [];
     return { ids, at: ids.indexOf(node.id) };
@@ -67,7 +67,7 @@ export class Tree {
     this.chosen.set(this.nodes.get(id).parent, id);
   }
 
-  /** Nodes from the first to this one. */
+  /** Returns the nodes from the first to this one. */
   upTo(id) {
     const found = [];
     for (let node = this.nodes.get(id); node; node = this.nodes.get(node.parent)) found.unshift(node);
@@ -85,14 +85,14 @@ function titleOf(node) {
   return line.length > 60 ? `${line.slice(0, 57)}…` : line;
 }
 
-/** What a file says to people: its name and how large it is. */
+/** Returns the name and size of a file. */
 export function describeFile({ name, size }) {
   return `${name} (${size < 1024 ? `${size} B` : size < 1048576 ? `${Math.round(size / 1024)} KB` : `${(size / 1048576).toFixed(1)} MB`})`;
 }
 
-// As requests.
+// Conversion to requests.
 
-/** Messages of Chat Completions. */
+/** Returns the messages for Chat Completions. */
 export function chatMessages(nodes, system) {
   const said = nodes.flatMap((node) => {
     if (node.role === "user") return [{ role: "user", content: userContent(node, "text", filePart) }];
@@ -102,13 +102,13 @@ export function chatMessages(nodes, system) {
     const message = { role: "assistant", content: node.content || (calls.length ? null : "") };
     if (node.reasoning) message.reasoning_content = node.reasoning;
     if (!outputs.length) return [calls.length ? { ...message, tool_calls: calls } : message];
-    // What the server called itself came before what was said in the end.
+    // Calls that the server ran come before the final text.
     return [{ role: "assistant", content: null, tool_calls: calls }, ...outputs, { role: "assistant", content: node.content || "" }];
   });
   return system ? [{ role: "system", content: system }, ...said] : said;
 }
 
-/** Input of Responses. */
+/** Returns the input for Responses. */
 export function responseItems(nodes) {
   return nodes.flatMap((node) => {
     if (node.role === "user") return [{ role: "user", content: userContent(node, "input_text", inputFile) }];
@@ -139,9 +139,9 @@ function inputFile({ name, type, data }) {
   return { type: "input_file", filename: name, file_data: `data:${type || "text/plain"};base64,${data}` };
 }
 
-// As a document.
+// Export.
 
-/** What is shown of a conversation, as Markdown. */
+/** Returns the shown branch of a conversation as Markdown. */
 export function toMarkdown(tree) {
   const parts = tree.path().map((node) => {
     if (node.role === "tool") return Object.entries(node.results).map(([id, text]) => `### Result of \`${id}\`\n\n${fenced(text)}`).join("\n\n");
@@ -154,7 +154,7 @@ export function toMarkdown(tree) {
   return `# ${tree.title || "Conversation"}\n\n${system}${parts.join("\n\n")}\n`;
 }
 
-/** A fence that the text cannot close. */
+/** Returns a code block whose fence the text cannot close. */
 function fenced(text, language = "") {
   const longest = Math.max(2, ...(text.match(/`+/g) ?? []).map((run) => run.length));
   const mark = "`".repeat(longest + 1);

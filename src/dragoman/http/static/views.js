@@ -1,4 +1,4 @@
-// What the views beside the chat share: their styles, tabs, JSON with colours, and a request as code.
+// Shared by the views beside the chat: styles, tabs, coloured JSON, and requests as code.
 
 import { copyButton, fill, h } from "./dom.js";
 import { key } from "./api.js";
@@ -6,13 +6,13 @@ import { key } from "./api.js";
 const LONGEST_COLOURED = 200_000;
 const MARKED = /("(?:[^"\\]|\\.)*")(\s*:)?|\b(true|false|null)\b|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?/g;
 
-// A view is shown when its styles are there.
+// A view is shown after its styles have loaded.
 await new Promise((done) => {
   const link = h("link", { rel: "stylesheet", href: "page/views.css", onload: done, onerror: done });
   document.head.append(link);
 });
 
-/** `wait(f, 300)` calls f once, when it was not called again for so many milliseconds. */
+/** Debounces a function: `wait(f, 300)` calls f once, 300 ms after the last call. */
 export function wait(act, ms) {
   let timer = 0;
   return (...given) => {
@@ -21,7 +21,7 @@ export function wait(act, ms) {
   };
 }
 
-/** Tabs, of which one is open: `tabs("Request", [["curl", () => element], ...])`. Arrow keys go from one to the next. */
+/** Creates tabs: `tabs("Request", [["curl", () => element], ...])`. Arrow keys move between them. */
 export function tabs(label, entries, { onchange, first = 0 } = {}) {
   const panel = h("div", { role: "tabpanel", class: "tab-panel", tabindex: "0" });
   const buttons = entries.map(([name], at) => h("button", {
@@ -50,12 +50,12 @@ export function tabs(label, entries, { onchange, first = 0 } = {}) {
 }
 let made = 0;
 
-/** Text for people: of the data of pictures and sounds, its beginning and its size. */
+/** Shortens base64 data of images and audio to its first characters and its size. */
 function withoutData(text) {
   return text.replace(/[A-Za-z0-9+/]{256,}={0,2}/g, (data) => `${data.slice(0, 16)}… (${Math.ceil(data.length * 3 / 4096)} KiB)`);
 }
 
-/** JSON for people: indented, with colours. */
+/** Shows JSON indented, with colours. */
 export function showJson(value) {
   const text = withoutData(typeof value === "string" ? value : JSON.stringify(value, null, 2));
   return h("pre", { class: "json", tabindex: "0" }, text.length > LONGEST_COLOURED ? text : colourJson(text));
@@ -74,19 +74,19 @@ export function colourJson(text) {
   return [...parts, text.slice(at)];
 }
 
-/** Text with its end: a long one can be scrolled, and copied, with all that is in it. */
+/** Shows a text that can be scrolled and copied; the copy is complete. */
 export function codeBlock(text, label) {
   return h("div", { class: "code-block" }, h("pre", { tabindex: "0", "aria-label": label }, withoutData(text)), copyButton(() => text, `Copy ${label}`));
 }
 
-/** The address of a path of this server, as other programs have it. */
+/** Returns the full URL of a path of this server. */
 export function addressOf(path) {
   return new URL(path.replace(/^\//, ""), new URL(".", document.baseURI)).href;
 }
 
 const quote = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 
-/** A request as a command line, with $DRAGOMAN_API_KEY where there is a key. */
+/** Returns a request as a curl command, with $DRAGOMAN_API_KEY if there is a key. */
 export function asCurl({ method, path, body, form }) {
   const parts = [`curl${body?.stream ? " -N" : ""}${method === "POST" || method === "GET" ? "" : ` -X ${method}`} ${quote(addressOf(path))}`];
   if (key.get()) parts.push('-H "Authorization: Bearer $DRAGOMAN_API_KEY"');
@@ -98,7 +98,7 @@ export function asCurl({ method, path, body, form }) {
   return parts.join(" \\\n  ");
 }
 
-/** The same in Python: with OpenAI's or Anthropic's client where the API is theirs, else with httpx. */
+/** Returns a request in Python: with OpenAI's or Anthropic's client for their APIs, otherwise with httpx. */
 export function asPython({ method, path, body, form }) {
   const base = addressOf("/").replace(/\/$/, "");
   const secret = key.get() ? 'os.environ["DRAGOMAN_API_KEY"]' : '"none"';
@@ -134,14 +134,14 @@ function split(body, fields) {
   return { own, extra };
 }
 
-/** A value as Python writes it. */
+/** Returns a value as a Python literal. */
 function pythonValue(value, depth) {
   const text = JSON.stringify(value, null, 4) ?? "None";
   const written = text.replace(MARKED, (all, string, colon, word) => (string ? all : { true: "True", false: "False", null: "None" }[word] ?? all));
   return written.replaceAll("\n", `\n${"    ".repeat(depth)}`);
 }
 
-/** The same in JavaScript, for any browser or runtime. */
+/** Returns a request in JavaScript, for any browser or runtime. */
 export function asJavaScript({ method, path, body, form }) {
   const headers = {};
   if (body !== undefined) headers["Content-Type"] = "application/json";
@@ -157,16 +157,16 @@ export function asJavaScript({ method, path, body, form }) {
   return `const reply = await fetch("${addressOf(path)}", {\n${lines.join("\n")}\n});\n${read}\n`;
 }
 
-/** The three of them, to choose from. `request()` gives {method, path, body, form}. */
+/** Shows a request in all three languages. `request()` returns {method, path, body, form}. */
 export function asCode(request) {
-  return tabs("The request as code", [
+  return tabs("Request as code", [
     ["curl", () => codeBlock(asCurl(request()), "command")],
     ["Python", () => codeBlock(asPython(request()), "Python")],
     ["JavaScript", () => codeBlock(asJavaScript(request()), "JavaScript")],
   ]);
 }
 
-/** What is to be read of an event of a stream, whichever API it is of: {text, reasoning}. */
+/** Returns the text of a stream event of any API: {text, reasoning, call, name}. */
 export function textOfEvent(data) {
   const choice = data.choices?.[0];
   if (choice) {
@@ -189,7 +189,7 @@ export function textOfEvent(data) {
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** An element of a drawing. */
+/** Creates an SVG element. */
 export function svg(tag, attributes, ...children) {
   const made = document.createElementNS(SVG, tag);
   for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
