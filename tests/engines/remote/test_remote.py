@@ -262,7 +262,7 @@ class Shifted(ByteTokenizer):
 
 
 def test_a_model_that_is_not_there() -> None:
-    with serving(ScriptedEngine(say("x"))) as urls, pytest.raises(BadUpstream, match="there is: scripted"):
+    with serving(ScriptedEngine(say("x"))) as urls, pytest.raises(BadUpstream, match="available: scripted"):
         RemoteEngine.open(urls, ByteTokenizer(), RemoteOptions(model="other"))
 
 

@@ -36,19 +36,13 @@ class LocalOptions(Struct, frozen=True, kw_only=True):
     chunk: int = 128
     """Maximum prompt tokens in one engine step while other sequences decode."""
     pause: float = 0.13
-    """Target seconds of a step that prefills beside answers; or 1.5 times the time of a step without
-    prefill.
-    """
+    """Target seconds of a step with prefill beside answers; or 1.5 times the time of one without."""
     kv_memory: int | None = None
     """Bytes of the KV cache; default a quarter of the free memory, at most 2 GiB."""
     kv_cache: KvCache = "auto"
-    """Type of the KV cache: `int8`, `bf16` or `f16` (llama.cpp's default); `auto` is 16 bits where
-    possible.
-    """
+    """Type of the KV cache: `int8`, `bf16` or `f16` (llama.cpp's); `auto` is 16 bits where possible."""
     weights: WeightKind = "auto"
-    """Type of layer weights in torch: `int8` or `fp8`, at half the memory, or `bf16`; `auto` is that on a
-    GPU.
-    """
+    """Type of layer weights in torch: `int8` or `fp8` (half the memory), or `bf16`, the default on a GPU."""
     deterministic: bool = False
     """Whether an answer must not depend on concurrent ones; an error where that is not supported."""
     guesses: int = 7
