@@ -8,6 +8,7 @@ import pytest
 
 from dragoman.engines.choosing import Logits
 from dragoman.engines.choosing.together import Choosers, Continuation, TokenChoice
+from dragoman.errors import EngineFailed
 from dragoman.types import Job, Sampling, Step
 
 PROMPT = np.array([1], np.int32)
@@ -87,7 +88,14 @@ def test_nothing_is_prepared_for_an_answer_that_has_ended() -> None:
     assert constraint.prepared == []
 
 
-def test_what_goes_wrong_in_a_choice_is_told() -> None:
-    broken = np.array([["x"]], dtype=object)
-    with pytest.raises(Exception, match=r".+"):
-        Choosers(3).advance([TokenChoice(choices(2)[1].answer, 0)], broken)
+def test_a_row_that_cannot_be_sampled_ends_its_answer_and_no_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Broken(Slow):
+        def mask(self, row: Any) -> None:
+            raise ZeroDivisionError
+
+    failed, good = Choosers(3).advance([constrained(Broken(1)), constrained(Slow(2))], rows(1))
+    assert failed.finish == "error" and isinstance(failed.error, EngineFailed)
+    assert good.ids == [2] and good.error is None
+    assert caplog.records
