@@ -68,7 +68,7 @@ def test_a_pipe_is_the_question(fake: Fake, monkeypatch: pytest.MonkeyPatch, cap
 def test_an_empty_pipe_is_no_question(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     assert main(["chat", "--url", "http://127.0.0.1:1"]) == 2
-    assert "There is no question" in capsys.readouterr().err
+    assert "No question given" in capsys.readouterr().err
 
 
 def test_the_key_is_sent(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,10 +119,10 @@ def test_the_commands(talk: Talk, fake: Fake) -> None:
     assert fake.asked[0]["messages"][0] == {"role": "system", "content": "Be kind."}
     text = printed(talk)
     for part in (
-        "no system prompt",
+        "No system prompt",
         "user: one",
         f"assistant: {ANSWER}",
-        "forgotten",
+        "cleared",
         "/bye",
         "no command /no",
     ):
@@ -167,7 +167,11 @@ def test_a_talk_is_saved_and_goes_on(talk: Talk, fake: Fake, tmp_path: Path, cap
     assert [m["content"] for m in fake.asked[1]["messages"]] == ["Be kind.", "one", ANSWER, "two"]
     assert fake.asked[1]["seed"] == 7
     wrong = capsys.readouterr().err
-    assert "is there already" in wrong and "nowhere cannot be read" in wrong and "no conversation" in wrong
+    assert (
+        "already exists" in wrong
+        and "nowhere cannot be read" in wrong
+        and "not a file written by /save" in wrong
+    )
 
 
 def test_messages_of_several_lines(talk: Talk, fake: Fake) -> None:

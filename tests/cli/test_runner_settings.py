@@ -84,7 +84,7 @@ def test_upstreams_alone_know_whether_they_are_deterministic() -> None:
 
 
 def test_transformers_is_deterministic_with_one_answer_at_a_time() -> None:
-    with pytest.raises(SettingsError, match="one `slots`"):
+    with pytest.raises(SettingsError, match="needs `slots` to be 1"):
         engine_of(Settings(engine="transformers", model="x", slots=2, deterministic=True))
 
 

@@ -238,9 +238,9 @@ def test_an_unknown_dialect_ends_the_start(flag: str, weights: Path, capsys: Cap
 @pytest.mark.parametrize(
     ("host", "keys", "said"),
     [
-        ("127.0.0.1", [], "only this machine"),
+        ("127.0.0.1", [], "loopback only"),
         ("0.0.0.0", [], "set DRAGOMAN_API_KEY"),
-        ("0.0.0.0", ["k"], "needed"),
+        ("0.0.0.0", ["k"], "required"),
     ],
 )
 def test_the_banner_says_who_may_ask(host: str, keys: list[str], said: str) -> None:
