@@ -81,7 +81,7 @@ def test_no_picture_does_harm(frame: Frame, field: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in GIFTS if "huge" in name or "limit of tool calls" in name or "cut off" in name]
+    "name", [name for name in GIFTS if "huge" in name or "too many" in name or "cut off" in name]
 )
 def test_what_is_more_or_less_than_it_says_is_refused(frame: Frame, name: str) -> None:
     assert sent(frame, "chat image", GIFTS[name]) == 400
