@@ -51,7 +51,7 @@ def test_what_is_wrong_is_shown_with_what_to_do(
     assert "✗ settings" in text
     assert "slots" in text
     assert "! weights" in text
-    assert "→ `dragoman serve` fetches them" in text
+    assert "→ `dragoman serve` downloads them" in text
     assert "✓ python" in text
 
 

@@ -106,7 +106,7 @@ CASES: dict[str, tuple[str, Callable[[Engine], None], str]] = {
     "no error": ("generate", put("finish", "error"), "there is no error"),
     "blocked": ("generate", put("step", slow_step), "blocks the event loop"),
     "far id": ("generate", put("ids", [1, 9999]), "9999, which is not in"),
-    "too long": ("generate", put("ids", [65] * 9), "9 tokens came"),
+    "too long": ("generate", put("ids", [65] * 9), "9 tokens were generated"),
     "late step": ("generate", put("late", [Step([1])]), "after the one with a finish"),
     "no step": ("generate", put("step", lambda job, id_, finish: {"ids": [id_]}), "gave a dict"),
     "no logprobs": ("logprobs", put("step", silent_step), "not one for each"),

@@ -79,7 +79,7 @@ def test_more_keys_and_values_than_there_is_memory_is_an_error() -> None:
 
 def test_upstreams_alone_know_whether_they_are_deterministic() -> None:
     settings = Settings(engine="remote", upstream=["http://x"], tokenizer="x", deterministic=True)
-    with pytest.raises(SettingsError, match="for the upstreams to know"):
+    with pytest.raises(SettingsError, match="settings of the upstreams"):
         engine_of(settings)
 
 

@@ -50,7 +50,7 @@ def test_a_folder_that_is_there_is_no_name(tmp_path: Path, monkeypatch: pytest.M
     ["hf:repo", "hf:../etc/passwd", "hf:a/../b", "hf:a/b/c", "hf:a b/c", "hf:", "ollama:../x", "hf:a/.."],
 )
 def test_what_is_no_name_is_told(text: str) -> None:
-    with pytest.raises(ModelFileError, match="not a valid model name"):
+    with pytest.raises(ModelFileError, match="no name of a model"):
         read_name(text)
 
 

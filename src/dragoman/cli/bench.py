@@ -34,8 +34,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--streams",
         metavar="N,N",
-        default="concurrent streams [default: 1,8,32]",
-        help="streams at the same time [default: 1,8,32]",
+        default="1,8,32",
+        help="concurrent streams [default: 1,8,32]",
     )
     parser.add_argument(
         "--tokens", metavar="N", type=positive, default=128, help="tokens per answer [default: 128]"

@@ -30,12 +30,12 @@ HEAD = ("name", "key", "made", "models", "tokens/minute", "tokens/day")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("add", "list", "action"), help="what to do")
+    parser.add_argument("action", choices=("add", "list", "revoke"), help="action")
     parser.add_argument(
-        "name of the key; for revoke also the first digits of its hash",
+        "name",
         metavar="NAME",
         nargs="?",
-        help="what the key is called; revoke: or how its hash begins",
+        help="name of the key; for revoke also the first digits of its hash",
     )
     parser.add_argument(
         "--model",

@@ -229,9 +229,7 @@ def add_model_argument(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         help="GGUF file, folder, or name such as hf:ORG/REPO:Q4_K_M [default: a small model, downloaded]",
     )
-    parser.add_argument(
-        "-hf", dest="hub_name", metavar="same as MODEL hf:ORG/REPO", help="the same as MODEL hf:ORG/REPO"
-    )
+    parser.add_argument("-hf", dest="hub_name", metavar="ORG/REPO[:QUANT]", help="same as MODEL hf:ORG/REPO")
 
 
 def model_settings(args: argparse.Namespace) -> settings.Settings:
