@@ -76,7 +76,7 @@ def _inherit(name: str) -> None:
 
 
 def clean(value: Any) -> Any:
-    r"""Put text on one line of bounded length: a path with a newline in it must not forge a second line.
+    """Put text on one line of bounded length: a path with a newline in it must not forge a second line.
 
     >>> clean("/a\\nb")
     '/a\\\\nb'

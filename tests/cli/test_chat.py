@@ -80,7 +80,7 @@ def test_the_key_is_sent(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nobody_answers(capsys: Capture) -> None:
     assert main(["chat", "hi", "--url", "http://127.0.0.1:1"]) == 1
-    assert "Nothing answers at http://127.0.0.1:1" in capsys.readouterr().err
+    assert "No server answers at http://127.0.0.1:1" in capsys.readouterr().err
 
 
 def test_a_refusal_is_shown_with_the_servers_words(fake: Fake, capsys: Capture) -> None:
@@ -89,7 +89,9 @@ def test_a_refusal_is_shown_with_the_servers_words(fake: Fake, capsys: Capture) 
     assert "answered 400: Unknown field temperature." in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("words", "message"), [(None, "hung up in the middle"), ("It broke.", "It broke.")])
+@pytest.mark.parametrize(
+    ("words", "message"), [(None, "closed the connection in the middle"), ("It broke.", "It broke.")]
+)
 def test_a_broken_answer_is_told(fake: Fake, capsys: Capture, words: str | None, message: str) -> None:
     fake.breaks_after, fake.fails_with = 2, words
     assert main(["chat", "hi", "--url", fake.url]) == 1

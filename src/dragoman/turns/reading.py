@@ -177,7 +177,7 @@ WHOLE = re.compile(
 
 
 class Unquoted:
-    r"""Unwraps the string of an input object: chunks of `{"input": "a\\\\nb"}` give `a`, a newline and `b` in
+    """Unwraps the string of an input object: chunks of `{"input": "a\\\\nb"}` give `a`, a newline and `b` in
     chunks.
     """
 

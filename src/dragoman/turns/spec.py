@@ -466,7 +466,7 @@ def _is_asked(spec: TurnSpec, name: str) -> bool:
 
 
 def opened_reasoning(dialect: Dialect, conversation: Conversation, prompt: str) -> bool:
-    r"""Whether the prompt has opened reasoning, by the text that continues the answer, or the template's end.
+    """Whether the prompt has opened reasoning, by the text that continues the answer, or the template's end.
 
     A prompt that ends with `<think>\\n` has opened it, one that ends with `<think>\\n\\n</think>` has not.
     Text of user messages does not count.
