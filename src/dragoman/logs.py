@@ -214,7 +214,10 @@ def speak_json() -> None:
 
 
 class HumanLines(logging.Formatter):
-    """`12:00:01 POST /v1/chat/completions 200  31+128 tok  cached 24  118 tok/s  first 35 ms  stop  req_1`"""
+    """Formats lines for people, such as:
+
+    `12:00:01 POST /v1/chat/completions 200  31+128 tok  cached 24  118 tok/s  first 35 ms  stop  req_1`
+    """
 
     def __init__(self, paint: Paint) -> None:
         super().__init__()

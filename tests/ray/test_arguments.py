@@ -59,7 +59,7 @@ def test_several_models_have_settings_of_their_own() -> None:
         ({"settings": {**OPEN, "contxt": 1}}, "contxt"),
         ({"settings": {**OPEN, "port": 1}}, "`port`"),
         ({"settings": {}}, "there is no key"),
-        ({"settings": '{"insecure": yes}'}, "`settings` is no JSON"),
+        ({"settings": '{"insecure": yes}'}, "`settings` is not valid JSON"),
         ({"models": [{"name": "a"}, {"name": "a"}]}, "its own `name`"),
         ({"models": [{"name": "a"}, {"name": "b"}], "door": False}, "need the ingress"),
         ({"models": [{"name": "a"}], "model": "b"}, "move `model` into one"),

@@ -253,7 +253,7 @@ def model(patient: Patient) -> Iterator[Finding]:
         yield Finding("model", "warning", f"the draft model {settings.draft} is not on this machine yet")
         settings = replace(settings, draft=None)
     begun = time.perf_counter()
-    # By its path, because loading the default model would download it again if it is damaged.
+    # Load by path, because loading the default model would download it again if it is damaged.
     patient.engine = engine = local(replace(settings, model=str(file)))
     took = time.perf_counter() - begun
     yield Finding(

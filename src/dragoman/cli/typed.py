@@ -103,7 +103,7 @@ class LineMemory:
         return found
 
     def add(self, message: str) -> None:
-        """Append a message. If the file cannot be written, the chat goes on without a warning."""
+        """Append a message. If the file cannot be written, the chat continues without a warning."""
         line = msgspec.json.encode(message) + b"\n"
         if not self.on or len(line) > REMEMBERED_BYTES // 16:
             return

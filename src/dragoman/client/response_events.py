@@ -77,7 +77,7 @@ class ResponseEvent(Struct):
 
     @property
     def whole(self) -> str:
-        """What a `.done` event repeats."""
+        """The complete text, which a `.done` event repeats."""
         return self.text or self.arguments or self.input or self.refusal or ""
 
 
@@ -85,7 +85,7 @@ _read = msgspec.json.Decoder(ResponseEvent).decode
 
 
 class ResponseReader:
-    """`over` is true after the event that ends a response."""
+    """Reads the events of one response. `over` is true after the event that ends it."""
 
     def __init__(self) -> None:
         self.over = False

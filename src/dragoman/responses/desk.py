@@ -89,7 +89,7 @@ class EventLog:
             if fresh:
                 yield fresh
             if seen < len(self._chunks):
-                # Let other requests go on during a long log.
+                # Let other requests run during a long log.
                 await asyncio.sleep(0)
             elif fresh:
                 continue

@@ -114,7 +114,7 @@ class EngineQueue:
         self._behind: dict[Ticket, None] = {}
         """Background tickets with permits, the latest at the end."""
         self._leaving: set[Ticket] = set()
-        """Tickets that were asked to step back and have not left yet."""
+        """Tickets that were preempted and have not left yet."""
         self._most = most or places
         self.several = several
         self.elsewhere: Mapping[str, int] = {}
@@ -340,7 +340,7 @@ OF_ONE_KEY = THREADS // 2
 LOOKING = THREADS // 2
 LOOKING_OF_ONE_KEY = 1
 BYTES_A_SECOND = 4 * 1024 * 1024
-"""Each of so many extra bytes of size counts like a second of later arrival."""
+"""Extra bytes of size that count like one second of later arrival."""
 
 
 class Aside(Protocol):
