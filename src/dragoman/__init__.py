@@ -1,4 +1,4 @@
-"""dragoman gives any language-model engine a fast, correct OpenAI API, in the engine's own process.
+"""dragoman serves any language-model engine over the OpenAI API, in the engine's own process.
 
 import dragoman
 dragoman.serve(engine, port=8000)  # any object with the Engine protocol
@@ -60,7 +60,7 @@ __all__ = [
     "serve_oai",
 ]
 
-# The server and the client are loaded when they are used: the library alone stays quick to import.
+# Load the server and the client on first use: importing the library alone stays quick.
 _LAZY = {
     "App": "dragoman.http.app",
     "AsyncClient": "dragoman.client",

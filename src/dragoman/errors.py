@@ -1,4 +1,4 @@
-"""Every error a person can meet, in one tree. Each knows its HTTP status, type and code.
+"""All errors that users see, in one tree, each with its HTTP status, type and code.
 
     DragomanError                 500  server_error
     ├── BadRequest                400  invalid_request_error
@@ -32,9 +32,9 @@
     ├── ModelFileError            (loading)      a model file cannot be used
     └── BindingError              (loading)      the native library does not fit
 
-A message is safe to show: it says what to change, and never carries the text of a foreign exception. What is
-wrong is a `Part` of what was asked; the name of its field, and the shape of the body, are for an API to say
-(`src/dragoman/api/reply.py`).
+A message is safe to show: it says what to change, and never contains the text of a foreign exception. `param`
+is a `Part`, our own name of the field that is wrong; each API replaces it by its own name of that field and
+formats the error in its own JSON (`src/dragoman/api/reply.py`).
 """
 
 import traceback
@@ -46,49 +46,50 @@ LONGEST_PARAM = 256
 
 
 class Part(str):
-    """A part of what was asked, by our own name. Any field of `Sampling` is one.
+    """Our own name of a request field; every field of `Sampling` is one.
 
-    Each API has a word for it, and writes that wherever a message has the name in quotes.
+    Each API replaces it by its own field name, in `param` and wherever a message has the name in quotes.
     """
 
     __slots__ = ()
 
 
 CONVERSATION = Part("conversation")
-"""What was said so far."""
+"""The messages so far."""
 PROMPT = Part("prompt")
-"""A text, or ids, to go on from."""
+"""The text or ids to complete."""
 TOOLS = Part("tools")
 TOOL_CHOICE = Part("tool_choice")
 OUTPUT = Part("output")
-"""What the text of the answer must be."""
+"""The format that the answer's text must have."""
 MODEL = Part("model")
 ADAPTERS = Part("lora")
 ADAPTER_NAME, ADAPTER_PATH = Part("lora_name"), Part("lora_path")
-"""Of one that is to be loaded."""
+"""Name and file of an adapter to load."""
 ANSWERS = Part("n")
-"""How many."""
+"""The number of answers."""
 STOP = Part("stop")
 LOGPROBS = Part("logprobs")
-"""Whether log probabilities are told."""
+"""Whether to report log probabilities."""
 ALTERNATIVES = Part("alternatives")
-"""How many ids are told beside each that was chosen."""
+"""How many alternatives to report for each sampled id."""
 TEMPLATE = Part("chat_template")
 TEMPLATE_KWARGS = Part("chat_template_kwargs")
 FINAL_MESSAGE = Part("continue_final_message")
-"""That the last message is to be continued."""
+"""Whether the answer continues the last message."""
 SUFFIX = Part("suffix")
 AFTER = Part("after")
-"""Which entry a page of a list comes after."""
+"""The entry after which a page of a list begins."""
 
 
 def shorten(text: str, most: int) -> str:
-    """Both ends of a long text: what a client sent may stand in an error, but not all of it."""
+    """Cut the middle out of a long text: an error may quote what a client sent, but not at full length."""
     return text if len(text) <= most else f"{text[: most // 2]}…{text[-most // 2 :]}"
 
 
 def is_near(name: str, other: str) -> bool:
-    """Whether one is a slip of the other: one place of one letter or two, or `-`, `_` and large letters.
+    """Whether one name is likely a typo of the other: one or two letters differ at one position, or only `-`,
+    `_` and case do.
 
     >>> is_near("temprature", "temperature"), is_near("topP", "top_p"), is_near("format", "lora")
     (True, True, False)
@@ -113,9 +114,9 @@ class DragomanError(Exception):
     type: ClassVar[str] = "server_error"
     code: str | None = None
     retry_after: int | None = None
-    """Seconds after which to try again, where that may help."""
+    """Seconds after which the client should retry, if a retry may help."""
     should_retry: ClassVar[bool | None] = None
-    """Told to clients that would go by the status and be wrong."""
+    """Sent to clients as a header where deciding by the status alone would be wrong."""
 
     def __init__(
         self,
@@ -129,14 +130,14 @@ class DragomanError(Exception):
         super().__init__(message)
         self.message = message
         self.param = None if param is None else shorten(param, LONGEST_PARAM)
-        """The field that is wrong, where an API has said so in its words; else the part."""
+        """The field that is wrong, as an API names it, or a `Part`."""
         if code is not None:
             self.code = code
         if retry_after is not None:
             self.retry_after = retry_after
 
     def let_go(self) -> None:
-        """Frees what was made of a request, which the frames of the traceback hold."""
+        """Free the parsed request, which the frames of the traceback keep alive."""
         traceback.clear_frames(self.__traceback__)
 
 
@@ -146,15 +147,15 @@ class BadRequest(DragomanError):
 
 
 class ContextOverflow(BadRequest):
-    # Codex and opencode start compaction only on this code. LiteLLM, and others, look for OpenAI's words.
+    # Codex and opencode start compaction only on this code; LiteLLM and others search for OpenAI's wording.
     code = "context_length_exceeded"
     tokens: int | str = ""
     most = 0
-    """What the prompt has, and what it may have."""
+    """The number of tokens in the prompt, and the maximum."""
 
     @classmethod
     def of(cls, tokens: int | str, most: int, param: str | None = None) -> "ContextOverflow":
-        """A prompt that has so many tokens, where it may have at most so many."""
+        """Return the error for a prompt of `tokens` tokens where at most `most` are allowed."""
         message = (
             f"This model's maximum context length is {most} tokens for a prompt. However, "
             f"this one has {tokens} tokens; shorten it."
@@ -169,7 +170,7 @@ class TemplateError(BadRequest):
 
 
 class EndlessTemplate(TemplateError):
-    """Its rendering was stopped because it cost too much."""
+    """Template rendering that was stopped because it cost too much."""
 
 
 class UnknownField(BadRequest):
@@ -177,25 +178,27 @@ class UnknownField(BadRequest):
 
 
 class UnknownCursor(BadRequest):
-    """A page after an entry that is not in the list."""
+    """A requested page begins after an entry that is not in the list."""
 
     code = "unknown_cursor"
 
     def __init__(self, after: str) -> None:
-        super().__init__(f"There is no {after} in this list to go on after.", param=AFTER)
+        super().__init__(f"{after} is not in this list; continue after an id that is.", param=AFTER)
 
 
 class ChainTooLong(BadRequest):
-    """A record that continues more records than may be read for it."""
+    """A chain of responses that is longer than may be read for one request."""
 
     code = "limit_exceeded"
 
     def __init__(self, most: int) -> None:
-        super().__init__(f"This continues more than {most} others; begin anew, with what is needed of them.")
+        super().__init__(
+            f"The chain is longer than {most} responses; start a new one with the context it needs."
+        )
 
 
 class TrajectoryTooLarge(BadRequest):
-    """More ids than may be read for one request."""
+    """A trajectory with more ids than one reply may have."""
 
     code = "limit_exceeded"
 
@@ -210,7 +213,7 @@ class Unauthorized(DragomanError):
 
 
 class Forbidden(DragomanError):
-    """Asked in a name, or by a web page, that this server does not answer to."""
+    """The Host or Origin of the request is not allowed, or its key lacks the right."""
 
     status = 403
     type = "permission_error"
@@ -226,14 +229,12 @@ class ModelNotFound(NotFound):
 
 
 class MissingRecord(NotFound):
-    """A record that another one continues is not stored, or not any more."""
+    """A stored record that another one continues does not exist, or no longer."""
 
     code = "record_not_found"
 
     def __init__(self, id: str) -> None:
-        super().__init__(
-            f"{id} is not stored: it never was, or it was deleted, or it was dropped to make room."
-        )
+        super().__init__(f"{id} is not stored: it never was, or it was deleted, or evicted to free space.")
         self.id = id
 
 
@@ -245,11 +246,11 @@ class MethodNotAllowed(DragomanError):
     def __init__(self, message: str, allowed: Sequence[str]) -> None:
         super().__init__(message)
         self.allowed = allowed
-        """The methods that there are."""
+        """The allowed methods."""
 
 
 class TooSlow(DragomanError):
-    """A request that was not there in time."""
+    """The request did not arrive in time."""
 
     status = 408
     type = "invalid_request_error"
@@ -257,17 +258,17 @@ class TooSlow(DragomanError):
 
 
 class DeadlineExceeded(DragomanError):
-    """The time that the client, or the server's owner, gives an answer is over."""
+    """The answer took longer than the client or the operator allows."""
 
     status = 408
     type = "timeout_error"
     code = "timeout"
-    # OpenAI's clients try again on a 408, which would only take as long again.
+    # OpenAI's clients retry after a 408, and the retry would take as long.
     should_retry = False
 
 
 class Conflict(DragomanError):
-    """What was to be changed is not what it was when it was read."""
+    """The record changed after it was read."""
 
     status = 409
     type = "invalid_request_error"
@@ -300,7 +301,7 @@ class Overloaded(DragomanError):
 
 
 class ServerFull(Overloaded):
-    """It is not this client who asks for too much: there is no room for anybody."""
+    """The server is at capacity, which is not the fault of this client."""
 
 
 class EngineFailed(DragomanError):
@@ -308,16 +309,16 @@ class EngineFailed(DragomanError):
 
 
 class ConstraintFailed(EngineFailed):
-    """What may come next under a constraint cannot be said: the answer ends rather than go on without it."""
+    """The constraint cannot compute which ids may follow; the answer ends rather than continue without it."""
 
     code = "constraint_failed"
 
 
 class UnfitAnswer(DragomanError):
-    """What the model wrote is not what was asked for, each time, on an engine that cannot be held to it."""
+    """Every attempt of the model failed the check, on an engine that cannot constrain its output."""
 
     code = "unfit_answer"
-    # It was asked several times: OpenAI's clients would have it asked several times as often.
+    # The server has retried already; retries by OpenAI's clients would multiply the attempts.
     should_retry = False
 
 
@@ -328,7 +329,7 @@ class Unavailable(DragomanError):
 
 
 class Loading(Unavailable):
-    """The model is not there yet."""
+    """The model is still being loaded."""
 
     code = "loading"
 
@@ -340,12 +341,12 @@ class StoreUnavailable(Unavailable):
 
 
 class SettingsError(DragomanError):
-    """A setting that cannot be used; the message names it and says what it may be."""
+    """A setting that cannot be used; the message names it and the allowed values."""
 
 
 class ModelFileError(DragomanError):
-    """A model file that is missing, damaged or of a kind we cannot run."""
+    """A model file that is missing, damaged or of an unsupported format."""
 
 
 class BindingError(DragomanError):
-    """The native library is missing or its layout is not the one that was declared."""
+    """The native library is missing, or its layout differs from the declared one."""

@@ -1,7 +1,7 @@
-"""How much a JSON text holds, before it is decoded.
+"""Size of a JSON text (values, lists and objects, members), counted before it is decoded.
 
-Whatever decodes JSON does it in one call that nothing else in the process can interrupt, so how much there is
-says how long all others may have to wait. What is done here is done in pieces, or is as quick as a copy.
+A JSON decoder runs as one call that blocks the whole process, so the size bounds how long all other requests
+wait. The counting here works in chunks, or is as quick as a copy.
 """
 
 import re
@@ -16,16 +16,18 @@ _ESCAPED = re.compile(rb"\\.", re.DOTALL)
 
 
 Amount: TypeAlias = tuple[int, int, int]
-"""How many values there are, lists and objects, and members of objects."""
+"""The number of values, of lists and objects together, and of members of objects."""
 
 
 def count_amount(bare: bytes) -> Amount:
-    """Of what stands outside of strings; with strings, it is more than there is."""
+    """Count values, lists and objects, and members in JSON without its strings; with strings it counts too
+    many.
+    """
     return _values(bare), bare.count(b"[") + bare.count(b"{"), bare.count(b":")
 
 
 def check_amount(bare: bytes, limits: Limits, whose: str, param: str | None = None) -> None:
-    """Raises where there is more than a request may have; `bare` is what stands outside of strings."""
+    """Raise if there is more than a request may have; `bare` is the JSON without its strings."""
     names = "values", "lists and objects", "members of objects"
     for what, count, most in zip(names, count_amount(bare), most_amount(limits), strict=True):
         if count > most:
@@ -37,12 +39,12 @@ def most_amount(limits: Limits) -> Amount:
 
 
 def values(body: bytes) -> int:
-    """How many values there are in the JSON of an object or a list."""
+    """Count the values in the JSON of an object or a list."""
     return _values(outside_of_strings(body))
 
 
 def _values(bare: bytes) -> int:
-    # One begins the text, and the others stand after one of these.
+    # One value begins the text; every other one follows one of these characters.
     return sum(map(bare.count, (b"[", b"{", b",")))
 
 
@@ -51,11 +53,11 @@ def too_much(whose: str, most: int, what: str, param: str | None = None) -> BadR
 
 
 def outside_of_strings(body: bytes) -> bytes:
-    """What of a JSON text stands outside of its strings, quotation marks not included."""
+    """Return a JSON text without its strings and their quotation marks."""
     found: list[bytes] = []
     in_string = False
     for piece in _pieces(body):
-        # Without escaped ones, every quotation mark begins a string or ends it.
+        # Once escaped characters are removed, every quotation mark begins or ends a string.
         parts = _ESCAPED.sub(b"", piece).split(b'"')
         found += parts[in_string::2]
         in_string ^= len(parts) % 2 == 0
@@ -63,7 +65,7 @@ def outside_of_strings(body: bytes) -> bytes:
 
 
 def _pieces(body: bytes) -> Iterator[bytes]:
-    """None of them ends between a backslash and what it escapes."""
+    """Yield the text in chunks, none of which ends between a backslash and the character it escapes."""
     start = 0
     while start < len(body):
         end = start + PIECE_BYTES

@@ -1,4 +1,4 @@
-"""What was used lately is kept, owner by owner, within a weight for all of them together."""
+"""A cache of recently used values per owner, with one weight limit for all owners together."""
 
 import threading
 from collections import Counter, OrderedDict
@@ -9,7 +9,9 @@ V = TypeVar("V")
 
 
 class Lately(Generic[V]):
-    """Threads may share it. Of the owner with the most the least lately used go first."""
+    """Weight-bounded cache, safe for threads. The heaviest owner's least recently used values are evicted
+    first.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -38,7 +40,9 @@ class Lately(Generic[V]):
         return ((key, value) for key, (value, _) in mine)
 
     def put(self, owner: str, key: Hashable, value: V, weight: int, instead: Hashable = None) -> None:
-        """In the place of another one, if that is named: of what goes on, the last state is kept."""
+        """Store a value; `instead` names an older one that it replaces, such as an earlier state of a
+        conversation.
+        """
         with self._lock:
             mine = self._kept.setdefault(owner, OrderedDict())
             for each in (instead, key):

@@ -1,7 +1,7 @@
-"""Log lines: one per request, for people or as JSON.
+"""Log lines: one per request, as text or as JSON.
 
-Rules of this file: a prompt, an answer or a key never reaches a line. Numbers pass; text passes only under a
-known name; the text of a foreign exception does not pass at all, because it may quote what a client sent.
+No line contains a prompt, an answer or a key. Numbers pass; text passes only in the fields of `TEXT_FIELDS`;
+the message of a foreign exception never passes, because it may quote what a client sent.
 """
 
 import atexit
@@ -23,18 +23,20 @@ from dragoman.errors import DragomanError
 
 ACCESS = "dragoman.access"
 TEXT_FIELDS = frozenset({"method", "path", "request_id", "model", "finish", "error", "code"})
-about: ContextVar[Mapping[str, str]] = ContextVar("about", default={})  # noqa: B039 (nobody changes it)
-"""What is done just now: the ids of a request and of its trace, which lines as JSON say as well."""
+about: ContextVar[Mapping[str, str]] = ContextVar("about", default={})  # noqa: B039 (never mutated)
+"""The ids of the current request and its trace, which JSON log lines include."""
 LONGEST = 500
 STYLES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "blue": 34, "magenta": 35, "cyan": 36}
 LEVEL_STYLES = {"DEBUG": "dim", "INFO": "cyan", "WARNING": "yellow", "ERROR": "red", "CRITICAL": "red"}
 
 
 class Paint:
-    """`Paint(sys.stderr)("red", "no")` is `no` in red on a terminal, and `no` anywhere else."""
+    """Colors for terminals: `Paint(sys.stderr)("red", "no")` is red on a terminal, and plain `no`
+    elsewhere.
+    """
 
     def __init__(self, stream: TextIO) -> None:
-        # https://no-color.org: any value that is not empty means no colour.
+        # https://no-color.org: any value that is not empty turns colors off.
         self.on = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and stream.isatty()
 
     def __call__(self, style: str, text: str) -> str:
@@ -42,18 +44,18 @@ class Paint:
 
 
 def setup(level: str, json: bool, stream: TextIO | None = None) -> None:
-    """Send the lines of dragoman and uvicorn to one place. Calling it again replaces the former setup."""
+    """Send the log lines of dragoman and uvicorn to one stream. A second call replaces the first setup."""
     stream = sys.stderr if stream is None else stream
     stream = stream.raw if isinstance(stream, JsonStream) else stream
     handler = logging.StreamHandler(stream)
     handler.setFormatter(LINES if json else HumanLines(Paint(stream)))
     _route("dragoman", level.upper(), handler)
-    # uvicorn tells of its start and stop at "info", which the banner says better.
+    # uvicorn logs its start and stop at "info"; the banner says the same more clearly.
     _route("uvicorn", "DEBUG" if level == "debug" else "WARNING", handler)
     _inherit("uvicorn.error")
-    # It tells of collectors that do not answer, among others.
+    # OpenTelemetry logs collectors that do not answer, among other failures.
     _route("opentelemetry", "WARNING", handler)
-    # Each request has one line already: ours, which knows of tokens.
+    # Each request already has our own access line, which includes token counts.
     access = logging.getLogger("uvicorn.access")
     access.handlers.clear()
     access.propagate = False
@@ -74,7 +76,7 @@ def _inherit(name: str) -> None:
 
 
 def clean(value: Any) -> Any:
-    """Text on one line, of bounded length: a path with a newline in it must not forge a second line.
+    """Put text on one line of bounded length: a path with a newline in it must not forge a second line.
 
     >>> clean("/a\\nb")
     '/a\\\\nb'
@@ -87,7 +89,7 @@ def clean(value: Any) -> Any:
 
 
 def fields(record: logging.LogRecord) -> dict[str, Any]:
-    """What may be said of the request that a record tells of; empty for other records."""
+    """Return the fields of a request that may be logged; empty for records about anything else."""
     request = getattr(record, "request", None)
     if not isinstance(request, Mapping):
         return {}
@@ -102,7 +104,7 @@ def fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def trouble(record: logging.LogRecord) -> tuple[str, list[str]]:
-    """The exception of a record as a safe sentence, and the places it came through."""
+    """Describe a record's exception without its own message, and list the code lines it passed through."""
     error = record.exc_info[1] if record.exc_info else None
     if error is None:
         return "", []
@@ -112,7 +114,9 @@ def trouble(record: logging.LogRecord) -> tuple[str, list[str]]:
 
 
 def describe(error: BaseException) -> str:
-    """`describe(ValueError("secret"))` is `ValueError`; our messages and the system's are safe."""
+    """Describe an error safely: `ValueError("secret")` is `ValueError`; our own and the system's messages
+    stay.
+    """
     name = type(error).__name__
     if isinstance(error, DragomanError):
         return f"{name}: {clean(error.message)}"
@@ -122,7 +126,7 @@ def describe(error: BaseException) -> str:
 
 
 class JsonLines(logging.Formatter):
-    """One object per line. The request's fields stand beside `time`, `level` and `logger`."""
+    """One JSON object per line. The request's fields stand beside `time`, `level` and `logger`."""
 
     def format(self, record: logging.LogRecord) -> str:
         return msgspec.json.encode(self.describe(record)).decode()
@@ -146,11 +150,11 @@ class JsonLines(logging.Formatter):
 LINES = JsonLines()
 
 
-# Where all that a process says is to be JSON: what others print, warn of, or fail with.
+# JSON for everything else that the process writes: prints, warnings and uncaught exceptions.
 
 
 class JsonStream(io.TextIOBase):
-    """In the place of stdout or stderr: a line that somebody writes becomes an object."""
+    """Replaces stdout or stderr and turns every line written to it into a JSON object."""
 
     def __init__(self, raw: TextIO, name: str) -> None:
         self.raw = raw
@@ -166,7 +170,7 @@ class JsonStream(io.TextIOBase):
         return len(text)
 
     def end(self) -> None:
-        """What has no end yet is a line as well."""
+        """Write the last line even if it has no newline."""
         self.write("\n")
 
     def say(self, line: str, level: int = logging.INFO, hint: str = "") -> None:
@@ -188,7 +192,7 @@ class JsonStream(io.TextIOBase):
 
 
 def speak_json() -> None:
-    """Everything that this process says from now on is lines of JSON, whoever says it. Idempotent."""
+    """Turn everything this process writes into JSON lines, third-party output included. Idempotent."""
     if isinstance(sys.stderr, JsonStream):
         return
     sys.stdout, sys.stderr = JsonStream(sys.stdout, "stdout"), JsonStream(sys.stderr, "stderr")
@@ -196,17 +200,24 @@ def speak_json() -> None:
         atexit.register(stream.end)
     handler = logging.StreamHandler(sys.stderr.raw)
     handler.setFormatter(LINES)
-    # Of those who have no place of their own: other packages.
+    # Handles loggers without a handler of their own: those of other packages.
     logging.getLogger().handlers[:] = [handler]
     logging.captureWarnings(True)
     logger = logging.getLogger("dragoman")
-    sys.excepthook = lambda kind, error, trace: logger.critical("The process ends", exc_info=error)
-    threading.excepthook = lambda told: logger.error("A thread has ended", exc_info=told.exc_value)
-    sys.unraisablehook = lambda told: logger.error("Something failed unheard", exc_info=told.exc_value)
+    sys.excepthook = lambda kind, error, trace: logger.critical(
+        "Process terminated by an exception", exc_info=error
+    )
+    threading.excepthook = lambda told: logger.error(
+        "Thread terminated by an exception", exc_info=told.exc_value
+    )
+    sys.unraisablehook = lambda told: logger.error("Unraisable exception", exc_info=told.exc_value)
 
 
 class HumanLines(logging.Formatter):
-    """`12:00:01 POST /v1/chat/completions 200  31+128 tok  cached 24  118 tok/s  first 35 ms  stop  req_1`"""
+    """Formats lines for people, such as:
+
+    `12:00:01 POST /v1/chat/completions 200  31+128 tok  cached 24  118 tok/s  first 35 ms  stop  req_1`
+    """
 
     def __init__(self, paint: Paint) -> None:
         super().__init__()
@@ -238,7 +249,7 @@ class HumanLines(logging.Formatter):
 
 
 def figures(request: Mapping[str, Any]) -> list[str]:
-    """The numbers of a request, in the order in which people ask for them."""
+    """Format the numbers of a request, the most useful first."""
     if "completion_tokens" not in request:
         return [f"{request['duration_ms']:.0f} ms"] if "duration_ms" in request else []
     parts = [f"{request.get('prompt_tokens', 0)}+{request['completion_tokens']} tok"]

@@ -1,4 +1,4 @@
-"""Settings as flags and environment variables know them, read off the types of a struct."""
+"""Settings as flags and environment variables, derived from the types of a struct."""
 
 import types
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ ENV_PREFIX = "DRAGOMAN_"
 
 
 class Option(Struct, frozen=True):
-    """One setting as flags and environment variables know it."""
+    """One setting as a flag and as an environment variable."""
 
     name: str
     """`port`, or `limit_messages` for a field of Limits."""
@@ -52,7 +52,7 @@ def options_of(struct: type[Struct], path: tuple[str, ...], prefix: str) -> Iter
 
 
 def _unwrap(hint: Any) -> tuple[Any, str]:
-    """`Annotated[int | None, Meta(description="x")]` gives `(int, "x")`."""
+    """Unwrap a type: `Annotated[int | None, Meta(description="x")]` gives `(int, "x")`."""
     if get_origin(hint) in (types.UnionType, Union):
         return _unwrap(next(arg for arg in get_args(hint) if arg is not type(None)))
     if get_origin(hint) is not Annotated:

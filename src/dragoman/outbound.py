@@ -1,8 +1,8 @@
-"""Whom the server may ask elsewhere: what an address may be, and whether it is one that anybody may ask.
+"""Which hosts the server may connect to on behalf of requests: syntax of URLs, and public addresses.
 
-For MCP servers that requests name, and for pictures, sounds and files that are fetched for them. The order is
-always this: an address is read by `ADDRESS`, compared with what the operator allows, and its host looked up
-once. What is connected to is the number that was looked at: a moment later the name may stand for another.
+Used for MCP servers that requests name, and for images, audio and files fetched for them. The order is always
+the same: parse the URL with `ADDRESS`, compare it with the operator's allow list, resolve its host once. The
+server then connects to the resolved IP address, because a second lookup could give another one.
 """
 
 import asyncio
@@ -18,11 +18,13 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 
 
 class NotPublic(Exception):
-    """The name of a host stands for an address of a private network, or for none."""
+    """The host resolves to an address of a private network, or to none."""
 
 
 def is_public(address: Address) -> bool:
-    """Not loopback, private, link-local or reserved; an IPv4 address within an IPv6 one is what counts."""
+    """Whether an address is not loopback, private, link-local or reserved; an IPv4 address inside an IPv6 one
+    decides.
+    """
     if isinstance(address, IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour
         if address in _NAT64:
@@ -33,20 +35,22 @@ def is_public(address: Address) -> bool:
 
 
 def written_as_number(host: str) -> Address | None:
-    """The address that a host itself is: `127.0.0.1`, `[::1]`, and also `2130706433` and `0177.0.0.1`."""
+    """Return the address if the host is one: `127.0.0.1`, `[::1]`, but also `2130706433` and `0177.0.0.1`."""
     try:
         return ip_address(host.strip("[]"))
     except ValueError:
         pass
     try:
-        # It reads all the forms that a resolver would.
+        # `inet_aton` reads every notation that a resolver would.
         return IPv4Address(socket.inet_aton(host))
     except OSError:
         return None
 
 
 async def public_address(host: str, port: int) -> str:
-    """An address of the host, to be connected to as it is: to ask again might give another answer."""
+    """Resolve a host to one public address. Connect to that address: a second lookup could give another
+    one.
+    """
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:
@@ -57,7 +61,7 @@ async def public_address(host: str, port: int) -> str:
     return addresses[0]
 
 
-# Narrower than what an address may be, so that no two readers of it can disagree about its host.
+# Stricter than the URL standard, so that no two parsers can disagree about the host.
 ADDRESS = re.compile(
     r"(?P<scheme>https?)://(?P<host>[a-z0-9.-]+|\[[0-9a-f:.]+\])(?::(?P<port>\d{1,5}))?(?:[/?][!-~]*)?",
     re.IGNORECASE,
@@ -67,7 +71,7 @@ ALLOWED = re.compile(r"\*|([a-z0-9.-]+|\[[0-9a-f:.]+\])(:(\d{1,5}|\*))?", re.IGN
 
 
 def is_allowed(host: str, port: str, allow: Sequence[str]) -> bool:
-    """Entries are `host` (its usual ports), `host:port` or `host:*`."""
+    """Whether the host and port match an entry: `host` (default ports), `host:port` or `host:*`."""
     forms = {f"{host}:{port}", f"{host}:*"}
     if port in DEFAULT_PORTS.values():
         forms.add(host)

@@ -1,12 +1,12 @@
-"""Traces of requests, as OpenTelemetry has them. Where nobody wants them, nothing is imported or paid.
+"""Traces of requests with OpenTelemetry. Where they are off, nothing is imported and nothing is slower.
 
-A request has a `RequestTrace`: a span for all of it, under which others stand. Whoever works for it finds
-it in `current`, which goes along with tasks; without traces it is None, and that is all there is to pay. What
-happens again and again (tokens) leaves no span. What a span is about is known at its end, so most spans are
-made then, out of times that were noted: `RequestTrace.add`.
+A request has a `RequestTrace`: one span for all of it, with other spans under it. Code that works for the
+request finds it in `current`, a context variable that tasks inherit; it is None without tracing. Events that
+repeat (tokens) get no span. The attributes of a span are known only at its end, so most spans are created
+then, from noted times: `RequestTrace.add`.
 
-Where spans go, how many are kept and what the service is called is said by the environment variables that
-OpenTelemetry has for it (OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_TRACES_SAMPLER, OTEL_SERVICE_NAME and so on).
+OpenTelemetry's own environment variables say where spans go, how many are sampled and what the service is
+called (OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_TRACES_SAMPLER, OTEL_SERVICE_NAME and so on).
 """
 
 import os
@@ -33,52 +33,52 @@ T = TypeVar("T")
 Attributes: TypeAlias = Mapping[str, Any]
 SpanRole: TypeAlias = Literal["SERVER", "CLIENT", "INTERNAL"]
 CONTENT = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
-"""The variable by which what was said becomes part of spans; the conventions have it so."""
+"""The variable that adds prompts and answers to spans, as the GenAI conventions define it."""
 CLOSE_S = 5.0
-"""What a collector gets for the last spans before the process goes."""
+"""The seconds a collector gets for the last spans before the process exits."""
 MISSING = "`otel` needs packages that are not installed: pip install 'dragoman[otel]'."
 HEADERS = ("traceparent", "tracestate", "baggage")
 SESSION = HINT_HEADER.encode()
 
 
 class RequestTrace:
-    """One request, or other work of its own. Spans that it adds stand under its own."""
+    """The trace of one request or background task; the spans it adds are children of its own span."""
 
     def __init__(self, tracing: "Tracing", span: "Span") -> None:
         self.tracing = tracing
         self.span = span
         self.plans: dict[int, tuple[int, int]] = {}
-        """When prompts were made, by the ids of their plans."""
+        """Start and end of prompt rendering, by the ids of the resulting plans."""
         self.conversation = ""
-        """The id of the conversation that the request is a part of, where there is one."""
+        """The id of the request's conversation, if it has one."""
         self._cut: list[tuple[Span, int]] = []
-        """Spans of work that was cut short, and when; why, is known at the end of the request."""
+        """Spans of interrupted work with their end times; the reason is known only when the request ends."""
         self._over = False
 
     @property
     def ids(self) -> dict[str, str]:
-        """As log lines have them."""
+        """The ids of trace and span, as log lines have them."""
         context = self.span.get_span_context()
         return {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"}
 
     @property
     def response(self) -> bytes:
-        """The header `traceresponse`, by which clients find the trace."""
+        """The header `traceresponse`, which lets clients find the trace."""
         ids, flags = self.ids, self.span.get_span_context().trace_flags
         return f"00-{ids['trace_id']}-{ids['span_id']}-{flags:02x}".encode()
 
     def begin(
         self, name: str, role: SpanRole = "INTERNAL", start: int | None = None, **attributes: Any
     ) -> "Span":
-        """A span under that of the request; who begins it ends it."""
+        """Start a span under that of the request; the caller ends it."""
         return self.tracing.start(name, role, attributes, self.span, start)
 
     def add(
         self, name: str, start: int, end: int, parent: "Span | None" = None, error: Exception | None = None
     ) -> None:
-        """A span of something that is over; times are in nanoseconds, as `time.time_ns()` has them."""
+        """Add a span of work that is complete; times are in nanoseconds, as `time.time_ns()` returns them."""
         if not self.span.is_recording():
-            # Nobody will see it: most samplers keep few requests.
+            # The span is not recorded: most samplers keep few requests.
             return
         span = self.tracing.start(name, "INTERNAL", {}, parent or self.span, start)
         if error is not None:
@@ -86,7 +86,7 @@ class RequestTrace:
         span.end(end)
 
     def timing(self, plan: Callable[[], T]) -> Callable[[], T]:
-        """`plan`, with a note of when it was made."""
+        """Wrap `plan` so that the time it takes is recorded."""
 
         def planned() -> T:
             start = time.time_ns()
@@ -101,17 +101,17 @@ class RequestTrace:
         return planned
 
     def cut_short(self, span: "Span", at: int) -> None:
-        """It ends without an end of its own: what ended the request ended it as well."""
+        """End a span whose work was interrupted; it gets the reason for which the request ends."""
         if self._over:
             span.end(at)
         else:
             self._cut.append((span, at))
 
     def end(self, facts: Attributes, attributes: Attributes) -> None:
-        """`facts` are what the access log says of it."""
+        """End the request's span; `facts` are the fields of its access log line."""
         span, code = self.span, facts.get("code") or str(facts["status"])
         reason = str(facts.get("finish", ""))
-        # Who sent nonsense is told so: that is no error of the server. Nor is it one that a client has left.
+        # A client error (4xx) is not an error of the server, and neither is a client that disconnects.
         left = reason in ("disconnect", "cancelled")
         failed = not left and (facts["status"] >= 500 or ("error" in facts and facts["status"] < 400))
         self._over = True
@@ -134,11 +134,11 @@ class RequestTrace:
 
 
 current: ContextVar[RequestTrace | None] = ContextVar("trace", default=None)
-"""That of the request which is being served."""
+"""The trace of the request being served."""
 session: ContextVar[str] = ContextVar("session", default="")
-"""What the client calls the session that its request belongs to, in the header SESSION."""
+"""The client's name of the session that its request belongs to, from the header SESSION."""
 outgoing: ContextVar[Mapping[str, str] | None] = ContextVar("outgoing", default=None)
-"""The headers by which somebody else's spans stand under ours, while somebody else is asked."""
+"""Trace headers for outgoing requests, while the server calls another one."""
 
 
 def mark_failed(span: "Span", code: str, message: str) -> None:
@@ -149,19 +149,19 @@ def mark_failed(span: "Span", code: str, message: str) -> None:
 
 
 def mark_error(span: "Span", error: BaseException) -> None:
-    """The text of a foreign exception stays out: it may hold what a client sent."""
+    """Mark a span as failed. The text of a foreign exception is left out: it may quote what a client sent."""
     code = error.code if isinstance(error, DragomanError) else None
     mark_failed(span, code or type(error).__name__, logs.describe(error))
 
 
 class Tracing:
-    """Of one server: makes traces, and has the meter of its figures."""
+    """The tracer and the meter of one server."""
 
     def __init__(
         self, provider: "TracerProvider", meters: "MeterProvider", owned: Sequence[Any], *, content: bool
     ) -> None:
         self.content = content
-        """Whether prompts and answers become part of spans."""
+        """Whether prompts and answers are added to spans."""
         self.meter: Meter = meters.get_meter("dragoman", __version__)
         self._tracer: Tracer = provider.get_tracer("dragoman", __version__)
         self._owned = owned
@@ -173,7 +173,7 @@ class Tracing:
         parent: RequestTrace | None = None,
         role: SpanRole = "SERVER",
     ) -> RequestTrace:
-        """A trace of its own, under that of whoever has sent such headers, or under another of ours."""
+        """Begin a trace: a child of the trace in the client's headers, or of another one of ours."""
         from opentelemetry import propagate
         from opentelemetry.context import Context
         from opentelemetry.trace import set_span_in_context
@@ -188,7 +188,7 @@ class Tracing:
         return trace
 
     def remote(self, headers: Mapping[bytes, bytes]) -> RequestTrace | None:
-        """The trace of somebody else, of whose requests there will be several."""
+        """Return the trace named in a client's headers, for a client whose requests all belong to it."""
         trace = self.begin("", headers)
         parent = getattr(trace.span, "parent", None)
         if parent is None:
@@ -199,7 +199,7 @@ class Tracing:
 
     @contextmanager
     def following(self, trace: RequestTrace) -> Iterator[RequestTrace]:
-        """Inside, it is the trace that everything belongs to; so do log lines."""
+        """Make `trace` the current one inside the block; log lines get its ids."""
         token = current.set(trace)
         told = logs.about.set({**logs.about.get(), **trace.ids})
         try:
@@ -219,7 +219,7 @@ class Tracing:
         return self._tracer.start_span(name, context, _kind(role), given, start_time=start)
 
     def close(self) -> None:
-        """What was not sent yet is sent, unless that takes too long."""
+        """Send what was not sent yet, for at most `CLOSE_S` seconds."""
 
         def shut() -> None:
             for each in self._owned:
@@ -237,7 +237,7 @@ def _kind(role: SpanRole) -> Any:
 
 
 def headers_of(span: "Span") -> dict[str, str]:
-    """What to send so that the spans of who is asked stand under this one."""
+    """Return the trace headers that make the called server's spans children of this one."""
     from opentelemetry import propagate
     from opentelemetry.context import Context
     from opentelemetry.trace import set_span_in_context
@@ -249,7 +249,7 @@ def headers_of(span: "Span") -> dict[str, str]:
 
 @contextmanager
 def asking(span: "Span") -> Iterator[None]:
-    """Inside, others are asked on behalf of this span, and told of it."""
+    """Inside the block, requests to other servers carry the headers of this span."""
     from opentelemetry import context, trace
 
     sent = outgoing.set(headers_of(span))
@@ -265,9 +265,9 @@ def asking(span: "Span") -> Iterator[None]:
 def traced(
     tracing: Tracing | None, name: str, facts: Attributes, parent: RequestTrace | None = None
 ) -> Iterator[None]:
-    """Inside, work has a trace, where there are traces: its own, or a part of the parent's.
+    """Trace the work inside the block, if tracing is on: as a trace of its own or a child of `parent`.
 
-    `facts` are what the access log says of it, once it is over.
+    `facts` are the fields of the access log line, complete only at the end.
     """
     if tracing is None:
         yield
@@ -280,17 +280,19 @@ def traced(
         trace.end(facts, {"dragoman.request_id": facts.get("request_id", "")})
 
 
-# From the settings and the environment.
+# Setup from settings and environment.
 
 
 def check_tracing(settings: Settings) -> None:
-    """Raises where traces are wanted and cannot be had."""
+    """Raise if tracing is on and its packages are not installed."""
     if (settings.otel or settings.otel_endpoint is not None) and find_spec("opentelemetry") is None:
         raise SettingsError(MISSING)
 
 
 def open_tracing(settings: Settings) -> Tracing | None:
-    """None where nobody wants traces. A program that has set OpenTelemetry up itself keeps its own ways."""
+    """Return None where tracing is off. A program that has configured OpenTelemetry itself keeps its
+    configuration.
+    """
     if not settings.otel and settings.otel_endpoint is None:
         return None
     try:
@@ -318,7 +320,9 @@ def open_tracing(settings: Settings) -> Tracing | None:
 
 
 def _exporters(signal: Literal["traces", "metrics"], endpoint: str | None) -> Iterator[Any]:
-    """Those that OTEL_TRACES_EXPORTER and OTEL_METRICS_EXPORTER name; by default OTLP over HTTP."""
+    """Yield the exporters that OTEL_TRACES_EXPORTER and OTEL_METRICS_EXPORTER name; OTLP over HTTP by
+    default.
+    """
     for name in os.environ.get(f"OTEL_{signal.upper()}_EXPORTER", "otlp").split(","):
         name = name.strip()
         if name in ("", "none"):
@@ -326,7 +330,10 @@ def _exporters(signal: Literal["traces", "metrics"], endpoint: str | None) -> It
         group = f"opentelemetry_{signal}_exporter"
         found = next(iter(entry_points(group=group, name=_entry(name, signal))), None)
         if found is None:
-            raise SettingsError(f"OTEL_{signal.upper()}_EXPORTER has {name}, for which nothing is installed.")
+            raise SettingsError(
+                f"OTEL_{signal.upper()}_EXPORTER is {name}, which is not installed; install "
+                "its package or unset it."
+            )
         if endpoint is not None and found.name == "otlp_proto_http":
             yield found.load()(endpoint=f"{endpoint.rstrip('/')}/v1/{signal}")
         else:
@@ -334,7 +341,7 @@ def _exporters(signal: Literal["traces", "metrics"], endpoint: str | None) -> It
 
 
 def _entry(name: str, signal: str) -> str:
-    """`otlp` is one of two, as the environment says."""
+    """Resolve `otlp` to gRPC or HTTP, as the environment says."""
     if name != "otlp":
         return name
     usual = os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")

@@ -1,6 +1,6 @@
-"""The vocabulary: what an engine is asked, what it says, and what becomes of it.
+"""The vocabulary: jobs given to engines, steps they return, and the events and answers made of them.
 
-Structs rather than dataclasses: several are made per token. The fold at the end is the one way to an answer.
+Structs rather than dataclasses: several are created per token. `Fold`, at the end, builds every answer.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -14,19 +14,19 @@ from dragoman.media import Media, MediaSpan
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
 Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool", "function"]
 SourceForm: TypeAlias = Literal["json_schema", "regex", "choice", "gbnf", "lark", "structural_tag"]
-"""`choice` is a list of texts as JSON, `lark` is what llguidance reads, `structural_tag` is xgrammar's."""
+"""`choice` is a JSON list of texts, `lark` is in llguidance's syntax, `structural_tag` is xgrammar's."""
 LARK_LINE = "%llguidance {}\n"
-"""The first line of a grammar that is Lark, whatever the others look like."""
+"""The first line that marks a grammar as Lark."""
 Restoring: TypeAlias = Literal["off", "tools", "all"]
-"""To which messages thoughts are given back: none, those with calls since the last user's, or all."""
+"""Which messages get dropped reasoning back: none, those with calls since the last user message, or all."""
 UNBOUNDED = 2**31 - 1
-"""Tokens, where nobody knows how many there may be: as `max_tokens`, as many as the engine likes."""
+"""`max_tokens` where no limit is set: as many tokens as the engine allows."""
 Adapters: TypeAlias = tuple[tuple[str, float], ...]
-"""LoRA adapters and their scales, in the order of their names."""
+"""LoRA adapters and their scales, sorted by name."""
 Kind: TypeAlias = Literal[
     "text", "reasoning", "call_open", "call_arguments", "call_close", "unseen", "finish"
 ]
-"""`unseen` has ids that no text comes of, and that belong to what was said before: what closed it, layout."""
+"""`unseen` has ids without text that belong to the part before them: closing markers, layout."""
 
 SamplerName: TypeAlias = Literal[
     "penalties",
@@ -43,16 +43,16 @@ SamplerName: TypeAlias = Literal[
     "xtc",
 ]
 SAMPLER_ORDER: tuple[SamplerName, ...] = get_args(SamplerName)
-"""Who narrows the choice first, where the client does not say."""
+"""The default order of the samplers."""
 
 
 class Samplers(Struct, frozen=True, kw_only=True):
-    """Ways to choose beyond the usual ones. As they are here, none of them does anything."""
+    """Sampling parameters beyond the common ones. With the default values, none has any effect."""
 
     order: tuple[SamplerName, ...] = SAMPLER_ORDER
-    """Those that are not in it are not applied, the usual ones neither."""
+    """Samplers that are missing here are not applied, common ones included."""
     penalty_range: int | None = None
-    """How many of the newest ids penalties look at; None: all."""
+    """The number of newest ids that penalties consider; None: all."""
     smoothing_factor: float = 0.0
     smoothing_curve: float = 1.0
     dynatemp_range: float = 0.0
@@ -69,13 +69,13 @@ class Samplers(Struct, frozen=True, kw_only=True):
     dry_base: float = 1.75
     dry_allowed_length: int = 2
     dry_range: int | None = None
-    """How many of the newest ids are looked at; None: all of the prompt and the answer."""
+    """The number of newest ids to search; None: all of the prompt and the answer."""
     dry_breakers: frozenset[int] = frozenset()
-    """Ids at which a repetition ends."""
+    """Ids that end a repetition."""
 
     @property
     def acts(self) -> bool:
-        """Whether anything in it is on."""
+        """Whether any of them has an effect."""
         return bool(
             self.order != SAMPLER_ORDER
             or self.penalty_range
@@ -91,7 +91,7 @@ class Samplers(Struct, frozen=True, kw_only=True):
 
 
 class Sampling(Struct, frozen=True, kw_only=True):
-    """How the next id is chosen. The defaults sample from the model's own distribution, unchanged."""
+    """Sampling parameters. The defaults sample from the model's own distribution, unchanged."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -110,105 +110,113 @@ class Sampling(Struct, frozen=True, kw_only=True):
     ignore_eos: bool = False
     seed: int | None = None
     logprobs: int | None = None
-    """How many alternatives to report beside each sampled id; None reports nothing at all."""
+    """How many alternatives to report for each sampled id; None reports no log probabilities."""
     prompt_logprobs: int | None = None
     samplers: Samplers | None = None
-    """Only for engines whose card says that they have them."""
+    """Only for engines whose card declares them."""
 
     @property
     def most(self) -> int | None:
-        """`max_tokens` for engines that know a bound of their own; None leaves it to them."""
+        """`max_tokens`, or None if the engine should apply its own limit."""
         return None if self.max_tokens == UNBOUNDED else self.max_tokens
 
 
 class Matcher(Protocol):
-    """One answer's way through a constraint, stepped by the ids of that answer."""
+    """The state of one answer in a constraint, advanced by the ids of that answer."""
 
     def mask(self, row: Any) -> None:
-        """Set the logits of all ids that may not come next to minus infinity, in a numpy row of float32."""
+        """Set the logits of all ids that may not follow to minus infinity, in a numpy row of float32."""
 
     def accept(self, id_: int) -> None:
-        """The id was chosen."""
+        """Advance by a sampled id."""
 
     @property
     def accepting(self) -> bool:
-        """The answer may end here."""
+        """Whether the answer may end here."""
 
     @property
     def over(self) -> bool:
-        """The answer is complete: nothing may follow but an end id."""
+        """Whether the answer is complete: only an end id may follow."""
 
 
 @runtime_checkable
 class Preparing(Protocol):
-    """A matcher that can work out its mask before there is a row."""
+    """A matcher that can compute its mask before the logits exist."""
 
     def prepare(self) -> None: ...
 
 
 @runtime_checkable
 class Foreseeing(Protocol):
-    """A matcher that can tell what has to come next, whatever is chosen."""
+    """A matcher that can tell which ids must follow, whatever is sampled."""
 
     def foresee(self, most: int) -> list[int]:
-        """At most so many ids. They are guesses: another way to write the same may be chosen."""
+        """Return at most `most` ids. They are draft tokens: the model may spell the same text with
+        other ids.
+        """
 
 
 class ConstraintSource(Struct, frozen=True):
-    """A constraint as text."""
+    """A constraint as text, for engines that enforce constraints themselves."""
 
     form: SourceForm
     text: str
     after_reasoning: bool = False
-    """The answer may reason first, and is held to it from there on."""
+    """Whether the answer may reason first; the constraint then applies after the reasoning."""
 
 
 class JobConstraint(Protocol):
-    """What an answer must be. It is ready to use: what can be wrong with it was told to the client."""
+    """The constraint of a job, checked and ready: the client has already been told what is wrong with it."""
 
     def start(self) -> Matcher:
-        """A matcher for one continuation."""
+        """Return a matcher for one continuation."""
 
     @property
     def source(self) -> ConstraintSource | None:
-        """The same as text, in one of the forms that the engine's card names; None if it names none."""
+        """The constraint as text, in a form that the engine's card names; None if it names none."""
 
 
 class Job(Struct, frozen=True, kw_only=True):
-    """What an engine is asked: `n` continuations of one prompt."""
+    """A request to an engine: `n` continuations of one prompt."""
 
     id: str
     prompt: tuple[int, ...]
     sampling: Sampling
     text: str = ""
     conversation: "Conversation | None" = None
-    """The prompt as text, and as messages where it has media, for engines whose cards say so."""
+    """The prompt as text, or as messages if it has media, for engines whose cards ask for it."""
     media: tuple[MediaSpan, ...] = ()
-    """What the prompt shows and plays, in order."""
+    """Images and audio of the prompt, in order."""
     n: int = 1
     constraint: JobConstraint | None = None
-    """Only for engines whose card says that they constrain, or what sources they take."""
+    """Only for engines whose card says that they enforce constraints, or which sources they accept."""
     adapters: Adapters = ()
     owner: str = ""
-    """Whose it is, as a hash: of an engine's time every owner that has jobs should have an equal share."""
+    """The hashed API key. Owners with jobs should get equal shares of the engine's time."""
     priority: int = 0
-    """Lower goes first. No owner can choose one that keeps others waiting."""
+    """Lower runs first. No owner can choose a value that delays the jobs of others."""
     reuse_prefix: bool = True
     cache_salt: str = ""
-    """Prefixes are shared only between jobs with the same salt."""
+    """Jobs share a cached prefix only if they have the same salt."""
     hints: tuple[str, ...] = ()
-    """Who had one of these last has its beginning: the id of its answer, then what the client says of it."""
+    """Routing hints: this answer's id, then the client's own. The replica that saw one last probably has the
+    prefix cached.
+    """
     trace: Mapping[str, str] | None = None
-    """Headers of the trace that it belongs to (W3C), for engines that ask others or have spans themselves."""
+    """W3C trace headers, for engines that call other servers or make spans themselves."""
 
     @property
     def adapter(self) -> str | None:
-        """The only one, at its full strength, for engines whose card does not say that they mix adapters."""
+        """The only adapter, at full strength, for engines whose card does not say that they combine
+        adapters.
+        """
         return self.adapters[0][0] if self.adapters else None
 
 
 class TokenLogprob(Struct, frozen=True):
-    """The log probability of one id, before temperature and masks, and the most likely ids at that place."""
+    """The log probability of one id, before temperature and masks, with the most likely ids at that
+    position.
+    """
 
     id: int
     logprob: float
@@ -216,40 +224,40 @@ class TokenLogprob(Struct, frozen=True):
 
 
 class Step(Struct, omit_defaults=True):
-    """What an engine says of one continuation of one job at one of its steps."""
+    """One step of one continuation of a job, as the engine reports it."""
 
     ids: list[int]
     index: int = 0
     logprobs: list[TokenLogprob] | None = None
     finish: FinishReason | None = None
     stop_id: int | None = None
-    """The id that ended it, when it was a stop id; it is the last of `ids`."""
+    """The stop id that ended the continuation, if one did; it is the last of `ids`."""
     error: Exception | None = None
-    """With finish "error": what went wrong."""
+    """With finish "error": the error."""
     cached_tokens: int | None = None
-    """On a job's first step: prompt ids that were not computed again."""
+    """On a job's first step: how many prompt ids came from the prefix cache."""
     prompt_logprobs: list[TokenLogprob | None] | None = None
-    """On a job's first step, if asked: one per prompt id; the first is None."""
+    """On a job's first step, if requested: one entry per prompt id; the first is None."""
     weight_version: str | None = None
-    """Which weights computed it, for engines that are trained while they serve."""
+    """The version of the weights that computed it, for engines that are trained while they serve."""
     prompt_tokens: int | None = None
-    """How many the prompt has, where that is not how many ids the job has: told with `cached_tokens`."""
+    """The length of the prompt, if it differs from the number of ids in the job; set with `cached_tokens`."""
 
 
 class TextStep(Step, kw_only=True):
-    """What an engine says that speaks text: `TextStep([], text="Hel")`. Its card says so, too."""
+    """A step of an engine that returns text, as its card must say: `TextStep([], text="Hel")`."""
 
     text: str = ""
-    """What is new."""
+    """The new text."""
     tokens: int = 0
-    """How many tokens that was, where the engine knows."""
+    """How many tokens the text has, if the engine knows."""
 
 
 Sink: TypeAlias = Callable[[Step], None]
 
 
 class Event(Struct):
-    """One piece of an answer. The ids of a choice's events, put together, are the ids of its steps."""
+    """A chunk of an answer. The ids of a choice's events, concatenated, are the ids of its steps."""
 
     kind: Kind
     choice: int
@@ -258,18 +266,22 @@ class Event(Struct):
     logprobs: list[TokenLogprob] | None = None
     finish: FinishReason | None = None
     stop: str | int | None = None
-    """On a finish: the stop string or stop id that was met; None at the model's own end."""
+    """On a finish: the stop string or stop id that matched; None at the model's own end."""
     error: Exception | None = None
     call: int = 0
     """On the events of a tool call: its number in the answer, from 0. `text` of a call_open is the name."""
     call_id: str = ""
-    """On a call_open: the id the model wrote, or one made up."""
+    """On a call_open: the id that the model wrote, or a generated one."""
     begins: int | None = None
-    """On the first event of a part: how many characters of what was read are its own, with its marker."""
+    """Set on the first event of a part: how many of the last characters received belong to it, marker
+    included.
+    """
 
 
 class ToolCall(Struct, frozen=True, kw_only=True):
-    """A tool call. `arguments` is the JSON text the model wrote, cut short if the model was."""
+    """A tool call. `arguments` is the JSON text that the model wrote, incomplete if the answer was cut
+    off.
+    """
 
     id: str | None
     name: str
@@ -277,7 +289,7 @@ class ToolCall(Struct, frozen=True, kw_only=True):
 
 
 class Answer(Struct):
-    """What the events of one choice fold to."""
+    """A complete answer, folded from the events of one choice."""
 
     choice: int = 0
     text: str = ""
@@ -295,7 +307,7 @@ class Answer(Struct):
 class Message(Struct, frozen=True, kw_only=True):
     role: Role
     content: str | list[dict[str, Any]] | None = None
-    """Parts are kept as parts, because some templates want them so: `{"type": "image", "media": KEY}`."""
+    """Content parts are not joined, because some templates need them: `{"type": "image", "media": KEY}`."""
     name: str | None = None
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
@@ -303,7 +315,7 @@ class Message(Struct, frozen=True, kw_only=True):
 
 
 class Conversation(Struct, frozen=True, kw_only=True):
-    """What a chat template is rendered with."""
+    """The input of a chat template."""
 
     param: ClassVar[str] = CONVERSATION
     messages: tuple[Message, ...]
@@ -314,25 +326,25 @@ class Conversation(Struct, frozen=True, kw_only=True):
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     response_prefix: str = ""
     template: str | None = None
-    """The name of one of the model's templates, for models that have several."""
+    """The name of one of the model's templates, for models with several."""
     media: Mapping[str, Media] = field(default_factory=dict)
     places: Mapping[str, str] = field(default_factory=dict)
-    """What its messages show and play, and the fields of the request that have it, both by `Media.key`."""
+    """Media in the messages, and the request fields that hold them, both by `Media.key`."""
 
     @property
     def before(self) -> tuple[Message, ...]:
-        """The messages before the answer, which may go on with the last of them."""
+        """The messages before the answer; with `continue_final_message` the answer continues the last one."""
         return self.messages[:-1] if self.continue_final_message else self.messages
 
 
 class TextPrompt(Struct, frozen=True):
-    """A prompt as text. Special tokens in it are taken as such: completions are the raw interface."""
+    """A prompt as text. Special tokens in it are recognized: completions are the raw interface."""
 
     text: str
     suffix: str | None = None
     add_special_tokens: bool = True
     param: str = PROMPT
-    """The field that it came in."""
+    """The request field that it came in."""
 
 
 class IdsPrompt(Struct, frozen=True):
@@ -344,32 +356,32 @@ Prompt: TypeAlias = Conversation | TextPrompt | IdsPrompt
 
 
 class Traced(Struct, frozen=True, kw_only=True):
-    """One turn of a model as it was: what it was shown, and what it sampled."""
+    """One turn of a model: the ids of its prompt and the ids it sampled."""
 
     prompt: tuple[int, ...]
     ids: tuple[int, ...]
     media: tuple[MediaSpan, ...] = ()
     logprobs: tuple[float, ...] | None = None
-    """Of the ids, where the engine was asked for them."""
+    """The log probabilities of `ids`, if the engine was asked for them."""
     finish: FinishReason | None = None
     choice: int = 0
     weight_version: str | None = None
     source: str = ""
-    """The answer that it belongs to, by its id."""
+    """The id of the answer that the turn belongs to."""
     after: str | None = None
-    """The answer whose ids the prompt goes on from."""
+    """The answer whose ids the prompt continues."""
     kept: int = 0
-    """How many ids of the prompt are those of that answer, and of what was before it."""
+    """How many ids of the prompt come from that answer and the turns before it."""
     cut: tuple[int, ...] = ()
-    """The last ids of that answer, which the prompt has not: its end, where the template writes another."""
+    """The last ids of that answer if the prompt lacks them, because the template writes another end."""
     split: str = ""
-    """Why the prompt does not go on from all ids of the answer before it, if it does not."""
+    """The reason if the prompt does not continue all ids of the answer before it."""
     history: str = "template"
-    """How the prompt was to have earlier answers."""
+    """Whether the prompt was to have earlier answers as the template renders them or as they were sampled."""
     said: bytes = b""
-    """Stands for what the client was told, as a message."""
+    """Digest of the assistant message as the client received it."""
     key: bytes = b""
-    """What the prompt is remembered by; empty where nothing can go on from it."""
+    """The key of the cached prompt; empty where nothing can continue it."""
 
     @property
     def all(self) -> tuple[int, ...]:
@@ -377,7 +389,7 @@ class Traced(Struct, frozen=True, kw_only=True):
 
     @property
     def count(self) -> int:
-        """Of all of them."""
+        """The number of ids in prompt and answer."""
         return len(self.prompt) + len(self.ids)
 
 
@@ -387,10 +399,10 @@ class Usage(Struct):
     cached_tokens: int = 0
     reasoning_tokens: int = 0
     restored_tokens: int = 0
-    """Of prompts: reasoning that the client had not sent, and that was given back."""
+    """Prompt tokens of reasoning that the client had dropped and that was put back."""
 
     def facts(self) -> dict[str, int]:
-        """What a line of the log says of it."""
+        """Return the fields of the access log line."""
         names = ("prompt_tokens", "completion_tokens", "cached_tokens", "restored_tokens")
         return {name: count for name in names if (count := getattr(self, name)) or name != names[-1]}
 
@@ -398,21 +410,21 @@ class Usage(Struct):
         return Usage(*(getattr(self, name) + getattr(other, name) for name in self.__struct_fields__))
 
 
-# A stream's events folded into the whole answer. There is no other way to an answer.
+# An answer is always folded from the events of its stream.
 
 
 JOINED = frozenset({"text", "reasoning", "call_arguments"})
 MOST_IDS = 512
-"""Of an event that others are joined to: with more, writing it would take long."""
+"""Events with at least this many ids are not joined further: serializing such an event takes long."""
 
 
 class Saying:
-    """What one answer has so far, in pieces: joined once, at the end."""
+    """One answer so far, in fragments that are joined once, at the end."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
         self.thoughts: list[list[str]] = []
-        """Runs of reasoning: something else was said between two of them."""
+        """Runs of reasoning, separated by text or calls."""
         self.calls: list[tuple[str, str, list[str]]] = []
         """Ids, names and arguments."""
         self._thinks = False
@@ -442,13 +454,13 @@ class Saying:
         return [ToolCall(id=id_, name=name, arguments="".join(pieces)) for id_, name, pieces in self.calls]
 
     def message(self, begun: str) -> "Message":
-        """As it is sent back, behind what a client had begun to write."""
+        """Return the answer as a message; `begun` is the text that the client had written for it."""
         texts, calls = "".join(self.texts), tuple(self.made_calls)
         return Message(role="assistant", content=begun + texts, tool_calls=calls)
 
 
 class Fold:
-    """`Fold(2)` holds two answers; `add(events)` grows them."""
+    """Builds answers from events: `Fold(2)` has two; `add(events)` extends them."""
 
     def __init__(self, choices: int = 1) -> None:
         self.answers = [Answer(choice) for choice in range(choices)]
@@ -473,13 +485,13 @@ class Fold:
 
 
 def fold(events: Iterable[Event]) -> Answer:
-    """The answer that the events of one choice tell."""
+    """Build the answer from the events of one choice."""
     (folded := Fold()).add(events)
     return folded.done()[0]
 
 
 def coalesce(events: list[Event]) -> list[Event]:
-    """Neighbours of one kind and choice become one: what a client that reads slowly gets."""
+    """Join adjacent events of the same kind and choice, for a client that reads slowly."""
     merged: list[Event] = []
     runs: dict[int, tuple[Event, list[str]]] = {}
     for event in events:

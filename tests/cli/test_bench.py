@@ -41,7 +41,7 @@ def test_tokens_are_those_of_the_usage_and_events_only_without(
     captured = capsys.readouterr()
     (result,) = json.loads(captured.out)
     assert (result["tokens"], result["counted"]) == (tokens, tells_usage)
-    assert ("tokens are events" in captured.err) != tells_usage
+    assert ("tokens are counted as events" in captured.err) != tells_usage
 
 
 def test_ignore_eos_is_left_out_where_it_is_refused(fake: Fake) -> None:
@@ -56,7 +56,7 @@ def test_errors_are_counted_and_told(fake: Fake, capsys: Capture) -> None:
     assert main(["bench", "--url", fake.url, "--streams", "2", "--tokens", "4"]) == 1
     captured = capsys.readouterr()
     assert captured.out.splitlines()[1].endswith(" 2")
-    assert "2 streams: the server hung up" in captured.err
+    assert "2 streams: the server closed the connection" in captured.err
 
 
 def test_a_server_that_refuses_all_is_told_at_once(fake: Fake, capsys: Capture) -> None:
@@ -67,7 +67,7 @@ def test_a_server_that_refuses_all_is_told_at_once(fake: Fake, capsys: Capture) 
 
 def test_nobody_answers(capsys: Capture) -> None:
     assert main(["bench", "--url", "http://127.0.0.1:1", "--model", "m"]) == 1
-    assert "nobody answers" in capsys.readouterr().err
+    assert "no server answers" in capsys.readouterr().err
 
 
 def test_prompts_share_what_they_should() -> None:

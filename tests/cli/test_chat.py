@@ -68,7 +68,7 @@ def test_a_pipe_is_the_question(fake: Fake, monkeypatch: pytest.MonkeyPatch, cap
 def test_an_empty_pipe_is_no_question(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     assert main(["chat", "--url", "http://127.0.0.1:1"]) == 2
-    assert "There is no question" in capsys.readouterr().err
+    assert "No question given" in capsys.readouterr().err
 
 
 def test_the_key_is_sent(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +80,7 @@ def test_the_key_is_sent(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nobody_answers(capsys: Capture) -> None:
     assert main(["chat", "hi", "--url", "http://127.0.0.1:1"]) == 1
-    assert "Nothing answers at http://127.0.0.1:1" in capsys.readouterr().err
+    assert "No server answers at http://127.0.0.1:1" in capsys.readouterr().err
 
 
 def test_a_refusal_is_shown_with_the_servers_words(fake: Fake, capsys: Capture) -> None:
@@ -89,7 +89,9 @@ def test_a_refusal_is_shown_with_the_servers_words(fake: Fake, capsys: Capture) 
     assert "answered 400: Unknown field temperature." in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("words", "message"), [(None, "hung up in the middle"), ("It broke.", "It broke.")])
+@pytest.mark.parametrize(
+    ("words", "message"), [(None, "closed the connection in the middle"), ("It broke.", "It broke.")]
+)
 def test_a_broken_answer_is_told(fake: Fake, capsys: Capture, words: str | None, message: str) -> None:
     fake.breaks_after, fake.fails_with = 2, words
     assert main(["chat", "hi", "--url", fake.url]) == 1
@@ -119,10 +121,10 @@ def test_the_commands(talk: Talk, fake: Fake) -> None:
     assert fake.asked[0]["messages"][0] == {"role": "system", "content": "Be kind."}
     text = printed(talk)
     for part in (
-        "no system prompt",
+        "No system prompt",
         "user: one",
         f"assistant: {ANSWER}",
-        "forgotten",
+        "cleared",
         "/bye",
         "no command /no",
     ):
@@ -167,7 +169,11 @@ def test_a_talk_is_saved_and_goes_on(talk: Talk, fake: Fake, tmp_path: Path, cap
     assert [m["content"] for m in fake.asked[1]["messages"]] == ["Be kind.", "one", ANSWER, "two"]
     assert fake.asked[1]["seed"] == 7
     wrong = capsys.readouterr().err
-    assert "is there already" in wrong and "nowhere cannot be read" in wrong and "no conversation" in wrong
+    assert (
+        "already exists" in wrong
+        and "nowhere cannot be read" in wrong
+        and "not a file written by /save" in wrong
+    )
 
 
 def test_messages_of_several_lines(talk: Talk, fake: Fake) -> None:

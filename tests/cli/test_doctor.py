@@ -26,7 +26,7 @@ def test_a_healthy_machine(weights: Path, capsys: Capture) -> None:
     code, found = examine(capsys, "--full")
     assert code == 0
     assert {finding["verdict"] for finding in found.values()} <= {"ok", "warning"}
-    assert "checksum right" in found["weights"]["text"]
+    assert "checksum correct" in found["weights"]["text"]
     assert found["speech"]["text"].startswith("8 tokens")
     assert set(found) >= {
         "settings",
@@ -51,7 +51,7 @@ def test_what_is_wrong_is_shown_with_what_to_do(
     assert "✗ settings" in text
     assert "slots" in text
     assert "! weights" in text
-    assert "→ `dragoman serve` fetches them" in text
+    assert "→ `dragoman serve` downloads them" in text
     assert "✓ python" in text
 
 
@@ -106,7 +106,7 @@ def test_a_check_that_breaks_does_not_end_the_visit() -> None:
     (ours,) = doctor.attempt(failing, patient)
     assert (ours.verdict, ours.text) == ("failed", "It does not fit.")
     (foreign,) = doctor.attempt(breaking, patient)
-    assert foreign.text == "the check broke: ValueError"
+    assert foreign.text == "the check failed: ValueError"
 
 
 def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:

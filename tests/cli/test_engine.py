@@ -78,9 +78,9 @@ def test_an_engine_of_the_other_contract_is_taken_too() -> None:
     [
         ("their_engines:nothing", "has no nothing"),
         ("their_engines:number", "neither an engine"),
-        ("their_engines:Broken", "cannot be made: RuntimeError"),
+        ("their_engines:Broken", "cannot be created: RuntimeError"),
         ("no_such_module:x", "needs the module no_such_module"),
-        ("loca", "There is no engine `loca`; there is: local, transformers, vllm"),
+        ("loca", "There is no engine `loca`; choose from local, transformers, vllm"),
         ("transformers", "needs `model`"),
         ("vllm", "needs `model`"),
     ],

@@ -104,9 +104,9 @@ CASES: dict[str, tuple[str, Callable[[Engine], None], str]] = {
     "an id of another type": ("generate", put("ids", [True, END_ID]), "hold a bool"),
     "odd version": ("generate", put("step", odd_version), "weight_version is 7"),
     "no error": ("generate", put("finish", "error"), "there is no error"),
-    "blocked": ("generate", put("step", slow_step), "holds up the event loop"),
+    "blocked": ("generate", put("step", slow_step), "blocks the event loop"),
     "far id": ("generate", put("ids", [1, 9999]), "9999, which is not in"),
-    "too long": ("generate", put("ids", [65] * 9), "9 tokens came"),
+    "too long": ("generate", put("ids", [65] * 9), "9 tokens were generated"),
     "late step": ("generate", put("late", [Step([1])]), "after the one with a finish"),
     "no step": ("generate", put("step", lambda job, id_, finish: {"ids": [id_]}), "gave a dict"),
     "no logprobs": ("logprobs", put("step", silent_step), "not have one for each"),
@@ -132,7 +132,7 @@ def test_a_coroutine_is_no_iterator() -> None:
 
 def test_an_engine_that_hangs_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_checks, "SECONDS", 0.05)
-    assert "nothing came of it" in found(ScriptedEngine(say("hello", fault="hang")))["generate"]
+    assert "no result within" in found(ScriptedEngine(say("hello", fault="hang")))["generate"]
 
 
 def test_a_failure_is_told_by_its_message() -> None:
@@ -219,7 +219,7 @@ def test_what_an_engine_makes_of_media_is_tried() -> None:
 
 
 def test_pictures_that_are_taken_for_one_another_are_found() -> None:
-    assert "prefixes must be known by digests" in found(Seer(by_digest=False))["media"]
+    assert "prefixes must also be compared by digests" in found(Seer(by_digest=False))["media"]
 
 
 def test_modalities_without_a_place_are_found() -> None:

@@ -35,7 +35,7 @@ def test_a_running_server_and_the_cache(
 def test_an_empty_cache(capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DRAGOMAN_CACHE", str(tmp_path / "none"))
     assert main(["models"]) == 0
-    assert "not here yet" in capsys.readouterr().out
+    assert "not downloaded yet" in capsys.readouterr().out
     assert main(["models", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["cached"]["bytes"] == 0
 

@@ -79,12 +79,12 @@ def test_more_keys_and_values_than_there_is_memory_is_an_error() -> None:
 
 def test_upstreams_alone_know_whether_they_are_deterministic() -> None:
     settings = Settings(engine="remote", upstream=["http://x"], tokenizer="x", deterministic=True)
-    with pytest.raises(SettingsError, match="for the upstreams to know"):
+    with pytest.raises(SettingsError, match="settings of the upstreams"):
         engine_of(settings)
 
 
 def test_transformers_is_deterministic_with_one_answer_at_a_time() -> None:
-    with pytest.raises(SettingsError, match="one `slots`"):
+    with pytest.raises(SettingsError, match="needs `slots` to be 1"):
         engine_of(Settings(engine="transformers", model="x", slots=2, deterministic=True))
 
 

@@ -167,7 +167,7 @@ def test_a_taken_port_names_a_free_one(taken: int, capsys: Capture, monkeypatch:
     monkeypatch.setattr("dragoman.cli.address.LOOK_S", 0.05)
     assert main(["serve", "--port", str(taken)]) == 1
     said = capsys.readouterr().err
-    assert f"Port {taken} on 127.0.0.1 is taken." in said
+    assert f"Port {taken} on 127.0.0.1 is in use." in said
     free = int(said.partition("--port ")[2].split(".")[0])
     assert free > taken
     assert can_listen("127.0.0.1", free)
@@ -175,7 +175,7 @@ def test_a_taken_port_names_a_free_one(taken: int, capsys: Capture, monkeypatch:
 
 def test_a_dragoman_on_the_port_is_recognised(fake: Fake, capsys: Capture) -> None:
     assert main(["serve", "--port", fake.url.rpartition(":")[2]]) == 1
-    assert "taken by another dragoman" in capsys.readouterr().err
+    assert "in use by another dragoman" in capsys.readouterr().err
 
 
 def test_a_host_of_elsewhere(capsys: Capture) -> None:
@@ -238,9 +238,9 @@ def test_an_unknown_dialect_ends_the_start(flag: str, weights: Path, capsys: Cap
 @pytest.mark.parametrize(
     ("host", "keys", "said"),
     [
-        ("127.0.0.1", [], "only this machine"),
+        ("127.0.0.1", [], "loopback only"),
         ("0.0.0.0", [], "set DRAGOMAN_API_KEY"),
-        ("0.0.0.0", ["k"], "needed"),
+        ("0.0.0.0", ["k"], "required"),
     ],
 )
 def test_the_banner_says_who_may_ask(host: str, keys: list[str], said: str) -> None:

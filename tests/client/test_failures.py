@@ -106,7 +106,7 @@ def test_replay_of_what_still_fails(tmp_path: Path, capsys: Capture) -> None:
         path = fail(server.url, tmp_path)
         assert main(["replay", str(path)]) == 1
     assert capsys.readouterr().out.splitlines()[1:] == [
-        "Nothing has changed:",
+        "No difference; the outcome is again:",
         "status: 400",
         "error: The server answered 400: No.",
     ]

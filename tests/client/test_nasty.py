@@ -107,7 +107,7 @@ def test_the_end_mark_is_the_end_though_the_connection_stays(kind: str) -> None:
 
 @both
 def test_nobody_answers(kind: str) -> None:
-    with pytest.raises(CannotConnect, match=r"Nothing answers at http://127\.0\.0\.1:1"):
+    with pytest.raises(CannotConnect, match=r"No server answers at http://127\.0\.0\.1:1"):
         ask(RawServer(url="http://127.0.0.1:1"), kind)
 
 
@@ -237,7 +237,7 @@ def test_a_stream_is_read_once() -> None:
     with raw_server([SSE_HEAD, HI]) as server, dragoman.Client(server.url) as client:
         stream = client.chat(HELLO)
         assert [event for event in stream if isinstance(event, Text)]
-        with pytest.raises(RuntimeError, match="has been read"):
+        with pytest.raises(RuntimeError, match="has already been read"):
             stream.answer()
 
 

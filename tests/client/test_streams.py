@@ -152,7 +152,7 @@ def test_a_call_that_is_cut_short_is_not_handed_over() -> None:
 
 
 def test_a_call_that_goes_on_behind_its_end_is_an_error() -> None:
-    with pytest.raises(BrokenStream, match="go on behind their end"):
+    with pytest.raises(BrokenStream, match="continue after their end"):
         calls_of(
             {"index": 0, "id": "a", "function": {"name": "f", "arguments": "{}"}},
             {"index": 0, "function": {"arguments": '{"x":1}'}},

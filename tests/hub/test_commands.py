@@ -129,7 +129,7 @@ def test_what_is_no_name_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_nothing_is_served_here(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ps", "--url", "http://127.0.0.1:9"]) == 0
-    assert "Nothing is served" in capsys.readouterr().out
+    assert "No server at" in capsys.readouterr().out
 
 
 def test_who_names_no_model_is_offered_what_is_here_and_fits(

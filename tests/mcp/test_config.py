@@ -63,8 +63,8 @@ def test_keys_of_other_programs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("{", "is not a file of MCP servers"),
-        ("[]", "is not a file of MCP servers"),
+        ("{", "is not a valid file of MCP servers"),
+        ("[]", "is not a valid file of MCP servers"),
         ("{}", "mcpServers"),
         ({"a": {}}, "mcpServers.a in .*: either `command` or `url`"),
         ({"a": {"command": "x", "url": "https://example.com"}}, "either `command` or `url`"),

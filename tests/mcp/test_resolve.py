@@ -86,14 +86,14 @@ def test_a_label_alone_is_a_configured_server() -> None:
 
 
 def test_a_label_that_is_not_configured() -> None:
-    with pytest.raises(BadRequest, match=r"It has files\.") as caught:
+    with pytest.raises(BadRequest, match=r"Configured servers: files\.") as caught:
         SERVERS.resolve("file")
     assert caught.value.code == "mcp_server_not_found"
 
 
 def test_a_configured_server_takes_no_headers_of_a_request() -> None:
     for given in ({"headers": {"X": "y"}}, {"authorization": "token"}):
-        with pytest.raises(BadRequest, match="this server's own"):
+        with pytest.raises(BadRequest, match="configured by the operator"):
             SERVERS.resolve("files", **given)
 
 

@@ -85,9 +85,9 @@ async def test_what_is_shown_has_a_limit_of_its_own(store: Store) -> None:
     await store.create_conversation(conversation(), [shows("a", RED), shows("b", BLUE)])
     most = Most(items=9, bytes=1000, shown=140_000)
     assert len(await store.all_items("ann", "c", most) or ()) == 2
-    with pytest.raises(BadRequest, match="pictures and sounds"):
+    with pytest.raises(BadRequest, match="stored media"):
         await store.all_items("ann", "c", replace(most, shown=100_000))
-    with pytest.raises(BadRequest, match="pictures and sounds"):
+    with pytest.raises(BadRequest, match="stored media"):
         await store.find_items("ann", {"a": 3}, most)
 
 

@@ -101,7 +101,7 @@ async def test_tables_of_a_newer_version_are_refused(store: PostgresStore, postg
 @pytest.mark.parametrize("url", ["postgresql://u:secret@127.0.0.1:1/x", "postgresql://u:secret@[nonsense"])
 async def test_an_address_where_nothing_is_is_said_without_the_password(url: str) -> None:
     store = PostgresStore(url, StoreBounds())
-    with pytest.raises(StoreUnavailable, match="address in `store`") as caught:
+    with pytest.raises(StoreUnavailable, match="URL in `store`") as caught:
         await store.open()
     assert "secret" not in caught.value.message
 

@@ -67,7 +67,7 @@ SAMPLERS = replace(PLAIN, sampling=replace(PLAIN.sampling, samplers=Samplers(top
 
 
 def test_samplers_are_refused_where_the_engine_has_none() -> None:
-    with pytest.raises(BadRequest, match="usual samplers only"):
+    with pytest.raises(BadRequest, match="supports only the common samplers"):
         refuse_unsupported(SAMPLERS, card(frozenset()))
 
 

@@ -1,1 +1,1 @@
-"""Many requests that nobody waits for: their lines while they are answered, and where batches are kept."""
+"""Batches: many requests that run in the background, line by line, and their storage."""

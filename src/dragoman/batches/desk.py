@@ -1,14 +1,14 @@
-"""Where batches are kept, made and found again: each is a folder beside the files of its owner.
+"""Manages batches: creates, finds, runs and cancels them. Each has a folder beside the files of its owner.
 
-    FOLDER/OWNER/batch_0199....json       what is said of it, replaced as a whole when it changes
-    FOLDER/OWNER/batch_0199.../input      the lines: another name for the file, which may be deleted meanwhile
-                           .../output     what came of lines that went well, as far as it is
-                           .../errors     what came of the others
-                           .../lock       whoever makes it holds a lock on this, which ends with the process
-                           .../cancel     it is to be cancelled
+    FOLDER/OWNER/batch_0199....json       its metadata, replaced as a whole when it changes
+    FOLDER/OWNER/batch_0199.../input      the lines: a hard link; the uploaded file may be deleted meanwhile
+                           .../output     results of lines that succeeded so far
+                           .../errors     results of the others
+                           .../lock       locked by the server that runs the batch, until its process ends
+                           .../cancel     exists if the batch is to be cancelled
 
-Servers that share the folder share the batches. One that finds a batch which nobody makes goes on with it,
-wherever it stands: every state can be begun again. Only who holds the lock changes what is said of a batch.
+Servers that share the folder share the batches. A server that finds an unfinished batch which no server runs
+resumes it from its stored state. Only the holder of the lock changes the metadata of a batch.
 """
 
 import asyncio
@@ -57,18 +57,18 @@ from dragoman.store.records import LineFault, StoredBatch
 logger = logging.getLogger("dragoman.batches")
 
 AnswerLine: TypeAlias = Callable[[str, Asked], Awaitable[LineReply]]
-"""Of an owner's line."""
+"""Answers a line on behalf of an owner."""
 OVER = frozenset({"completed", "failed", "expired", "cancelled"})
 LOOK_S = 5.0
-"""How often the folder is looked through for batches that nobody makes."""
+"""Seconds between two searches for batches that no server runs."""
 NOTE_S = 1.0
-"""How often the counts are written down, and whether another server was told to cancel is looked at."""
+"""Seconds between two writes of the counts, and two checks for a cancellation by another server."""
 KEEP_S = BATCH_S
-"""How long what is said of a batch is kept after its end."""
+"""Seconds for which metadata of a finished batch is kept."""
 
 
 class BatchDesk:
-    """`answer` answers one line of an owner; `most()` lines may be at work, of all batches together."""
+    """Runs batches: `answer` answers one line of an owner; `most()` lines of all batches may run at once."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class BatchDesk:
         self._making: dict[str, asyncio.Task[None]] = {}
         self._runs: dict[str, LinesRun] = {}
         self.wakes: dict[str, asyncio.Event] = {}
-        """Of each batch that is made: there may be a reason to end it."""
+        """For each running batch: set when there may be a reason to end it."""
         self._looking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -96,13 +96,13 @@ class BatchDesk:
         self._looking = asyncio.create_task(self._look_always())
 
     async def stop(self) -> None:
-        """What is made is left as it is, for whoever comes next."""
+        """Stop running batches; the next server resumes them."""
         tasks = [*self._making.values(), *([self._looking] if self._looking else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    # What is asked of batches
+    # Operations on batches.
 
     async def create(
         self,
@@ -116,9 +116,9 @@ class BatchDesk:
         key: str | None = None,
         total: int = 0,
     ) -> StoredBatch:
-        """`put_input` puts the lines at a place, and gives the id of the file that they are.
+        """Create a batch. `put_input` writes its lines to a path and returns the id of the uploaded file.
 
-        With a `key`, who asks again gets the batch that is there. `total`: how many lines, if that is known.
+        With a `key`, a repeated request gets the existing batch. `total` is the number of lines, if known.
         """
         now = self._files.clock()
         batch = StoredBatch(
@@ -159,11 +159,14 @@ class BatchDesk:
     def _check_room(self, folder: Path) -> None:
         there = sum("batch_" in name and name.endswith(SAID) for name in os.listdir(folder))
         if there >= self._limits.batches:
-            message = f"This key has {there} batches of the last 30 days, and may have no more."
+            message = (
+                f"This key has {there} batches of the last 30 days, which is the limit; wait "
+                "until older ones expire."
+            )
             raise BadRequest(message, code="quota_exceeded")
 
     def _known(self, folder: Path, key: str, batch: StoredBatch) -> StoredBatch | None:
-        """The batch that was made with this key; the first to come notes its own."""
+        """Return the batch created with this key before; else note this one under the key."""
         place = folder / f".key-{blake2b(key.encode(errors='surrogatepass'), digest_size=16).hexdigest()}"
         try:
             with place.open("x") as note:
@@ -172,7 +175,7 @@ class BatchDesk:
         except FileExistsError:
             found = read_said(folder, place.read_text(), StoredBatch)
         if found is None:
-            # What it was for is gone.
+            # The noted batch is deleted.
             place.write_text(batch.id)
             return None
         asked = ("kind", "endpoint", "input_file", "metadata", "keep_s")
@@ -222,7 +225,7 @@ class BatchDesk:
         return self._told(batch)
 
     async def delete(self, kind: str, owner: str, id_: str) -> StoredBatch:
-        """Of one that is over."""
+        """Delete a batch, if it has finished."""
 
         def work() -> StoredBatch:
             found = self._found(kind, owner, id_)
@@ -233,7 +236,7 @@ class BatchDesk:
         return await self._files.do(work)
 
     async def results(self, owner: str, id_: str) -> tuple[int, IO[bytes]] | None:
-        """The bytes of what came of a batch whose results are in one file, and how many they are."""
+        """Open the results of a batch with a single result file; returns size and file."""
 
         def work() -> tuple[int, IO[bytes]] | None:
             place = self._files.of(owner) / id_ / "output"
@@ -245,11 +248,11 @@ class BatchDesk:
         return await self._files.do(work)
 
     def _told(self, batch: StoredBatch) -> StoredBatch:
-        """With the counts of this very moment, where it is made here."""
+        """Return the batch with current counts, if it runs here."""
         run = self._runs.get(batch.id)
         return batch if run is None or batch.status in OVER else _counted(batch, run)
 
-    # What is made of them
+    # Running batches.
 
     async def _look_always(self) -> None:
         while True:
@@ -261,10 +264,10 @@ class BatchDesk:
             for batch in await self._files.do(self._unfinished):
                 self._take_up(batch)
         except StoreUnavailable:
-            logger.warning("The folder of the batches could not be looked through", exc_info=True)
+            logger.warning("The folder of batches cannot be read", exc_info=True)
 
     def _unfinished(self) -> list[StoredBatch]:
-        """Of all owners; those that were over for long are deleted."""
+        """List unfinished batches of all owners, and delete those that ended long ago."""
         found: list[StoredBatch] = []
         now = self._files.clock()
         for place in self._files.places("*batch_*" + SAID):
@@ -289,21 +292,21 @@ class BatchDesk:
         if lock is None:
             return
         try:
-            # Whoever had the lock before may have changed it.
+            # The previous holder of the lock may have changed it.
             fresh = await self._files.do(partial(read_said, folder, batch.id, StoredBatch))
             if fresh is not None and fresh.status not in OVER:
                 self.wakes[batch.id] = asyncio.Event()
                 await _Making(self, self._files, folder, fresh).make()
         except StoreUnavailable:
-            logger.exception("A batch could not be gone on with; it is tried again")
+            logger.exception("A batch was interrupted by a storage error; it will be retried")
         except Exception:
-            logger.exception("A batch could not be made: %s", batch.id)
+            logger.exception("Batch %s failed", batch.id)
         finally:
             self.wakes.pop(batch.id, None)
             self._runs.pop(batch.id, None)
             os.close(lock)
 
-    # What the making of one needs
+    # Services for a running batch.
 
     def check(self, batch: StoredBatch, line: bytes) -> Asked | LineFault:
         return self._spellings[batch.kind].check(line, batch.endpoint, self._limits, self._check_model)
@@ -316,7 +319,7 @@ class BatchDesk:
         return self._limits.batch_lines
 
     def begin(self, batch: StoredBatch, work: Path) -> LinesRun:
-        """The batches that are made share what may be at work."""
+        """Create the line processor of a batch; running batches share the limit of lines."""
         spelling = self._spellings[batch.kind]
         run = LinesRun(
             work / "input",
@@ -332,7 +335,7 @@ class BatchDesk:
 
 
 class _Making:
-    """One batch, from whichever state it is in to its end."""
+    """One running batch: continues from its stored state to its end."""
 
     def __init__(self, desk: BatchDesk, files: FileShelf, folder: Path, batch: StoredBatch) -> None:
         self._desk = desk
@@ -352,7 +355,7 @@ class _Making:
             await self._finalize()
 
     async def _say(self, status: str | None = None, **changes: object) -> None:
-        """Writes down what has changed; a new state with its time."""
+        """Write the changed metadata; a new status gets a timestamp."""
         if status is not None:
             at = {**_with_cancel(self._folder, self._batch).at, status: int(self._files.clock())}
             changes = {"status": status, "at": at, **changes}
@@ -368,10 +371,10 @@ class _Making:
             await self._say("in_progress", total=total, model=model)
 
     def _checked(self) -> tuple[int, list[LineFault], str | None]:
-        """How many lines there are, what is wrong with them, and which model they are for."""
+        """Check all lines: return their number, their faults and the model they name."""
         place = self._work / "input"
         if not place.exists():
-            message = f"Cannot find file '{self._batch.input_file}': it was never uploaded, or is deleted."
+            message = f"Cannot find file '{self._batch.input_file}': it was never uploaded, or was deleted."
             return 0, [LineFault("invalid_request", message, "file_id")], None
         faults: list[LineFault] = []
         ids, model, total = SeenIds(), None, 0
@@ -395,7 +398,7 @@ class _Making:
         return total, faults, model
 
     async def _answer(self) -> None:
-        """Until all lines are done, or it is to end before that."""
+        """Run until all lines are done, or the batch must end."""
         running = asyncio.create_task(self._run.run())
         wake = self._desk.wakes[self._batch.id]
         try:
@@ -418,7 +421,7 @@ class _Making:
         return _cancelled_at(self._work) is not None or self._files.clock() >= self._batch.expires_at
 
     async def _finalize(self) -> None:
-        """What is left undone is said to be, and what came of the rest becomes files."""
+        """Record the lines that were not run, and turn the results into files."""
         if self._batch.ends is None:
             await self._settle()
         assert self._batch.ends is not None
@@ -430,7 +433,7 @@ class _Making:
             await self._files.do(partial(shutil.rmtree, self._work, True))
 
     async def _settle(self) -> None:
-        """From here on it is certain how it ends."""
+        """Decide how the batch ends; later steps only carry it out."""
         await self._files.do(self._run.recover)
         counts, ends = self._run.counts, "completed"
         if self._batch.status == "cancelling" or counts.completed + counts.failed < self._batch.total:
@@ -448,7 +451,7 @@ class _Making:
         return self._batch.output_file if name == "output" else self._batch.error_file
 
     def _adopt(self, name: str, id_: str) -> None:
-        """Makes a file of what is in the batch's own folder; it may have been begun before."""
+        """Turn a result in the batch's folder into a file; safe to repeat after an interruption."""
         place, made = self._work / name, self._folder / id_
         if place.exists():
             place.rename(made)
@@ -476,7 +479,7 @@ def _counted(batch: StoredBatch, run: LinesRun) -> StoredBatch:
 
 
 def _with_cancel(folder: Path, batch: StoredBatch) -> StoredBatch:
-    """A batch that is to be cancelled, though whoever makes it has not noticed yet."""
+    """Show a batch as `cancelling` as soon as it is asked to, before its server has noticed."""
     if batch.status in OVER or (asked := _cancelled_at(folder / batch.id)) is None:
         return batch
     return replace(batch, status="cancelling", at={**batch.at, "cancelling": asked})

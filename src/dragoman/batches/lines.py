@@ -1,13 +1,12 @@
-"""A file of requests, answered line by line: what came of each is in one of two files.
+"""Answers a file of requests line by line; results go to an output file and an error file.
 
-However many lines there are, memory holds those that are at work: lines are read as they are needed, and
-what came of them is written when it is there, in the order in which it came. Whoever is killed goes on where
-it was: what is in the two files is done, and is known by its `custom_id` (of which a number of eight bytes is
-kept). Of a line that was cut off in the middle nothing is left, and it is asked again.
+Memory holds only the lines that are running: lines are read on demand, and results are written in the order
+in which they arrive. After an interruption the run resumes: lines in the two files are done, recognized by a
+hash of eight bytes of their `custom_id`. A partially written result is discarded, and its line runs again.
 
-A line stands behind everybody's own requests (`behind` in turns/queue.py). Where its place is needed it
-steps back, and is asked again later; so it is where the engine is gone or the server stops. Everything else
-that can go wrong with a line is its answer.
+Lines run in the background (`behind` in turns/queue.py). A line is preempted when another request needs its
+permit, and runs again later, as after an engine failure or a stop of the server. Any other error becomes the
+result of the line.
 """
 
 import asyncio
@@ -35,21 +34,21 @@ logger = logging.getLogger("dragoman.batches")
 
 T = TypeVar("T")
 READ_BYTES = 256 * 1024
-"""Of lines that are read in one go, or one of them."""
+"""Bytes of lines read at once, unless a single line is longer."""
 FLYING_BYTES = 32 * 1024 * 1024
-"""Of lines that are at work, or one of them."""
+"""Bytes of lines that run at once, unless a single line is longer."""
 AGAIN = frozenset({429, 503, 529})
-"""The server's trouble, not the line's."""
+"""Statuses for which the line is retried: the server was at fault, not the line."""
 LONGEST_REST_S = 30.0
 DISK_REST_S = 2.0
 SYNC_S = 1.0
 GATHER_S = 0.05
-"""What comes within so many seconds is written at once."""
+"""Seconds for which results are collected before they are written."""
 MOST_UNWRITTEN = 256
 
 
 class Do(Protocol):
-    """Has something done that is slow of a disk."""
+    """Runs blocking disk work in a thread."""
 
     def __call__(self, work: Callable[[], T], /) -> Awaitable[T]: ...
 
@@ -58,19 +57,19 @@ class LineCounts(Struct):
     completed: int = 0
     failed: int = 0
     undone: int = 0
-    """Lines of which it was said that they were not asked."""
+    """Lines recorded as not run."""
     usage: Usage = field(default_factory=Usage)
 
 
 def lines_of(source: IO[bytes], longest: int = -1) -> Iterator[bytes]:
-    """Without their ends, and without those that are empty."""
+    """Yield the lines without line ends, skipping empty ones."""
     while line := source.readline(longest):
         if stripped := line.strip():
             yield stripped
 
 
 class SeenIds:
-    """Tells ids that come twice, by a number of eight bytes for each."""
+    """Detects duplicate ids by a hash of eight bytes each."""
 
     def __init__(self) -> None:
         self._key = os.urandom(16)
@@ -85,15 +84,15 @@ class SeenIds:
 
 
 def number_of(custom_id: str, key: bytes) -> int:
-    """Nobody who does not know the key finds two ids with one number."""
+    """Hash an id. Without the key, clients cannot construct a collision."""
     digest = blake2b(custom_id.encode(errors="surrogatepass"), digest_size=8, key=key)
     return int.from_bytes(digest.digest())
 
 
 class LinesRun:
-    """`await LinesRun(source, good, bad, ...).run()` returns when all lines of the source are done.
+    """Answers all lines of a file: `await LinesRun(source, good, bad, ...).run()`.
 
-    `good` has what went well, `bad` the rest; they may be one file. `most()` lines are at work at a time.
+    Successful results go to `good`, others to `bad`; both may be one file. `most()` lines run at once.
     """
 
     def __init__(
@@ -114,7 +113,7 @@ class LinesRun:
         self._do = do
         self._key = os.urandom(16)
         self._done: np.ndarray[tuple[int], np.dtype[np.uint64]] = np.zeros(0, np.uint64)
-        """What stands for the lines that were done before."""
+        """Sorted hashes of the lines that were done before."""
         self._flying: dict[asyncio.Task[LineReply], Asked] = {}
         self._flying_bytes = 0
         self._again: deque[Asked] = deque()
@@ -122,11 +121,11 @@ class LinesRun:
         self._finished: list[tuple[str, LineReply]] = []
         self._changed = asyncio.Event()
         self._comes = asyncio.Event()
-        """There is something to be written, or there will be no more."""
+        """Set when there are results to write, or there will be no more."""
         self._over = False
         self._read_all = False
         self._rest = 0.0
-        """Seconds to wait before the next line, where the last could not be answered at all."""
+        """Seconds to wait before the next line, after a line that could not be answered at all."""
         self._synced = 0.0
 
     async def run(self) -> None:
@@ -139,7 +138,7 @@ class LinesRun:
                 while (asked := await self._next(few, lines)) is not None:
                     await self._room()
                     self._start(asked)
-                    # One after the other: to plan a hundred of them at once would hold up everybody.
+                    # One at a time: planning a hundred at once would delay all other requests.
                     await asyncio.sleep(0)
         finally:
             for task in self._flying:
@@ -149,10 +148,10 @@ class LinesRun:
             self._comes.set()
             await writing
 
-    # What was done before
+    # Results of an earlier run.
 
     def recover(self) -> None:
-        """Reads what is done off the two files, and cuts off what is half written."""
+        """Read the finished lines from the result files, and truncate a partially written one."""
         self.counts = LineCounts()
         found = array("Q")
         for place in dict.fromkeys((self._good, self._bad)):
@@ -181,10 +180,10 @@ class LinesRun:
         at = int(np.searchsorted(self._done, number))
         return at < len(self._done) and bool(self._done[at] == number)
 
-    # What is at work
+    # Running lines.
 
     async def _next(self, few: deque[Asked], lines: Iterator[bytes]) -> Asked | None:
-        """A line to be asked now; None when there is none left."""
+        """Return the next line to run; None when all are done."""
         while True:
             if self._rest:
                 await asyncio.sleep(self._rest)
@@ -201,7 +200,7 @@ class LinesRun:
                 await self._change()
 
     def _read_few(self, lines: Iterator[bytes]) -> list[Asked]:
-        """Some lines that are not done."""
+        """Read some lines that are not done."""
         found: list[Asked] = []
         size = 0
         for line in lines:
@@ -215,7 +214,7 @@ class LinesRun:
         return found
 
     async def _room(self) -> None:
-        """Returns when another line may be asked, and not too many wait to be written."""
+        """Wait until another line may start, and not too many results wait to be written."""
         while len(self._finished) >= MOST_UNWRITTEN or (
             self._flying and (len(self._flying) >= self._most() or self._flying_bytes >= FLYING_BYTES)
         ):
@@ -238,7 +237,7 @@ class LinesRun:
         return await self._answer(asked)
 
     def _step_back(self, task: "asyncio.Task[LineReply]") -> None:
-        """Somebody needs its place."""
+        """Preempt the line: another request needs its permit."""
         if not task.done():
             self._pressed.add(task)
             task.cancel()
@@ -254,7 +253,7 @@ class LinesRun:
                 self._again.append(asked)
             return
         if (error := task.exception()) is not None:
-            logger.error("A line of a batch could not be answered", exc_info=error)
+            logger.error("Answering a line of a batch failed", exc_info=error)
             self._again.append(asked)
             self._rest = LONGEST_REST_S
             return
@@ -267,10 +266,10 @@ class LinesRun:
         self._finished.append((asked.custom_id, reply))
         self._comes.set()
 
-    # What came of it
+    # Results.
 
     async def _write_always(self) -> None:
-        """What comes while something is written is written together."""
+        """Write results until the run ends; those that arrive during a write are written together."""
         while self._finished or not self._over:
             await self._comes.wait()
             if not self._over:
@@ -280,9 +279,9 @@ class LinesRun:
             try:
                 await self._do(partial(self._append, finished))
             except StoreUnavailable:
-                logger.exception("What came of a batch could not be written; it is tried again")
+                logger.exception("Results of a batch could not be written; retrying")
                 if self._over:
-                    # It is not done then, and is asked again by whoever goes on.
+                    # The results are dropped, and their lines run again when the batch resumes.
                     return
                 self._finished = finished + self._finished
                 await asyncio.sleep(DISK_REST_S)
@@ -302,7 +301,7 @@ class LinesRun:
             self.counts.usage += usage_in(reply.body)
 
     def write_undone(self, why: str) -> None:
-        """Says of all lines that are not done why they are not. `recover` says which those are."""
+        """Record for each line that is not done why it was not run. `recover` determines which these are."""
         with self._source.open("rb") as source:
             lines = lines_of(source)
             while some := self._read_few(lines):
@@ -317,7 +316,7 @@ def new_line_id() -> str:
 
 
 def append_lines(place: Path, lines: list[bytes], *, sync: bool = False) -> None:
-    """All of them or none, where the disk is full."""
+    """Append all lines, or none if the disk is full."""
     if not lines:
         return
     with place.open("ab", buffering=0) as file:

@@ -1,6 +1,7 @@
 """The command line. One file per command, each with `SUMMARY`, `add(parser)` and `run(args)`.
 
-Modules of this room import what is heavy inside the function that needs it, so that `--help` is instant.
+Modules of this package import heavy modules inside the functions that need them, so that `--help` is
+instant.
 """
 
 import argparse
@@ -23,20 +24,22 @@ COMMANDS = (
     *("batch", "keys", "replay", "doctor", "bench", "completion"),
 )
 MODULES = {"list": "list_models"}
-"""Of a command whose name is Python's own."""
+"""Modules of commands whose names are also Python builtins."""
 
 EXAMPLE = """\
 examples:
   dragoman serve                      serve the default model on http://127.0.0.1:8000
-  dragoman serve model.gguf           serve a model of yours
+  dragoman serve model.gguf           serve your own model
   dragoman chat "What is a dragoman?" ask once
-  dragoman chat                       talk
-  dragoman parse --dialect hermes f   read tool calls out of what a model wrote
+  dragoman chat                       start a conversation
+  dragoman parse --dialect hermes f   parse a model's raw output into text, reasoning and tool calls
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code; but without `argv` the process is this command's own, and may be ended here."""
+    """Run a command and return its exit code. Without `argv`, the process is the command's own and may end
+    here.
+    """
     code = _obey(sys.argv[1:] if argv is None else list(argv), owns_process=argv is None)
     if argv is None:
         leave(code)
@@ -46,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _obey(arguments: list[str], owns_process: bool) -> int:
     debug = os.environ.get("DRAGOMAN_LOG_LEVEL") == "debug"
     if owns_process and _wants_json(arguments):
-        # Before anything can be wrong: that is a line, too.
+        # Before anything can fail, so that errors are JSON lines as well.
         logs.speak_json()
     try:
         args = read(arguments)
@@ -69,14 +72,16 @@ def _obey(arguments: list[str], owns_process: bool) -> int:
 
 
 def _wants_json(arguments: Sequence[str]) -> bool:
-    """Whether what a server says is JSON, as far as that is known before its settings are."""
+    """Whether a server's output is JSON, as far as flags and environment tell before the settings are
+    loaded.
+    """
     if arguments[:1] != ["serve"] or "--no-log-json" in arguments:
         return False
     return "--log-json" in arguments or os.environ.get("DRAGOMAN_LOG_JSON", "").lower() in ("true", "1")
 
 
 def read(arguments: Sequence[str]) -> argparse.Namespace:
-    """`read(["serve", "--prot", "1"])` raises: no flag --prot. Did you mean --port?"""
+    """Parse arguments: `read(["serve", "--prot", "1"])` raises: no flag --prot. Did you mean --port?"""
     parser, commands = build()
     if not arguments:
         parser.print_help()
@@ -92,10 +97,10 @@ def read(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def build() -> tuple[CommandParser, dict[str, CommandParser]]:
-    """The parser, and those of its commands by name."""
+    """Build the parser, and the parsers of its commands by name."""
     parser = CommandParser(
         prog="dragoman",
-        description="Serves language models over the OpenAI API.",
+        description="Serve language models over the OpenAI API.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -1,4 +1,4 @@
-"""Where a server is, whether it is one of ours and which key it wants; how to find a port."""
+"""URLs and keys of servers, detection of a running dragoman, and free ports."""
 
 import errno
 import os
@@ -15,23 +15,23 @@ LOOK_S = 1.0
 
 
 def own_key() -> str | None:
-    """The first key of a server that is set up by this environment."""
+    """Return the first API key of the environment, which a server started in it would accept."""
     return os.environ.get("DRAGOMAN_API_KEY", "").split(",")[0].strip() or None
 
 
 def key_of(given: str | None) -> str | None:
-    """The key for a server that a person named: the flag's, else our own, else OpenAI's."""
+    """Return the key for the server at `--url`: the flag's, else DRAGOMAN_API_KEY, else OPENAI_API_KEY."""
     return given or own_key() or os.environ.get("OPENAI_API_KEY") or None
 
 
 def host_in_url(host: str) -> str:
-    """`host_in_url("::1")` is `[::1]`; "all addresses" is reached through the loopback."""
+    """Format a host for a URL: `host_in_url("::1")` is `[::1]`; wildcard addresses become loopback."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
     return f"[{host}]" if ":" in host else host
 
 
 def own_url(settings: "Settings", port: int | None = None) -> str:
-    """Where a server with these settings is, for who asks from this machine."""
+    """Return the URL at which clients on this machine reach a server with these settings."""
     if settings.uds is not None:
         return f"unix:{settings.uds}"
     scheme = "http" if settings.tls_cert is None else "https"
@@ -40,12 +40,12 @@ def own_url(settings: "Settings", port: int | None = None) -> str:
 
 
 def can_listen(host: str, port: int) -> bool:
-    """Whether the port is free. Raises OSError where the address itself is wrong."""
+    """Whether the port is free. Raises OSError if the address itself is not valid."""
     family, kind, proto, _, place = socket.getaddrinfo(
         host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
     with socket.socket(family, kind, proto) as trial:
-        # A port whose last connections are still winding down counts as free, as it does for the server.
+        # A port whose last connections are still closing counts as free, as it does for the server.
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             trial.bind(place)
@@ -57,7 +57,7 @@ def can_listen(host: str, port: int) -> bool:
 
 
 def next_free(host: str, port: int) -> int | None:
-    """The first free port above `port`, within reason."""
+    """Return the first free port of the 99 after `port`."""
     return next((other for other in range(port + 1, min(port + 100, 65536)) if can_listen(host, other)), None)
 
 
@@ -69,12 +69,12 @@ def first_model(client: "Client") -> dict[str, Any]:
 
 
 def is_dragoman(url: str, key: str | None = None) -> bool:
-    """Whether one of us answers there; a quick look that never raises."""
+    """Whether a dragoman answers at the URL; a quick check that never raises."""
     return bool(own_models(url, key))
 
 
 def own_models(url: str, key: str | None = None) -> list[dict[str, Any]]:
-    """The models of a dragoman that answers there, or none."""
+    """Return the models of the dragoman at the URL, or none."""
     from dragoman.client import BadAddress, Client, ClientError, Timeouts
 
     look = Timeouts(connect=LOOK_S, read=LOOK_S)

@@ -1,4 +1,4 @@
-"""Answer a file of requests, in this process or on a server. What was cut off is gone on with."""
+"""Answer a file of requests, in this process or on a server; an interrupted run resumes."""
 
 import argparse
 import asyncio
@@ -28,11 +28,11 @@ EXAMPLE = """\
 examples:
   dragoman batch run questions.jsonl                             with the default model, in this process
   dragoman batch run questions.jsonl --model model.gguf -o a.jsonl
-  dragoman batch run questions.jsonl --url http://127.0.0.1:8000  on a server, which goes on without you
+  dragoman batch run questions.jsonl --url http://127.0.0.1:8000  on a server, in the background
 
 Each line is {"custom_id", "method": "POST", "url": "/v1/chat/completions", "body"}, as OpenAI's batches have
-it. What came of it is in questions.output.jsonl, and what failed in questions.errors.jsonl. Whoever stops it,
-or loses it, gives the same command again: what is done is not done twice. docs/files.md says more.
+it. Results go to questions.output.jsonl, failures to questions.errors.jsonl. After an interruption, run the
+same command again: finished lines are not repeated. See docs/files.md.
 """
 GROUPS = ("model", "dialect", "engine", "requests", "upstreams", "logging", "limits")
 BAR = 24
@@ -40,14 +40,14 @@ LOOK_S = 0.2
 ASK_S = 1.0
 OVER = ("completed", "failed", "expired", "cancelled")
 BEGINNING = b'{"id":"batch_req_'
-"""Of each line that a batch writes."""
+"""The first bytes of every line that a batch writes."""
 MOST_TOLD = 20
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.usage = "dragoman batch run FILE [flags]"
-    parser.add_argument("action", choices=("run",), help="what to do")
-    parser.add_argument("file", metavar="FILE", type=Path, help="requests, one in each line")
+    parser.add_argument("action", choices=("run",), help="action")
+    parser.add_argument("file", metavar="FILE", type=Path, help="file of requests, one JSON object per line")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="[default: FILE.output.jsonl]")
     parser.add_argument("--errors", metavar="FILE", type=Path, help="[default: FILE.errors.jsonl]")
     add_connection(parser)
@@ -66,12 +66,12 @@ def run(args: argparse.Namespace) -> int:
         with stopped_by_signals(last=args.owns_process):
             return _run_there(args, *files) if args.url else _run_here(args, *files)
     except KeyboardInterrupt:
-        print("Stopped. The same command goes on where it was.", file=sys.stderr)
+        print("Stopped. Run the same command again to resume.", file=sys.stderr)
         raise
 
 
 class Bar:
-    """How far it is, on a line that is written over and over."""
+    """Progress bar on a terminal line that is overwritten."""
 
     def __init__(self, total: int, done: int = 0) -> None:
         self._total = total
@@ -89,7 +89,7 @@ class Bar:
 
 
 def bar(done: int, total: int, failed: int, rate: float) -> str:
-    """`[######..................] 25 of 100 · 1 failed · 5.0/s · 0:15 left`"""
+    """Format a bar: `[######..................] 25 of 100 · 1 failed · 5.0/s · 0:15 left`"""
     full = BAR * done // max(total, 1)
     left = f" · {_minutes((total - done) / rate)} left" if rate > 0 else ""
     wrong = f" · {failed:,} failed" if failed else ""
@@ -128,12 +128,12 @@ def _run_here(args: argparse.Namespace, source: Path, good: Path, bad: Path) -> 
 
 
 def _check_own(place: Path) -> None:
-    """What is there is gone on with, so it has to be what a batch has written."""
+    """Check that an existing output file was written by a batch, because a run appends to it."""
     if place.exists() and place.stat().st_size:
         with place.open("rb") as file:
             if file.read(len(BEGINNING)) != BEGINNING:
                 hint = "Name another file with -o and --errors."
-                raise CommandError(f"{place} is there, and nothing that a batch has written.", hint)
+                raise CommandError(f"{place} exists and was not written by a batch.", hint)
 
 
 async def _answer_all(app: "App", source: Path, good: Path, bad: Path) -> Any:
@@ -160,7 +160,7 @@ async def _answer_all(app: "App", source: Path, good: Path, bad: Path) -> Any:
 def _check_all(
     source: Path, spelling: "LineSpelling", limits: "Limits", check_model: Callable[[str], None]
 ) -> int:
-    """How many lines there are; raises if one of them is no request."""
+    """Check all lines and return their number; raises if one is not a valid request."""
     from dragoman.batches.lines import SeenIds, lines_of
     from dragoman.store.records import LineFault
 
@@ -171,16 +171,16 @@ def _check_all(
             if isinstance(found, LineFault):
                 faults.append(f"line {total}: {found.message}")
             elif seen.has_seen(found.custom_id):
-                faults.append(f"line {total}: another one has the same custom_id.")
+                faults.append(f"line {total}: another line has the same custom_id.")
             if len(faults) >= MOST_TOLD:
                 break
     if faults:
-        raise CommandError(f"{source} cannot be asked:\n  " + "\n  ".join(faults))
+        raise CommandError(f"{source} has invalid lines:\n  " + "\n  ".join(faults))
     return total
 
 
 async def _with_bar(run: "LinesRun", total: int, work: Callable[[], Awaitable[None]]) -> None:
-    """Shows how far it is until it is done."""
+    """Show the progress of the run until it ends."""
     working = asyncio.ensure_future(work())
     shown = Bar(total)
     began = False
@@ -189,7 +189,7 @@ async def _with_bar(run: "LinesRun", total: int, work: Callable[[], Awaitable[No
             await asyncio.wait({working}, timeout=LOOK_S)
             done = run.counts.completed + run.counts.failed
             if not began:
-                # What was done before is not this run's speed.
+                # Lines finished by an earlier run do not count for this run's speed.
                 shown, began = Bar(total, done), True
             shown.show(done, run.counts.failed)
         await working
@@ -230,13 +230,13 @@ def _run_there(args: argparse.Namespace, source: Path, good: Path, bad: Path) ->
     if batch["status"] != "completed":
         errors = (batch["errors"] or {}).get("data", [])[:MOST_TOLD]
         told = "".join(f"\n  line {one['line']}: {one['message']}" for one in errors)
-        raise CommandError(f"The batch {id_} has {batch['status']}.{told}")
+        raise CommandError(f"The batch {id_} is {batch['status']}.{told}")
     print(_summary(counts["completed"], counts["failed"], good, bad))
     return 0
 
 
 def _noted(note: Path, url: str) -> str | None:
-    """The batch that was begun for this file before, on this server."""
+    """Return the id of the batch that an earlier run started for this file on this server."""
     try:
         found: dict[str, str] = msgspec.json.decode(note.read_bytes(), type=dict[str, str])
     except (OSError, msgspec.DecodeError):
@@ -247,7 +247,7 @@ def _noted(note: Path, url: str) -> str | None:
 def _begin(ask: Callable[..., Any], source: Path) -> str:
     endpoints = {*_endpoints(source)}
     if len(endpoints) != 1:
-        raise CommandError("The lines are not all for one `url`, which a batch on a server has to be for.")
+        raise CommandError("The lines have more than one `url`; a batch on a server takes one.")
     with source.open("rb") as file:
         uploaded = ask("POST", "/v1/files", data={"purpose": "batch"}, files={"file": (source.name, file)})
     asked = {"input_file_id": uploaded["id"], "endpoint": endpoints.pop(), "completion_window": "24h"}
@@ -262,7 +262,7 @@ def _endpoints(source: Path) -> Iterator[str]:
             try:
                 yield msgspec.json.decode(line, type=_Url).url
             except msgspec.DecodeError:
-                raise CommandError(f"Line {number} of {source} is no request.") from None
+                raise CommandError(f"Line {number} of {source} is not a valid request.") from None
 
 
 class _Url(msgspec.Struct):
@@ -288,11 +288,11 @@ def _wait(ask: Callable[..., Any], id_: str) -> dict[str, Any]:
 
 
 def _fetch(client: "httpx.Client", file: str, place: Path) -> None:
-    """It has its name when it is whole."""
+    """Download a file; it gets its final name once it is complete."""
     part = place.with_name(f"{place.name}.part")
     with client.stream("GET", f"/v1/files/{file}/content") as response, part.open("wb") as written:
         if response.status_code != 200:
-            raise CommandError(f"The server does not give the file {file}.", exit_code=FAILED)
+            raise CommandError(f"The server does not return the file {file}.", exit_code=FAILED)
         for piece in response.iter_bytes():
             written.write(piece)
     part.replace(place)

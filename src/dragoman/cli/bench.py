@@ -1,4 +1,4 @@
-"""Measure any server that speaks the OpenAI API: tokens per second and latencies at several loads."""
+"""Benchmark any OpenAI-compatible server: tokens per second and latencies at several loads."""
 
 import argparse
 import asyncio
@@ -17,47 +17,52 @@ from dragoman.logs import Paint
 if TYPE_CHECKING:
     from dragoman.cli.load import LoadRequest, Result
 
-SUMMARY = "measure a server under load"
+SUMMARY = "benchmark a server under load"
 EXAMPLE = """\
 example:
   dragoman bench --url http://127.0.0.1:8000 --streams 1,8,32 --tokens 128 --shared-prefix 24
 
-Prompts are random words, about one token each. Answers are made to have their full length where the server
-knows `ignore_eos`; elsewhere they may end early, which the tokens column shows.
+Prompts are random words, about one token each. Answers have their full length on servers that support
+`ignore_eos`; on others they may end early, which the tokens column shows.
 """
 HEAD = ("streams", "tok/s", "first p50", "first p99", "between p50", "tokens", "prompt", "cached", "errors")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     add_connection(parser, url="http://127.0.0.1:8000")
-    parser.add_argument("--model", metavar="NAME", help="the model to ask for [default: the server's first]")
+    parser.add_argument("--model", metavar="NAME", help="model name [default: the server's first]")
     parser.add_argument(
-        "--streams", metavar="N,N", default="1,8,32", help="streams at the same time [default: 1,8,32]"
+        "--streams",
+        metavar="N,N",
+        default="1,8,32",
+        help="concurrent streams [default: 1,8,32]",
     )
     parser.add_argument(
-        "--tokens", metavar="N", type=positive, default=128, help="tokens of an answer [default: 128]"
+        "--tokens", metavar="N", type=positive, default=128, help="tokens per answer [default: 128]"
     )
     parser.add_argument(
-        "--prompt-tokens", metavar="N", type=positive, default=32, help="words of a prompt [default: 32]"
+        "--prompt-tokens", metavar="N", type=positive, default=32, help="words per prompt [default: 32]"
     )
     parser.add_argument(
         "--shared-prefix",
         metavar="N",
         type=int,
         default=0,
-        help="words that all prompts begin with [default: 0]",
+        help="words that all prompts share at the start [default: 0]",
     )
     parser.add_argument(
-        "--rounds", metavar="N", type=positive, default=1, help="requests of each stream [default: 1]"
+        "--rounds", metavar="N", type=positive, default=1, help="requests per stream [default: 1]"
     )
     parser.add_argument(
-        "--api", choices=("chat", "completions"), default="chat", help="the API to use [default: chat]"
+        "--api", choices=("chat", "completions"), default="chat", help="API to use [default: chat]"
     )
+    parser.add_argument("--extra", metavar="JSON", default="{}", help="further fields of every request body")
     parser.add_argument(
-        "--extra", metavar="JSON", default="{}", help="further fields of every request's body"
-    )
-    parser.add_argument(
-        "--timeout", metavar="S", type=float, default=600.0, help="seconds for a request [default: 600]"
+        "--timeout",
+        metavar="S",
+        type=float,
+        default=600.0,
+        help="timeout of a request in seconds [default: 600]",
     )
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
 
@@ -72,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     paint = Paint(sys.stderr)
     if not all(result.counted for result in results):
         print(
-            f"{paint('yellow', 'note:')} the server tells no usage: tokens are events with text",
+            f"{paint('yellow', 'note:')} the server reports no usage: tokens are counted as events with text",
             file=sys.stderr,
         )
     for result in results:
@@ -82,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _loop_runner() -> "Callable[[Coroutine[Any, Any, list[Result]]], list[Result]]":
-    """uvloop halves what the generator costs, and it shares the server's cores."""
+    """Run with uvloop, if installed: it halves the CPU time that this client takes from the server."""
     with suppress(ImportError):
         import uvloop
 
@@ -114,7 +119,7 @@ async def _measure(args: argparse.Namespace, levels: list[int], extra: dict[str,
 
 
 async def _watch(ask: "LoadRequest", streams: int, rounds: int) -> "Result":
-    """A run with a line that tells how far it is."""
+    """Run one level of load with a progress line."""
     from dragoman.cli.load import Tally
     from dragoman.cli.load import run as run_level
 
@@ -148,10 +153,10 @@ def _row(result: "Result") -> tuple[str, ...]:
 
 
 def _levels(text: str) -> list[int]:
-    """`_levels("1,8")` is `[1, 8]`."""
+    """Parse `--streams`: `_levels("1,8")` is `[1, 8]`."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise CommandError("--streams takes numbers with commas, such as 1,8,32.", exit_code=USAGE)
+        raise CommandError("--streams takes numbers separated by commas, such as 1,8,32.", exit_code=USAGE)
     return [int(part) for part in parts]
 
 

@@ -1,4 +1,4 @@
-"""Talk with a model in the terminal: with a running server, or with a model loaded for the occasion."""
+"""Chat with a model in the terminal: on a running server, or loaded in this process."""
 
 import argparse
 import os
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dragoman.settings import Settings
 
 LONGEST = 2048
-SUMMARY = "talk with a model in the terminal"
+SUMMARY = "chat with a model in the terminal"
 EXAMPLE = """\
 examples:
   dragoman chat
@@ -28,32 +28,39 @@ examples:
   dragoman chat --url http://127.0.0.1:9000
   dragoman chat --model ./model.gguf
 
-Without --url, a dragoman on the usual port is used if one answers there; otherwise the model is loaded in
-this process. While talking, /help lists the commands; Ctrl-C stops an answer, /bye or Ctrl-D leaves. What is
-pasted is one message, and so are lines between three quotes. What was typed comes back in the next talk.
+Without --url, a dragoman on the default port is used if one answers there; otherwise the model is loaded in
+this process. In the chat, /help lists the commands; Ctrl-C stops an answer, /bye or Ctrl-D leaves. A paste is
+one message, and so are lines between three quotes. Typed lines are kept as history for the next chat.
 """
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("question", metavar="QUESTION", nargs="*", help="ask this once, and leave")
+    parser.add_argument(
+        "question", metavar="QUESTION", nargs="*", help="question to ask once, without a chat"
+    )
     add_connection(parser)
-    parser.add_argument("--config", metavar="FILE", help="the settings of a model that is loaded here")
+    parser.add_argument("--config", metavar="FILE", help="settings file for a model loaded in this process")
     parser.add_argument(
         "--model",
         metavar="NAME|FILE",
-        help="the server's model to ask [default: its first], or a GGUF file to load",
+        help="model of the server [default: its first], or a GGUF file to load",
     )
-    parser.add_argument("--system", metavar="TEXT", help="how the model should behave")
+    parser.add_argument("--system", metavar="TEXT", help="system prompt")
     parser.add_argument(
-        "--temperature", metavar="T", type=float, help="0 is exact, 1 the model's own [default: the server's]"
+        "--temperature",
+        metavar="T",
+        type=float,
+        help="sampling temperature; 0 is greedy, 1 the model's own distribution [default: the server's]",
     )
     parser.add_argument(
         "--max-tokens",
         metavar="N",
         type=int,
-        help=f"the longest answer [default: {LONGEST}, or half of a context that is short; 0: the server's]",
+        help=f"maximum tokens of an answer [default: {LONGEST}, or half of a short context; 0: the server's]",
     )
-    parser.add_argument("--no-history", action="store_true", help="neither read nor keep what is typed")
+    parser.add_argument(
+        "--no-history", action="store_true", help="neither read nor write the history of typed lines"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -71,23 +78,25 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _longest(model: dict[str, Any]) -> int:
-    """Of an answer for whose length nobody asked: it ends some time, and there is room for the question."""
+    """Return the default `max_tokens`: answers end eventually, and half of the context stays for the
+    question.
+    """
     context = model.get("max_model_len")
     return min(LONGEST, context // 2) if isinstance(context, int) and context > 1 else LONGEST
 
 
 def _question(words: list[str]) -> tuple[str, str] | None:
-    """What to ask once: the arguments and what is piped in; None means a conversation."""
+    """Return the question to ask once, from the arguments and piped input; None starts a chat."""
     piped = ""
     if not sys.stdin.isatty() and (not words or _is_piped()):
         piped = sys.stdin.read().strip()
         if not words and not piped:
-            raise CommandError("There is no question.", 'Try `dragoman chat "hello"`.', exit_code=USAGE)
+            raise CommandError("No question given.", 'Try `dragoman chat "hello"`.', exit_code=USAGE)
     return (" ".join(words), piped) if words or piped else None
 
 
 def _is_piped() -> bool:
-    """Whether something was put there for us: reading a stdin that nobody writes to would never end."""
+    """Whether stdin is a pipe or a file; reading any other stdin without a writer would never end."""
     with suppress(OSError, ValueError):
         mode = os.fstat(sys.stdin.fileno()).st_mode
         return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
@@ -125,7 +134,7 @@ def _is_file(model: str | None) -> bool:
 
 
 def _model(args: argparse.Namespace, client: "Client") -> dict[str, Any]:
-    """What the server says of the model that is meant; of one that it does not list, its name."""
+    """Return the server's entry for the chosen model; for an unlisted one, its name alone."""
     from dragoman.cli.address import first_model
 
     if args.model is None or _is_file(args.model):
@@ -136,14 +145,14 @@ def _model(args: argparse.Namespace, client: "Client") -> dict[str, Any]:
 
 @contextmanager
 def _client(args: argparse.Namespace) -> Iterator["Client"]:
-    """A client of the server that is meant, which may be one that lives only as long as this command."""
+    """Yield a client of the chosen server, which may live only as long as this command."""
     from dragoman.cli.address import is_dragoman, key_of, own_url
     from dragoman.client import Client
     from dragoman.http.keys import keys_of
 
     settings = read_settings(args, model=args.model if _is_file(args.model) else None)
     usual = own_url(settings)
-    # OpenAI's key goes only where the person points: anybody may sit on the usual port.
+    # OpenAI's key is sent only to a URL that the user named: any program may listen on the default port.
     key = key_of(args.api_key) if args.url else args.api_key or next(iter(keys_of(settings)), None)
     if args.url is None and not _is_file(args.model) and is_dragoman(usual, key):
         args.url = usual
@@ -163,7 +172,7 @@ def _own_server(settings: "Settings") -> Iterator[str]:
     from dragoman.cli.engine import engine_of
     from dragoman.http.server import background
 
-    # Nobody else can reach it, and lines about requests would stand in the middle of the talk.
+    # Only this process uses the server, and access log lines would interrupt the chat.
     settings = msgspec.structs.replace(
         settings,
         host="127.0.0.1",
@@ -179,7 +188,10 @@ def _own_server(settings: "Settings") -> Iterator[str]:
         shutdown_grace=1,
     )
     if sys.stderr.isatty():
-        print(Paint(sys.stderr)("dim", "No server is used: the model is loaded here."), file=sys.stderr)
+        print(
+            Paint(sys.stderr)("dim", "No server is running: loading the model in this process."),
+            file=sys.stderr,
+        )
     logs.setup("error" if settings.log_level != "debug" else "debug", settings.log_json)
     with background(engine_of(settings), settings) as url:
         yield url

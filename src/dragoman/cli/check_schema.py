@@ -1,4 +1,4 @@
-"""Say whether a JSON Schema can be enforced in full, and if not, which word of it where."""
+"""Check whether a JSON Schema can be fully enforced, and list each keyword that cannot."""
 
 import argparse
 import sys
@@ -9,23 +9,23 @@ import msgspec
 from dragoman.cli.problems import USAGE, CommandError
 from dragoman.logs import Paint
 
-SUMMARY = "say whether a JSON Schema can be enforced in full"
+SUMMARY = "check whether a JSON Schema can be fully enforced"
 EXAMPLE = """\
 examples:
   dragoman check-schema person.json
-  dragoman check-schema --text '{"name": "Ada"}' person.json    is this text in its language?
+  dragoman check-schema --text '{"name": "Ada"}' person.json    also check a JSON text against it
   some-program | dragoman check-schema -
 
-A schema that cannot be enforced in full is refused with a 400 by the server, for the same reasons. The exit
-code is 0 if all of it is enforced, 1 if not. docs/constraints.md has the table of words.
+The server rejects a schema that cannot be fully enforced with a 400, for the same reasons. The exit code is 0
+if all of it is enforced, 1 if not. docs/constraints.md has the table of keywords.
 """
 STDIN = "-"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.usage = "dragoman check-schema [flags] FILE"
-    parser.add_argument("file", metavar="FILE", help="a JSON Schema; - is standard input")
-    parser.add_argument("--text", metavar="JSON", help="also say whether this text would be accepted")
+    parser.add_argument("file", metavar="FILE", help="JSON Schema file; - is standard input")
+    parser.add_argument("--text", metavar="JSON", help="JSON text to check against the schema")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -57,7 +57,7 @@ def text_of(file: str) -> str:
     except OSError as error:
         raise CommandError(f"{file} cannot be read: {error.strerror}.", exit_code=USAGE) from error
     except UnicodeDecodeError as error:
-        raise CommandError(f"{file} is no text in UTF-8.", exit_code=USAGE) from error
+        raise CommandError(f"{file} is not UTF-8 text.", exit_code=USAGE) from error
 
 
 def accepts(schema: str, text: str) -> bool:

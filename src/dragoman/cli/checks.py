@@ -1,6 +1,6 @@
-"""The checks of `doctor`, one function each: what was found, and what to do where it is not well.
+"""The checks of `doctor`, one function each: what was found, and a remedy where something is wrong.
 
-A check returns Findings. What it raises of our own errors becomes a failure with the error's message.
+A check returns Findings. A DragomanError that it raises becomes a failure with the error's message.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ GREEDY_TOKENS = 8
 
 
 class Patient(Struct):
-    """What the checks look at; the model check leaves the engine for those after it."""
+    """The input of the checks; the model check leaves its engine here for the checks after it."""
 
     settings: Settings
     full: bool = False
@@ -97,7 +97,9 @@ def binding(_: Patient) -> Iterator[Finding]:
 
     binding.load()
     yield Finding(
-        "binding", "ok", f"llama.cpp of xllamacpp {binding.PINNED} loads, and its structs are as declared"
+        "binding",
+        "ok",
+        f"llama.cpp of xllamacpp {binding.PINNED} loads, and its structs match their declarations",
     )
 
 
@@ -116,7 +118,9 @@ def runner(patient: Patient) -> Iterator[Finding]:
         yield Finding("runner", verdict, f"llama.cpp; not OpenVINO, because {why}")
     else:
         known = patient.settings.runner == "openvino"
-        which = "OpenVINO" if known else "OpenVINO or llama.cpp, as measured for each file that both can run"
+        which = (
+            "OpenVINO" if known else "OpenVINO or llama.cpp, by a benchmark of each file that both support"
+        )
         yield Finding("runner", "ok", which)
 
 
@@ -126,14 +130,14 @@ def processor(_: Patient) -> Iterator[Finding]:
     flags = machine.cpu_flags()
     known = [flag for flag in CPU_FLAGS if flag in flags]
     cores = f"{machine.cores()} of {os.cpu_count()} cores"
-    text = f"{platform.machine()}, {cores}; {' '.join(known) or 'no vector units seen'}"
+    text = f"{platform.machine()}, {cores}; {' '.join(known) or 'no vector units detected'}"
     slow = platform.machine() in ("x86_64", "AMD64") and bool(flags) and "avx2" not in flags
     advice = "Without AVX2 the bundled llama.cpp may not run here." if slow else ""
     yield Finding("processor", "warning" if slow else "ok", text, advice)
 
 
 def gpu(patient: Patient) -> Iterator[Finding]:
-    """What there is, what the installed llama.cpp can use of it, and what to install where it cannot."""
+    """Report the GPUs, whether the installed llama.cpp can use them, and what to install if it cannot."""
     from dragoman.engines.local import binding, machine
 
     if patient.settings.engine != "local":
@@ -147,19 +151,21 @@ def gpu(patient: Patient) -> Iterator[Finding]:
         names = ", ".join(dict.fromkeys(found.name for found in there))
         yield Finding("gpu", "warning", f"{names}: the installed llama.cpp cannot use it", _to_use(there[0]))
     if not there and not used:
-        yield Finding("gpu", "ok", "none was found; the processor computes")
+        yield Finding("gpu", "ok", "none found; the CPU computes")
 
 
 WHEELS = "https://xorbitsai.github.io/xllamacpp/whl"
-"""Where xllamacpp's makers have their builds for GPUs."""
+"""The index of xllamacpp's wheels for GPUs."""
 
 
 def _to_use(found: "Gpu") -> str:
-    """The wheel of the pinned build that goes with a GPU and its driver."""
+    """Return the command that installs the wheel of the pinned build for a GPU and its driver."""
     from dragoman.engines.local.binding import PINNED
 
     if found.kind == "metal":
-        return f"The usual wheel has Metal: pip install --force-reinstall --no-deps xllamacpp=={PINNED}"
+        return (
+            f"The default wheel supports Metal: pip install --force-reinstall --no-deps xllamacpp=={PINNED}"
+        )
     fitting = [wheel for least, wheel in GPU_WHEELS.get(found.kind, ()) if least <= found.version]
     index = f"{WHEELS}/{fitting[0] if fitting else 'vulkan'}"
     return f"pip install --force-reinstall --no-deps xllamacpp=={PINNED} --index-url {index}"
@@ -169,7 +175,7 @@ GPU_WHEELS: dict[str, tuple[tuple[tuple[int, ...], str], ...]] = {
     "cuda": (((13, 2), "cu132"), ((12, 8), "cu128")),
     "rocm": (((7,), "rocm-7.2.4"), ((6, 4), "rocm-6.4.1")),
 }
-"""By the least version of the driver, newest first; older drivers have Vulkan."""
+"""The wheel for each minimum driver version, newest first; older drivers use Vulkan."""
 
 
 def memory(_: Patient) -> Iterator[Finding]:
@@ -177,7 +183,7 @@ def memory(_: Patient) -> Iterator[Finding]:
 
     free = machine.free_memory()
     fine = free >= ENOUGH_MEMORY
-    advice = "" if fine else "Close something, or use a smaller model, --slots 1 and a short --context."
+    advice = "" if fine else "Free some memory, or use a smaller model, --slots 1 and a short --context."
     yield Finding("memory", "ok" if fine else "warning", f"{size(free)} free for a model", advice)
 
 
@@ -187,23 +193,25 @@ def cache(_: Patient) -> Iterator[Finding]:
     folder = cache_folder()
     there = next(place for place in (folder, *folder.parents) if place.exists())
     fine = there.is_dir() and os.access(there, os.W_OK)
-    advice = "" if fine else "Set DRAGOMAN_CACHE to a folder that can be written."
+    advice = "" if fine else "Set DRAGOMAN_CACHE to a writable folder."
     yield Finding(
         "cache", "ok" if fine else "failed", f"{folder} {'can' if fine else 'cannot'} be written", advice
     )
 
 
 def data(patient: Patient) -> Iterator[Finding]:
-    """Where responses are kept. What is not there yet is not made: the folder above it tells."""
+    """Check the folder of the store. A missing folder is not created: its nearest existing parent is
+    checked.
+    """
     from dragoman.store import folder_of, make_folder
 
     folder = folder_of(patient.settings)
     if patient.settings.store in ("memory", "none"):
-        yield Finding("data", "ok", "nothing is kept on disk")
+        yield Finding("data", "ok", "nothing is stored on disk")
         return
     there = next(place for place in (folder, *folder.parents) if os.access(place, os.F_OK))
     make_folder(there if there.is_dir() else folder)
-    yield Finding("data", "ok", f"{folder} can be written")
+    yield Finding("data", "ok", f"{folder} is writable")
 
 
 def weights(patient: Patient) -> Iterator[Finding]:
@@ -213,14 +221,14 @@ def weights(patient: Patient) -> Iterator[Finding]:
         return
     file = cache_folder() / Path(MEMBER).name
     if not file.exists():
-        advice = "`dragoman serve` fetches them the first time."
-        yield Finding("weights", "warning", "the default weights are not here yet", advice)
+        advice = "`dragoman serve` downloads them on its first run."
+        yield Finding("weights", "warning", "the default weights are not downloaded yet", advice)
     elif (patient.full and digest(file) != SHA256) or file.stat().st_size != SIZE:
         yield Finding(
-            "weights", "failed", f"{file} is not as it should be", f"Delete {file}; it is fetched again."
+            "weights", "failed", f"{file} is damaged", f"Delete {file}; the next start downloads it again."
         )
     else:
-        how = "checksum right" if patient.full else "verified" if is_verified(file) else "right size"
+        how = "checksum correct" if patient.full else "verified" if is_verified(file) else "size correct"
         yield Finding("weights", "ok", f"{file}, {size(SIZE)}, {how}")
 
 
@@ -230,7 +238,7 @@ def digest(file: Path) -> str:
 
 
 def model(patient: Patient) -> Iterator[Finding]:
-    """Loads what `serve` would load. Never fetches: a check that takes minutes is no check."""
+    """Load the model that `serve` would load. Nothing is downloaded, because a check should take seconds."""
     from dragoman.cli.own_engines import is_safetensors, local
 
     settings = patient.settings
@@ -242,10 +250,10 @@ def model(patient: Patient) -> Iterator[Finding]:
     if settings.engine != "local" or (settings.model is None and not file.exists()) or is_safetensors(file):
         return
     if settings.draft is not None and _find_model(replace(settings, model=settings.draft)) is None:
-        yield Finding("model", "warning", f"the draft {settings.draft} is not on this machine yet")
+        yield Finding("model", "warning", f"the draft model {settings.draft} is not on this machine yet")
         settings = replace(settings, draft=None)
     begun = time.perf_counter()
-    # By its name, because asking for the default would fetch it anew where it is damaged.
+    # Load by path, because loading the default model would download it again if it is damaged.
     patient.engine = engine = local(replace(settings, model=str(file)))
     took = time.perf_counter() - begun
     yield Finding(
@@ -258,12 +266,12 @@ def model(patient: Patient) -> Iterator[Finding]:
         yield Finding("runner", "ok", why)
     count, rate = asyncio.run(speak(engine))
     fine = count > 0
-    advice = "" if fine else "Try another file; this one may be damaged."
+    advice = "" if fine else "The file may be damaged; try another one."
     yield Finding("speech", "ok" if fine else "failed", f"{count} tokens at {rate:.0f} tokens/s", advice)
 
 
 def _find_model(settings: Settings) -> Path | None:
-    """Where the model is, or would be; None for one of a hub that is not here."""
+    """Return the path of the model, present or not; None if its name refers to a hub and it is not cached."""
     from dragoman.engines.weights import MEMBER, cache_folder
     from dragoman.hub import find_name
     from dragoman.hub.cache import find_cached
@@ -278,7 +286,7 @@ def _find_model(settings: Settings) -> Path | None:
 
 
 async def speak(engine: "LocalEngine") -> tuple[int, float]:
-    """A few greedy tokens: how many came, and how many a second after the first."""
+    """Generate a few tokens greedily; return their number and the tokens per second after the first."""
     from dragoman.types import Job, Sampling
 
     ids = engine.tokenizer.encode("Once upon a time")
@@ -294,7 +302,7 @@ async def speak(engine: "LocalEngine") -> tuple[int, float]:
 
 
 def engine(patient: Patient) -> Iterator[Finding]:
-    """Whatever else runs the model is made as `serve` would make it, and tried."""
+    """Open any other engine as `serve` would, and test it."""
     from dragoman.cli.engine import engine_of
     from dragoman.cli.engine_checks import examine
     from dragoman.cli.own_engines import is_safetensors
@@ -303,7 +311,7 @@ def engine(patient: Patient) -> Iterator[Finding]:
     if file is None or (patient.settings.engine == "local" and not is_safetensors(file)):
         return
     made = engine_of(patient.settings)
-    yield Finding("engine", "ok", f"{patient.settings.engine} is there")
+    yield Finding("engine", "ok", f"{patient.settings.engine} opens")
     findings = list(examine(made))
     yield from findings
     if all(finding.verdict == "ok" for finding in findings):
@@ -311,7 +319,7 @@ def engine(patient: Patient) -> Iterator[Finding]:
 
 
 def requests(patient: Patient) -> Iterator[Finding]:
-    """What the settings say of all requests, and of how answers are read."""
+    """Check the settings for requests and for parsing answers."""
     from dragoman.api.shared_fields import read_presets
     from dragoman.prompt.find import check_names
     from dragoman.prompt.frames import check_template
@@ -320,7 +328,7 @@ def requests(patient: Patient) -> Iterator[Finding]:
     check_names(settings)
     check_template(settings.chat_template)
     _, named = read_presets(settings)
-    yield Finding("requests", "ok", f"presets for {', '.join(named)}" if named else "what is set can be used")
+    yield Finding("requests", "ok", f"presets for {', '.join(named)}" if named else "settings are valid")
 
 
 def template(patient: Patient) -> Iterator[Finding]:
@@ -334,9 +342,11 @@ def template(patient: Patient) -> Iterator[Finding]:
     chosen = choose_template(patient.settings.chat_template, engine.card, engine.tokenizer)
     prompter = Prompter(engine.card, engine.tokenizer, template=chosen.source)
     ids = prompter.encode(Conversation(messages=(Message(role="user", content="Hello!"),)))
-    found = f"{chosen.how} turns a greeting into {len(ids)} tokens"
+    found = f"{chosen.how} renders a greeting as {len(ids)} tokens"
     if chosen.guessed:
-        yield Finding("template", "warning", found, "Chat may go better with --chat-template NAME or FILE.")
+        yield Finding(
+            "template", "warning", found, "A better template may help: --chat-template NAME or FILE."
+        )
     else:
         yield Finding("template", "ok", found)
 

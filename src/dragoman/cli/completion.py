@@ -1,4 +1,4 @@
-"""Print what makes a shell complete our commands, flags, choices, and the models on this machine."""
+"""Print the shell completion script: commands, flags, choices, and the models on this machine."""
 
 import argparse
 import re
@@ -20,7 +20,7 @@ DIALECTS = frozenset({"dialect", "tool_call_parser", "reasoning_parser"})
 
 
 class ShellOffer(Struct, frozen=True):
-    """What may stand in one place of a command line."""
+    """Completions at one position of a command line."""
 
     words: tuple[str, ...] = ()
     models: bool = False
@@ -31,7 +31,7 @@ class OfferedFlag(Struct, frozen=True):
     names: tuple[str, ...]
     help: str
     value: ShellOffer | None
-    """None: it takes none."""
+    """None if the flag takes no value."""
 
 
 class OfferedCommand(Struct, frozen=True):
@@ -42,7 +42,7 @@ class OfferedCommand(Struct, frozen=True):
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=tuple(SHELLS), help="the shell that is to read it")
+    parser.add_argument("shell", choices=tuple(SHELLS), help="shell that will load the script")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -52,11 +52,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-# What there is to complete, as the parser has it.
+# Commands and flags, read from the parser.
 
 
 def _commands(parser: argparse.ArgumentParser, path: tuple[str, ...], help: str) -> Iterator[OfferedCommand]:
-    """The command of a parser, and those below it."""
+    """Yield the command of a parser, then its subcommands."""
     flags, places = [], []
     below: list[tuple[str, argparse.ArgumentParser, str]] = []
     for action in parser._actions:
@@ -90,7 +90,7 @@ def _offer(action: argparse.Action) -> ShellOffer:
 
 
 def _first_sentence(help: str | None) -> str:
-    """`the port; 0 takes a free one [default: 8000]` is `the port`."""
+    """Cut a help text: `the port; 0 takes a free one [default: 8000]` becomes `the port`."""
     return re.split(r"[;:\[]", (help or "").replace("%%", "%"), maxsplit=1)[0].strip()
 
 
@@ -121,8 +121,8 @@ def _bash_offer(offer: ShellOffer) -> str:
     return "; ".join(said) or ":"
 
 
-# Bash cuts a line at "=" and ":", which are in our flags and names: what is completed is cut out of the line
-# anew, and what bash takes for an earlier word is taken off what is offered.
+# Bash splits a line at "=" and ":", which occur in our flags and names: the word to complete is taken from
+# the line itself, and the part that bash counts as an earlier word is removed from each completion.
 _BASH = """\
 _dragoman_words() {
     local cut=${cur%%"${cur##*[=:]}"} word
@@ -191,7 +191,7 @@ def _zsh_name(command: OfferedCommand) -> str:
 
 
 def _zsh_flag(flag: OfferedFlag) -> Iterator[str]:
-    """`'--port[port to listen on]:value:'`"""
+    """Format a flag: `'--port[port to listen on]:value:'`"""
     said = re.sub(r"([\[\]:\\])", r"\\\1", flag.help)
     value = "" if flag.value is None else f":{_zsh_offer(flag.value)}"
     for name in flag.names:
@@ -249,7 +249,7 @@ def write_fish(commands: list[OfferedCommand]) -> str:
 
 
 def _fish_condition(command: OfferedCommand, commands: list[OfferedCommand]) -> str:
-    """Whether all words of its path are there, and none of the commands below it."""
+    """Return fish's test that all words of the command's path are present, and none of its subcommands."""
     below = [c.path[-1] for c in commands if c.path and c.path[:-1] == command.path]
     said = [f"__fish_seen_subcommand_from {word}" for word in command.path]
     said += [f"not __fish_seen_subcommand_from {' '.join(below)}"] if below else []
@@ -275,7 +275,9 @@ def _fish_offer(offer: ShellOffer) -> str:
 
 
 def _quoted(text: str) -> str:
-    """In fish a backslash is before a quote, and a quote cannot be closed and opened again around it."""
+    """Quote for fish: quotes are escaped with a backslash, because a word cannot mix quoted and bare
+    parts.
+    """
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 

@@ -1,4 +1,4 @@
-"""List the dialects: how families of models write reasoning and tool calls, with an example of each."""
+"""List the dialects: how model families write reasoning and tool calls, with examples."""
 
 import argparse
 import shutil
@@ -13,7 +13,7 @@ from dragoman.logs import Paint
 if TYPE_CHECKING:
     from dragoman.dialects.declare import Dialect
 
-SUMMARY = "list how families of models write reasoning and tool calls"
+SUMMARY = "list how model families write reasoning and tool calls"
 EXAMPLE = """\
 examples:
   dragoman dialects                 all of them
@@ -24,13 +24,13 @@ examples:
 The example is an answer with reasoning, text, and a call get_weather(city="Paris"), as models write it.
 """
 NARROWEST = 12
-"""Columns that would be narrower are left out."""
+"""Columns narrower than this are left out."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.usage = "dragoman dialects [NAME] [flags]"
-    parser.add_argument("name", metavar="NAME", nargs="?", help="a dialect, or what another server calls it")
-    parser.add_argument("--examples", action="store_true", help="show an answer in each dialect")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="dialect, or another server's name for it")
+    parser.add_argument("--examples", action="store_true", help="show an example answer in each dialect")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def page(dialect: "Dialect") -> str:
-    """One dialect with its example."""
+    """Format one dialect with its example."""
     from dragoman.dialects.describe import parts_of, write_example
 
     paint = Paint(sys.stdout)
@@ -65,7 +65,7 @@ def page(dialect: "Dialect") -> str:
 
 
 def listing(chosen: "list[Dialect]", paint: Paint) -> str:
-    """The table; on a terminal its last columns are cut to fit."""
+    """Format the table; on a terminal its last columns are cut to fit."""
     from dragoman.dialects.describe import parts_of
 
     head = ["name", "has", "models", "aliases"]
@@ -76,7 +76,7 @@ def listing(chosen: "list[Dialect]", paint: Paint) -> str:
 
 
 def fit_width(head: list[str], rows: list[list[str]], width: int) -> tuple[list[str], list[list[str]]]:
-    """Columns that fit into so many characters; the two last share what is left by the first two."""
+    """Fit columns to a width; the last two share the characters that the first two leave."""
     fixed = sum(max(len(row[place]) for row in [head, *rows]) + 2 for place in (0, 1))
     each = (width - fixed - 2) // 2
     if each >= NARROWEST:

@@ -1,4 +1,4 @@
-"""Look for what could keep a server from running, and say what to do. Nothing is changed or fetched."""
+"""Check what could keep a server from running, and suggest remedies. Nothing is changed or downloaded."""
 
 import argparse
 import os
@@ -22,7 +22,7 @@ examples:
   dragoman doctor --full --json
   dragoman doctor --engine module:object
 
-It takes the flags of `dragoman serve`, and checks what that would use.
+It takes the flags of `dragoman serve` and checks what `serve` would use with them.
 """
 MARKS = {"ok": ("green", "✓"), "warning": ("yellow", "!"), "failed": ("red", "✗")}
 
@@ -30,7 +30,7 @@ MARKS = {"ok": ("green", "✓"), "warning": ("yellow", "!"), "failed": ("red", "
 def add(parser: argparse.ArgumentParser) -> None:
     parser.usage = "dragoman doctor [MODEL] [flags]"
     add_model_argument(parser)
-    parser.add_argument("--full", action="store_true", help="compute the checksum of the weights, too")
+    parser.add_argument("--full", action="store_true", help="also verify the checksum of the weights")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     add_settings(parser, ("model", "dialect", "server", "engine", "requests", "store"))
 
@@ -46,16 +46,12 @@ def run(args: argparse.Namespace) -> int:
         print(msgspec.json.format(msgspec.json.encode(findings), indent=2).decode())
     else:
         paint = Paint(sys.stdout)
-        print(
-            paint("red", f"\n{failed} to mend.")
-            if failed
-            else paint("green", "\nAll is well enough to serve.")
-        )
+        print(paint("red", f"\n{failed} checks failed.") if failed else paint("green", "\nReady to serve."))
     return FAILED if failed else 0
 
 
 def examine(args: argparse.Namespace) -> Iterator[Finding]:
-    """Settings first; where they are wrong the rest is checked with the defaults."""
+    """Check the settings first; if they are invalid, check the rest with the defaults."""
     settings = Settings()
     try:
         settings = model_settings(args)
@@ -63,21 +59,21 @@ def examine(args: argparse.Namespace) -> Iterator[Finding]:
     except DragomanError as error:
         yield Finding("settings", "failed", error.message, hint_of(error))
     for sentence in stray_variables(os.environ):
-        yield Finding("settings", "warning", sentence, "As it is, the variable changes nothing.")
+        yield Finding("settings", "warning", sentence, "The variable has no effect as it is.")
     patient = Patient(settings, full=args.full)
     for check in CHECKS:
         yield from attempt(check, patient)
 
 
 def attempt(check: Check, patient: Patient) -> Iterator[Finding]:
-    """A check that fails in a way nobody foresaw is a finding too, and the next ones still run."""
+    """Run one check; an unexpected exception becomes a finding, and the next checks still run."""
     try:
         yield from check(patient)
     except DragomanError as error:
         yield Finding(check.__name__, "failed", error.message, hint_of(error))
     except Exception as error:
-        advice = "This is not expected; please report it with the output of `dragoman doctor --json`."
-        yield Finding(check.__name__, "failed", f"the check broke: {describe(error)}", advice)
+        advice = "This is unexpected; please report it with the output of `dragoman doctor --json`."
+        yield Finding(check.__name__, "failed", f"the check failed: {describe(error)}", advice)
 
 
 def show(finding: Finding) -> None:

@@ -1,10 +1,10 @@
-"""From settings to an engine: one of ours, one that another package brings, or any that can be imported.
+"""Turns settings into an engine: a built-in one, one from another package, or any importable object.
 
-    --engine transformers      ours, by its name
-    --engine NAME              of a package that has NAME in the entry points of the group `dragoman.engines`
-    --engine module:object     an engine, or what makes one: called with the settings, if it takes anything
+    --engine transformers      a built-in engine by its name
+    --engine NAME              an entry point NAME of another package, in the group `dragoman.engines`
+    --engine module:object     an engine, or a callable that returns one; it may take the settings
 
-And the engine of a server, which comes back when it has died, in a process of its own if that is wanted.
+`make_served_engine` also restarts the engine after a failure, and runs it in a subprocess if requested.
 """
 
 import os
@@ -35,7 +35,7 @@ OWN = ("local", "transformers", "vllm", "remote", "rollout")
 
 
 def engine_of(settings: Settings) -> "Engine":
-    """Load what the settings name. Raises SettingsError, ModelFileError or BindingError where it cannot."""
+    """Open the engine that the settings name. Raises SettingsError, ModelFileError or BindingError."""
     settings = settle(settings)
     thing = _find(settings.engine)
     if not _is_engine(thing):
@@ -52,7 +52,9 @@ def engine_of(settings: Settings) -> "Engine":
 
 
 def is_made(settings: Settings) -> bool:
-    """Whether it is made here, and so can be made again; what is named may also be an engine already."""
+    """Whether the engine is created here and so can be created again; the settings may name an existing
+    object.
+    """
     return not _is_engine(_find(settings.engine))
 
 
@@ -63,13 +65,15 @@ def _is_engine(thing: Any) -> bool:
 
 def _make(maker: Any, settings: Settings) -> Any:
     if not callable(maker):
-        raise SettingsError(f"`{settings.engine}` is neither an engine nor something that makes one.")
+        raise SettingsError(f"`{settings.engine}` is neither an engine nor a callable that returns one.")
     try:
         return maker(settings) if _takes_one(maker) else maker()
     except DragomanError:
         raise
     except Exception as error:
-        raise SettingsError(f"The engine `{settings.engine}` cannot be made: {describe(error)}.") from error
+        raise SettingsError(
+            f"The engine `{settings.engine}` cannot be created: {describe(error)}."
+        ) from error
 
 
 def _find(name: str) -> Any:
@@ -82,14 +86,14 @@ def _find(name: str) -> Any:
     others = {entry.name: entry for entry in entry_points(group=GROUP)}
     if name not in others:
         known = ", ".join([*OWN, *sorted(others)])
-        raise SettingsError(f"There is no engine `{name}`; there is: {known}, or any as MODULE:OBJECT.")
+        raise SettingsError(f"There is no engine `{name}`; choose from {known}, or use MODULE:OBJECT.")
     return _load(name, others[name].load)
 
 
 def import_named(name: str) -> Any:
-    """What `module:object` names."""
+    """Import the object named by `module:object`."""
     module, _, path = name.partition(":")
-    # As with every server that is told what to serve: what lies in the folder can be named.
+    # The current folder is importable, as with other servers that take MODULE:OBJECT.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     thing = _load(name, lambda: import_module(module))
@@ -105,14 +109,14 @@ def _load(name: str, load: Callable[[], Any]) -> Any:
         return load()
     except ModuleNotFoundError as error:
         raise SettingsError(
-            f"The engine `{name}` needs the module {error.name}, which is not there."
+            f"The engine `{name}` needs the module {error.name}, which is not installed."
         ) from error
     except Exception as error:
         raise SettingsError(f"The engine `{name}` cannot be imported: {describe(error)}.") from error
 
 
 def _takes_one(maker: Callable[..., Any]) -> bool:
-    """Whether it can be called with the settings."""
+    """Whether the callable takes the settings as its only argument."""
     try:
         signature(maker).bind(None)
     except TypeError:
@@ -120,25 +124,27 @@ def _takes_one(maker: Callable[..., Any]) -> bool:
     return True
 
 
-# The engine of a server.
+# The engine of a server, restarted after failures.
 
 
 _RUNNERS = {"llama.cpp": "llamacpp", "OpenVINO": "openvino", "PyTorch": "torch"}
-"""By the first word of what is said of them."""
-# Not from the folder it is started in: what lies there is not what is to be run.
+"""Names of runners, by the first word of their descriptions."""
+# `-P`: the folder that the server starts in must not shadow modules.
 CHILD = (sys.executable, "-P", "-m", "dragoman.cli.isolated")
 
 
 def make_served_engine(settings: Settings) -> "Engine":
-    """What the settings name, watched and opened again where that is possible."""
-    # Weights are fetched where a person sees it, and once.
+    """Open the engine that the settings name, supervised and restarted where that is possible."""
+    # Download the weights here, once, where the user sees the progress.
     settings = settle(settings)
     if settings.isolate_engine and settings.engine in ("remote", "vllm"):
-        raise SettingsError(f"The engine `{settings.engine}` computes in other processes; do not isolate it.")
+        raise SettingsError(
+            f"The engine `{settings.engine}` computes in other processes; leave out `isolate_engine`."
+        )
     if not settings.isolate_engine and (settings.engine == "remote" or not is_made(settings)):
-        # Upstreams come back by themselves; and an object of somebody else's is there once.
+        # Upstreams recover by themselves, and an existing object cannot be created again.
         if settings.engine_timeout is not None:
-            message = f"The engine `{settings.engine}` cannot be opened again; leave out `engine_timeout`."
+            message = f"The engine `{settings.engine}` cannot be restarted; leave out `engine_timeout`."
             raise SettingsError(message)
         made = engine_of(settings)
         check_engine(made)
@@ -149,7 +155,7 @@ def make_served_engine(settings: Settings) -> "Engine":
 
 
 class Opener:
-    """Opens an engine, and later the same one again."""
+    """Opens an engine, and reopens it with the same size and runner."""
 
     def __init__(self, settings: Settings) -> None:
         if settings.isolate_engine and settings.engine == "local":
@@ -161,8 +167,8 @@ class Opener:
         made: Engine = isolate(settings) if settings.isolate_engine else engine_of(settings)
         check_engine(made)
         if settings.engine == "local":
-            # As large as the first time, however much memory is free by then, and by the same runner: the
-            # card stays true.
+            # Use the first engine's sizes and runner, whatever memory is free by then: the card must stay
+            # true.
             card = made.card
             runner = _RUNNERS.get(card.details.get("runner", "").split(" ")[0], settings.runner)
             self._settings = replace(settings, slots=card.slots, context=card.max_model_len, runner=runner)
@@ -173,7 +179,7 @@ def isolate(settings: Settings) -> "IsolatedEngine":
     from dragoman.engines.isolated import IsolatedEngine
 
     name = _tokenizer_name(settings)
-    # Keys and the address of a database are not for the engine to know.
+    # The engine's process gets no API keys and no database URL.
     keyless = replace(settings, api_key=[], api_key_file=None, admin_key=[], admin_key_file=None)
     told = replace(keyless, store="none", mcp_config=None)
     secret = {option.env for option in options()}
@@ -192,7 +198,7 @@ def _tokenizer_name(settings: Settings) -> str:
 
 @cache
 def _tokenizer(engine: str, name: str) -> "Tokenizer":
-    """It stays with the server, whatever becomes of the engine; so it must not need the weights."""
+    """Open the tokenizer in the server's process. It outlives the engine, so it must not load the weights."""
     if engine == "local" and not Path(name).expanduser().is_dir():
         from dragoman.engines.local.model import LlamaTokenizer, Model
 

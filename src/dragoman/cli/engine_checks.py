@@ -1,7 +1,7 @@
-"""What `doctor` finds out about an engine that somebody wrote: first what it has, then what it does.
+"""The tests that `doctor` runs on an engine: first its attributes, then its behavior.
 
-Each check yields what is wrong, as sentences. Behaviour is tried with short jobs, each under a time limit:
-an engine that hangs is found out, too.
+Each check yields its complaints as sentences. Behavior is tested with short jobs, each with a time limit, so
+that a hanging engine is reported as well.
 """
 
 import asyncio
@@ -39,21 +39,21 @@ from dragoman.media.read import read_media
 from dragoman.types import Conversation, Job, Message, Sampling, Step
 
 SECONDS = 60.0
-"""That a job of a few tokens may take."""
+"""The time limit of a job with a few tokens."""
 TOKENS = 8
 BEAT_S = 0.05
 PAUSE_S = 1.0
-"""For which an engine may keep all others waiting."""
+"""The longest time for which an engine may block the event loop."""
 SIDE, RATE = 64, 16_000
 _NUMBERS = count()
 Trial: TypeAlias = Callable[[Any], Awaitable[list[str]]]
 
 
 def examine(engine: Any) -> Iterator[Finding]:
-    """Findings on an engine: behaviour is tried only where the parts are there."""
+    """Yield findings on an engine; its behavior is tested only if all required attributes exist."""
     lacking = [name for name in PARTS if not hasattr(engine, name)]
     if lacking:
-        advice = "docs/engines.md says what they are."
+        advice = "docs/engines.md describes the protocol."
         yield Finding("engine", "failed", f"it has no {', no '.join(lacking)}", advice)
         return
     parts = {
@@ -68,12 +68,12 @@ def examine(engine: Any) -> Iterator[Finding]:
 
 def _finding(name: str, wrong: Sequence[str]) -> Finding:
     if not wrong:
-        return Finding(name, "ok", "as the protocol wants it")
+        return Finding(name, "ok", "matches the protocol")
     return Finding(name, "failed", "; ".join(wrong))
 
 
 def wrong_encoding(tokenizer: Any) -> Iterator[str]:
-    """Beyond what keeps a tokenizer from being served: what makes its prompts wrong."""
+    """Yield what makes prompts wrong, beyond what keeps a tokenizer from being served."""
     wrong = list(wrong_tokenizer(tokenizer))
     yield from wrong
     if wrong:
@@ -117,7 +117,7 @@ async def _try_job(trial: Trial, engine: Any) -> list[str]:
     try:
         return await asyncio.wait_for(trial(engine), SECONDS)
     except TimeoutError:
-        return [f"nothing came of it within {SECONDS:.0f} s"]
+        return [f"no result within {SECONDS:.0f} s"]
     except DragomanError as error:
         return [f"it fails: {error.message}"]
     except Exception as error:
@@ -152,7 +152,7 @@ async def wrong_steps(engine: Any) -> list[str]:
         count += len(step.ids)
         finish = step.finish
         if count > TOKENS:
-            return [f"{count} tokens came where max_tokens was {TOKENS}"]
+            return [f"{count} tokens were generated with max_tokens {TOKENS}"]
     wrong = (await _hear_answer(engine))[1]
     if not wrong and finish == "length" and count < TOKENS:
         return [f"finish is length after {count} of {TOKENS} tokens"]
@@ -162,7 +162,7 @@ async def wrong_steps(engine: Any) -> list[str]:
 async def _hear_answer(
     engine: Any, asked: Job | None = None, **sampling: Any
 ) -> tuple[list[Step], list[str]]:
-    """What the server would take of an answer, and what it would say of the engine."""
+    """Run a job as the server would; return its steps and the complaints of the step validator."""
     steps, wrong, pauses = list[Step](), list[str](), [0.0]
     over = asyncio.get_running_loop().create_future()
 
@@ -175,7 +175,7 @@ async def _hear_answer(
     handle = start(engine, asked or _job(engine, **sampling), sink, wrong.append)
     try:
         await over
-        # A pause is known once it is over.
+        # A pause of the event loop is measured once it is over.
         await asyncio.sleep(2 * BEAT_S)
     finally:
         handle.cancel()
@@ -183,7 +183,7 @@ async def _hear_answer(
     if steps[-1].error is not None and not wrong:
         wrong.append(f"it fails: {describe(steps[-1].error)}")
     if max(pauses) > PAUSE_S:
-        wrong.append(f"it holds up the event loop for {max(pauses):.1f} s; compute in a thread")
+        wrong.append(f"it blocks the event loop for {max(pauses):.1f} s; compute in a thread")
     return steps, wrong
 
 
@@ -200,7 +200,7 @@ async def wrong_logprobs(engine: Any) -> list[str]:
     steps, wrong = await _hear_answer(engine, logprobs=2)
     told = [entry for step in steps for entry in step.logprobs or ()]
     if not wrong and any(len(entry.top) != 2 for entry in told):
-        return ["2 alternatives were asked for beside each id, but there are not 2"]
+        return ["2 alternatives per id were requested, but the engine returned another number"]
     return wrong
 
 
@@ -213,7 +213,7 @@ async def wrong_embeddings(engine: Any) -> list[str]:
 
 
 async def wrong_cancel(engine: Any) -> list[str]:
-    """A job that would go on for long is left after its first step."""
+    """Cancel a long job after its first step."""
     long = min(engine.card.longest // 2, 4096)
     endless = {"ignore_eos": True} if "ignore_eos" not in engine.card.unsupported else {}
     async with aclosing(_steps(engine, max_tokens=long, **endless)) as steps:
@@ -233,14 +233,14 @@ async def _goes_on(engine: DirectEngine, long: int) -> list[str]:
     await first.wait()
     handle.cancel()
     handle.cancel()
-    # What was on its way may still arrive.
+    # Steps that were on their way may still arrive.
     await asyncio.sleep(0.2)
     before = len(said)
     await asyncio.sleep(0.5)
     return ["steps go on after cancel"] if len(said) > before + 1 else []
 
 
-# Pictures and sounds, made here: a square of one colour, half a second of one tone.
+# Test images and audio: a square of one color, half a second of one tone.
 
 
 def make_picture(colour: int) -> Media:
@@ -275,35 +275,38 @@ async def wrong_media(engine: Any) -> list[str]:
 
 
 async def _wrong_medium(engine: Any, media: Sequence[Media]) -> list[str]:
-    """Placed alike each time; the same again is the same answer; another one is not taken for it; one that
-    nobody waits for any more is let go."""
+    """Test that placement is deterministic, that the same medium gives the same answer, that another medium
+    is not mistaken for it, and that a job can be canceled.
+    """
     one, other, left = [await _job_about(engine, each) for each in media]
     again = await _job_about(engine, media[0])
     if one.prompt != again.prompt:
-        return ["place gives other ids the second time"]
+        return ["place returns other ids the second time"]
     first, wrong = await _hear_answer(engine, one)
     second, more = await _hear_answer(engine, again)
     wrong += more
     if not wrong and _told(first) != _told(second):
-        wrong.append("the same asked again, at temperature 0, has another answer")
+        wrong.append("the same request at temperature 0 gets another answer")
     third, more = await _hear_answer(engine, other)
     wrong += more
     shared = max((step.cached_tokens or 0 for step in third), default=0)
-    # What somebody else makes of the conversation may begin with more than is known here.
+    # An engine that renders the conversation itself may have a longer common prefix than is known here.
     if not wrong and shared > one.media[0].start and not engine.card.takes_chat:
-        wrong.append("what was computed of one is used for another; prefixes must be known by digests, too")
+        wrong.append(
+            "cached results of one medium are used for another; prefixes must also be compared by digests"
+        )
     start(engine, left, lambda step: None).cancel()
     return wrong + (await _hear_answer(engine))[1]
 
 
 def _told(steps: Sequence[Step]) -> tuple[list[int], str]:
-    """However it was cut into steps."""
+    """Join the steps of an answer, however it was split."""
     ids = [id_ for step in steps for id_ in step.ids]
     return ids, "".join(getattr(step, "text", "") for step in steps)
 
 
 async def _job_about(engine: Any, media: Media) -> Job:
-    """A greeting, what is shown or played, and the greeting again."""
+    """Return a job with a greeting, the medium, and the greeting again."""
     ids = await asyncio.to_thread(place_media, engine, media)
     job = _job(engine)
     text: dict[str, Any] = {"type": "text", "text": GREETING}

@@ -1,4 +1,4 @@
-"""Turn what a server has kept into training data: a sequence of ids a line, and which were sampled."""
+"""Export stored answers as training data: one sequence of ids per line, with a mask of the sampled ones."""
 
 import argparse
 import asyncio
@@ -17,22 +17,22 @@ from dragoman.cli.terminal import Progress
 if TYPE_CHECKING:
     from dragoman.store import Store
 
-SUMMARY = "turn kept answers into training data"
+SUMMARY = "export stored answers as training data"
 EXAMPLE = """\
 examples:
-  dragoman serve --trajectories                  keep the ids of every answer
+  dragoman serve --trajectories                  store the ids of every answer
   dragoman export -o run.jsonl                   sequences with masks, log probabilities and rewards
   dragoman export -o run.parquet                 the same for pyarrow, pandas, datasets
 
-Each sequence is what the model saw and sampled, id by id. docs/trajectories.md tells how they are made.
+A sequence has all ids that the model read and sampled. docs/trajectories.md describes the format.
 """
 LONGEST = 4096
 ROWS = 1000
-"""Of a group of rows in a Parquet file."""
+"""Rows per row group of a Parquet file."""
 
 
 class TrainingLine(msgspec.Struct):
-    """What is looked at of a line of the store."""
+    """The fields read from a line of the store."""
 
     kind: str = ""
     id: str = ""
@@ -46,7 +46,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--output",
         metavar="FILE",
         default=STDOUT,
-        help="a file to write, .jsonl or .parquet, instead of standard output",
+        help="output file, .jsonl or .parquet, instead of standard output",
     )
     parser.add_argument("--format", choices=("jsonl", "parquet"), help="[default: by the file's name]")
     add_settings(parser, ("store",))
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def sequences(store: "Store") -> AsyncIterator[dict[str, Any]]:
-    """Every sequence once. What goes on in another answer is a part of that one's."""
+    """Yield every sequence once. An answer that another one continues is part of that one's sequence."""
     from dragoman.api.training import rewards
     from dragoman.api.training import sequences as of
 
@@ -85,7 +85,7 @@ async def sequences(store: "Store") -> AsyncIterator[dict[str, Any]]:
 
 
 async def _last_answers(store: "Store") -> list[tuple[str, str]]:
-    """Those that nothing goes on from."""
+    """Return the answers that no other answer continues."""
     decode = msgspec.json.Decoder(TrainingLine).decode
     found: dict[tuple[str, str], None] = {}
     continued: set[tuple[str, str | None]] = set()

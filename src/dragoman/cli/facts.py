@@ -1,4 +1,4 @@
-"""What is shown of a model: the facts of a GGUF file, and what `serve` says once the server is ready."""
+"""Model information: facts of a GGUF file, and the banner of `serve`."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from dragoman.http.keys import is_for_this_machine, needs_key
 from dragoman.logs import Paint
 from dragoman.settings import Settings
 
-# Facts, for `models` and `doctor`.
+# Facts for `models` and `doctor`.
 
 
 LONGEST_LINE = 72
@@ -18,7 +18,7 @@ MANY = 12
 
 
 def facts_of(path: Path) -> dict[str, Any]:
-    """Opens the file, which checks that this build can run it."""
+    """Read a GGUF file, which also checks that this build can run it."""
     from dragoman.engines.local.model import LlamaTokenizer, Model
 
     model = Model(path)
@@ -41,18 +41,18 @@ def facts_of(path: Path) -> dict[str, Any]:
 
 
 def quantization(description: str) -> str:
-    """`quantization("llama 1B Q4_K - Medium")` is `Q4_K - Medium`."""
+    """Cut a description: `quantization("llama 1B Q4_K - Medium")` is `Q4_K - Medium`."""
     return "".join(description.split(maxsplit=2)[2:])
 
 
 def first_line(text: str) -> str:
-    """The first line of a template with anything on it, cut where a terminal would wrap."""
+    """Return the first line of a template that is not blank, cut to the width of a terminal."""
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     return line if len(line) <= LONGEST_LINE else line[:LONGEST_LINE] + "…"
 
 
 def describe_facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """The same for people: a name and a text each."""
+    """Format the facts for people, as pairs of name and text."""
     templates = facts["templates"]
     rows = [
         ("file", facts["file"]),
@@ -81,10 +81,10 @@ def _some(names: list[str]) -> str:
     return "  ".join(names[:MANY]) + rest
 
 
-# The banner: what the server runs, where it is, and two ways to say hello.
+# The banner: model, URLs, key, and two example requests.
 
 
-# The details that are worth a place in one line, in this order; a bare number gets its noun.
+# Details shown in one line, in this order; a bare number gets its unit.
 SHOWN = {"architecture": "", "parameters": " parameters", "quantization": "", "bytes": "", "runner": ""}
 COUNTED = {"slots": "slots", "threads": "threads"}
 
@@ -114,15 +114,15 @@ def banner(card: ModelCard, settings: Settings, url: str, paint: Paint, dialect:
 
 
 def announcement(url: str, model: str) -> str:
-    """What is said while the first model is being loaded: the port answers already."""
-    return f"dragoman {__version__}: {url} is open, and answers when {model} is loaded"
+    """Return the line printed while the first model is loading and the port is already open."""
+    return f"dragoman {__version__}: listening on {url}, loading {model}"
 
 
 def list_of_models(names: list[str], settings: Settings, url: str, paint: Paint) -> str:
-    """The banner of a server that loads its models when they are asked for."""
+    """Format the banner of a server that loads its models on demand."""
     shown = ", ".join(names[:MANY]) + (f" and {len(names) - MANY} more" if len(names) > MANY else "")
     rows = [
-        ("models", f"{shown}; each is loaded when it is first asked for"),
+        ("models", f"{shown}; each is loaded on its first request"),
         ("api", paint("cyan", f"{url}/v1")),
         ("page", f"{url}/"),
         ("docs", f"{url}/docs"),
@@ -139,7 +139,7 @@ SUGGESTED = (
     (1_900_000_000, "hf:Qwen/Qwen3-1.7B-GGUF:Q8_0"),
     (700_000_000, "hf:Qwen/Qwen3-0.6B-GGUF:Q8_0"),
 )
-"""Models that are worth talking to, and the bytes of their weights."""
+"""Recommended models with the size of their weights."""
 OFFERED = 3
 
 
@@ -148,7 +148,7 @@ def _is_default(settings: Settings) -> bool:
 
 
 def offer() -> list[str]:
-    """To who has named no model: what is here and fits, and how to get a good one. Nobody is asked."""
+    """Suggest models if none was named: cached ones that fit, and a better one. Nothing is downloaded."""
     from dragoman.engines.local import machine
     from dragoman.hub import ROOM
     from dragoman.hub.cache import list_cached
@@ -160,10 +160,10 @@ def offer() -> list[str]:
         here = []
     here.sort(key=lambda each: -each.size)
     names = [f"{each.name} ({size(each.size)})" for each in here[:OFFERED]]
-    found = [f"on this machine, to be served by name: {', '.join(names)}"] if names else []
+    found = [f"on this machine, ready to serve by name: {', '.join(names)}"] if names else []
     best = next((name for needed, name in SUGGESTED if needed <= room), None)
     if best and not any(str(each.name) == best for each in here):
-        found.append(f"this one is small; a better one, fetched when you ask for it: dragoman serve {best}")
+        found.append(f"small demo model; a better one that fits: dragoman serve {best} (downloads it)")
     return found
 
 
@@ -173,9 +173,9 @@ def _on_port(url: str, port: int) -> str:
 
 def _key(settings: Settings, paint: Paint) -> str:
     if needs_key(settings):
-        return "needed"
+        return "required"
     if is_for_this_machine(settings):
-        return "none; only this machine reaches the address"
+        return "none (loopback only)"
     return paint("yellow", "none, and other machines may reach this address: set DRAGOMAN_API_KEY")
 
 
@@ -186,7 +186,9 @@ def _facts(card: ModelCard) -> str:
 
 
 def fact(key: str, value: str) -> str:
-    """`fact("bytes", "92000000")` is `92 MB`; `fact("parameters", "134515008")` is `135M`."""
+    """Format a detail: `fact("bytes", "92000000")` is `92 MB`; `fact("parameters", "134515008")` is
+    `135M`.
+    """
     if not value.isdecimal():
         return value
     if key == "bytes":
@@ -195,7 +197,7 @@ def fact(key: str, value: str) -> str:
 
 
 def short(count: int) -> str:
-    """`short(134_515_008)` is `135M`."""
+    """Shorten a number: `short(134_515_008)` is `135M`."""
     for unit, scale in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
         if count >= scale:
             return f"{count / scale:.3g}{unit}"
@@ -205,7 +207,7 @@ def short(count: int) -> str:
 def _room(card: ModelCard) -> str:
     counted = [f"{card.details[key]} {noun}" for key, noun in COUNTED.items() if card.details.get(key)]
     if card.details.get("kv_bytes", "").isdecimal():
-        counted.append(f"up to {size(int(card.details['kv_bytes']))} for keys and values")
+        counted.append(f"up to {size(int(card.details['kv_bytes']))} of KV cache")
     adapters = [f"adapters {', '.join(card.adapters)}"] if card.adapters else []
     if card.details.get("draft"):
         counted.append(f"draft {card.details['draft']} ({size(int(card.details['draft_bytes']))})")

@@ -1,6 +1,6 @@
-"""The process of an engine: `python -m dragoman.cli.isolated LINK LIFELINE`, begun by the server alone.
+"""The engine's process: `python -m dragoman.cli.isolated LINK LIFELINE`, started only by the server.
 
-The settings come over the link, so that no key stands in the list of processes.
+The settings come over the socket, so that no key shows in the list of processes.
 """
 
 import socket

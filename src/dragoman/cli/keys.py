@@ -1,4 +1,4 @@
-"""Make, list and revoke the keys of a file. A server with that file takes each change without a restart."""
+"""Create, list and revoke the keys of a key file. A running server applies changes without a restart."""
 
 import argparse
 import sys
@@ -13,51 +13,56 @@ from dragoman.logs import Paint
 if TYPE_CHECKING:
     from dragoman.http.key_file import ApiKey
 
-SUMMARY = "make, list and revoke the keys of clients"
+SUMMARY = "create, list and revoke API keys"
 EXAMPLE = """\
 examples:
   export DRAGOMAN_API_KEY_FILE=/etc/dragoman/keys
-  dragoman keys add ci                                   print a new key; the file has its hash alone
+  dragoman keys add ci                                   print a new key; the file stores only its hash
   dragoman keys add anna --model 'qwen*' --tokens-per-minute 20000 --tokens-per-day 1000000
   dragoman keys add ops --admin                          may load, unload and pull models
   dragoman keys list
-  dragoman keys revoke ci                                its next request is refused
+  dragoman keys revoke ci                                its next request gets a 401
 
-The key is shown once, and nobody can show it again. Without --model it may use every model. --stdin takes a
-key that you bring, from standard input. docs/security.md tells what stands in the file.
+The key is printed once and cannot be recovered. Without --model it may use every model. --stdin reads your
+own key from standard input. docs/security.md describes the file.
 """
 HEAD = ("name", "key", "made", "models", "tokens/minute", "tokens/day")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("add", "list", "revoke"), help="what to do")
+    parser.add_argument("action", choices=("add", "list", "revoke"), help="action")
     parser.add_argument(
-        "name", metavar="NAME", nargs="?", help="what the key is called; revoke: or how its hash begins"
+        "name",
+        metavar="NAME",
+        nargs="?",
+        help="name of the key; for revoke also the first digits of its hash",
     )
     parser.add_argument(
         "--model",
         metavar="NAME",
         action="append",
         default=[],
-        help="add: a model that it may use, with * for anything; may be given several times [default: all]",
+        help="add: model that the key may use, * as a wildcard; may be given several times [default: all]",
     )
-    parser.add_argument("--admin", action="store_true", help="add: it may change what is served, too")
+    parser.add_argument(
+        "--admin", action="store_true", help="add: allow the key to load, unload and pull models"
+    )
     for what in ("minute", "day"):
         parser.add_argument(
             f"--tokens-per-{what}",
             metavar="N",
             type=positive,
-            help=f"add: tokens that it may take in a {what}, of prompts and answers [default: any number]",
+            help=f"add: tokens per {what}, of prompts and answers [default: no limit]",
         )
-    parser.add_argument("--stdin", action="store_true", help="add: the key is on standard input")
+    parser.add_argument("--stdin", action="store_true", help="add: read the key from standard input")
     parser.add_argument("--json", action="store_true", help="list: print JSON")
-    parser.add_argument("--config", metavar="FILE", help="the settings file of the server")
+    parser.add_argument("--config", metavar="FILE", help="settings file of the server")
     parser.add_argument(
         "--api-key-file",
         dest=SETTING + "api_key_file",
         metavar="FILE",
         default=argparse.SUPPRESS,
-        help="the file of keys [default: that of the server's settings; env: DRAGOMAN_API_KEY_FILE]",
+        help="file of keys [default: the server's setting; env: DRAGOMAN_API_KEY_FILE]",
     )
 
 
@@ -65,8 +70,8 @@ def run(args: argparse.Namespace) -> int:
     file = read_settings(args).api_key_file
     if file is None:
         raise CommandError(
-            "There is no file of keys.",
-            "Name one: --api-key-file keys, or DRAGOMAN_API_KEY_FILE, for this command and for the server.",
+            "No key file is configured.",
+            "Set --api-key-file or DRAGOMAN_API_KEY_FILE, here and for the server.",
             exit_code=USAGE,
         )
     if args.action == "list":
@@ -87,8 +92,8 @@ def _add(file: str, args: argparse.Namespace) -> None:
 
     key = check_key(sys.stdin.readline().strip()) if args.stdin else new_key()
     if len(key) < SHORTEST:
-        message = f"A key has at least {SHORTEST} letters: a shorter one could be found by its hash."
-        raise CommandError(message, "Without --stdin a good one is made.", exit_code=USAGE)
+        message = f"A key has at least {SHORTEST} characters: a shorter one could be guessed from its hash."
+        raise CommandError(message, "Without --stdin a strong key is generated.", exit_code=USAGE)
     budgets = {"tokens_per_minute": args.tokens_per_minute, "tokens_per_day": args.tokens_per_day}
     created = f"{datetime.now(UTC):%Y-%m-%d}"
     try:
@@ -96,7 +101,7 @@ def _add(file: str, args: argparse.Namespace) -> None:
             key, name=args.name, created=created, admin=args.admin, models=args.model, **budgets
         )
     except msgspec.ValidationError as error:
-        raise CommandError(f"That is no key: {error}.", exit_code=USAGE) from error
+        raise CommandError(f"The key is not valid: {error}.", exit_code=USAGE) from error
     add_key(file, made)
     kept = "" if args.stdin else " Keep the key: it is not shown again."
     print(f"{args.name} is in {file}, as a hash.{kept}", file=sys.stderr)
@@ -117,7 +122,7 @@ def _list(file: str, *, as_json: bool) -> None:
 
 def _row(key: "ApiKey") -> tuple[str, ...]:
     models = "all, admin" if key.admin else ", ".join(key.models) or "all"
-    # One in plain text has no name; it can be revoked by its hash.
+    # A key in plain text has no name; it can be revoked by its hash.
     shown = f"{key.begins}…" if key.name else f"(plain) {key.sha256[:8]}"
     budgets = (str(each or "-") for each in (key.tokens_per_minute, key.tokens_per_day))
     return key.name or "-", shown, key.created or "-", models, *budgets
@@ -128,5 +133,5 @@ def _revoke(file: str, name: str) -> None:
 
     for key in revoke_key(file, name):
         print(
-            f"{key.name or key.sha256[:8]} is revoked. What it has stored stays, and belongs to nobody else."
+            f"{key.name or key.sha256[:8]} is revoked. Its stored data stays, and no other key can read it."
         )

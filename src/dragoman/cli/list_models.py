@@ -1,4 +1,4 @@
-"""List the models on this machine: those of Hugging Face's cache, and of Ollama's store."""
+"""List the models in this machine's Hugging Face cache and Ollama store."""
 
 import argparse
 import sys
@@ -14,7 +14,7 @@ examples:
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--names", action="store_true", help="print the names alone, one a line")
+    parser.add_argument("--names", action="store_true", help="print only the names, one per line")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
         print("".join(f"{each.name}\n" for each in models), end="")
         return 0
     if not models:
-        print("No models are here but the default weights; `dragoman pull hf:ORG/REPO` fetches one.")
+        print("No models are cached but the default weights; `dragoman pull hf:ORG/REPO` downloads one.")
         return 0
     rows = [(str(each.name), size(each.size), _ago(each.used)) for each in models]
     print(table(("model", "size", "last used"), rows, Paint(sys.stdout)))

@@ -1,8 +1,8 @@
-"""A load generator for any OpenAI-compatible server: bytes out, figures back.
+"""A load generator for any OpenAI-compatible server.
 
-It shares its cores with the server, so it is lean: one protocol object per stream on a bare socket, and no
-task switch per token. For measuring only: `dragoman.client` is the way to ask, and its readers are what
-reads here.
+It shares the CPU with the server, so it is lean: one protocol object per stream on a bare socket, and no task
+switch per token. It is for measuring only; use `dragoman.client` for anything else, whose readers parse the
+replies here, too.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from dragoman.client.wire import ChunkChoice, Problem, problem_in, problem_of, r
 
 
 class Tally(Struct):
-    """What has come so far; a progress line may look at it while a run goes on."""
+    """Counts so far, which a progress line may read during a run."""
 
     tokens: int = 0
     finished: int = 0
@@ -40,9 +40,9 @@ class LoadStream(asyncio.Protocol):
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.tokens = self.prompt_tokens = self.cached_tokens = 0
         self._heard = 0
-        """Events with text: counted as tokens only where the server tells no usage."""
+        """Events with text, counted as tokens only if the server reports no usage."""
         self.counted = False
-        """Whether the server has told how many tokens there were."""
+        """Whether the server has reported the number of tokens."""
         self.gaps: list[float] = []
         self.first: float | None = None
         self.error: str | None = None
@@ -68,7 +68,7 @@ class LoadStream(asyncio.Protocol):
         self._time(self._heard - before)
 
     def _time(self, new: int) -> None:
-        """Tokens that arrive together share the wait for them."""
+        """Record the time between tokens; tokens that arrive together share it."""
         if new <= 0:
             return
         now = time.perf_counter()
@@ -104,7 +104,7 @@ class LoadStream(asyncio.Protocol):
         if chunk.usage is not None:
             usage = chunk.usage.usage()
             self.prompt_tokens, self.cached_tokens = usage.prompt_tokens, usage.cached_tokens
-            # Servers may join tokens into one event, and some tokens have no text: usage knows better.
+            # Servers may join tokens into one event, and some tokens have no text, so usage is more exact.
             self.tokens, self.counted = usage.completion_tokens, True
 
     def on_message_complete(self) -> None:
@@ -114,7 +114,7 @@ class LoadStream(asyncio.Protocol):
             self._finish(None if self._ended else "the stream ended without [DONE]")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._finish("the server hung up")
+        self._finish("the server closed the connection")
 
     def _finish(self, error: str | None) -> None:
         if self.done.done():
@@ -136,17 +136,17 @@ def _reason_of(problem: Problem | None) -> str:
     return problem.message if problem else "no reason given"
 
 
-# Many of them.
+# Many streams.
 
 
 Api: TypeAlias = Literal["chat", "completions"]
 PATHS: dict[Api, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
-# Short words of everyday English are one token each in nearly every vocabulary.
+# Short everyday English words are one token each in nearly every vocabulary.
 WORDS = ("time", "year", "way", "day", "man", "life", "child", "world", "school", "state", "hand", "place")
 
 
 class LoadRequest(Struct, frozen=True, kw_only=True):
-    """What every stream of a run asks for."""
+    """The request that all streams of a run send."""
 
     url: str
     model: str
@@ -179,7 +179,7 @@ class Result(Struct, frozen=True, kw_only=True):
     requests: int
     tokens: int
     counted: bool
-    """Whether the server told the tokens of every answer; else they are events with text."""
+    """Whether the server reported the tokens of every answer; otherwise they are events with text."""
     prompt_tokens: int
     cached_tokens: int
     seconds: float
@@ -192,7 +192,7 @@ class Result(Struct, frozen=True, kw_only=True):
 
 
 def prompt_of(words: int, shared: int, seed: int) -> str:
-    """`words` words, of which the first `shared` do not depend on the seed."""
+    """Return a prompt of `words` words, the first `shared` of which do not depend on the seed."""
     same, own = random.Random(0), random.Random(f"dragoman {seed}")
     shared = min(shared, words)
     return " ".join([*same.choices(WORDS, k=shared), *own.choices(WORDS, k=words - shared)])
@@ -215,7 +215,7 @@ def _request(ask: LoadRequest, seed: int) -> bytes:
 
 
 async def send(ask: LoadRequest, seed: int, tally: Tally) -> LoadStream:
-    """One request, from connecting to its last event; a failure is told in `error`."""
+    """Send one request and read it to the end; a failure is in `error`."""
     parts = urlsplit(root_of(ask.url))
     secure = ssl.create_default_context() if parts.scheme == "https" else None
     stream = LoadStream(_request(ask, seed), tally)
@@ -227,13 +227,13 @@ async def send(ask: LoadRequest, seed: int, tally: Tally) -> LoadStream:
     except TimeoutError:
         stream.give_up("no end within the time limit")
     except OSError:
-        stream.error = "nobody answers"
+        stream.error = "no server answers"
         tally.finished += 1
     return stream
 
 
 async def fit(ask: LoadRequest) -> LoadRequest:
-    """Ask for answers of full length where the server knows `ignore_eos`; also warms the server up."""
+    """Request full-length answers if the server supports `ignore_eos`; this also warms the server up."""
     full = msgspec.structs.replace(ask, extra={"ignore_eos": True, **ask.extra})
     for wish in (full, ask):
         small = msgspec.structs.replace(wish, tokens=2)
@@ -243,7 +243,7 @@ async def fit(ask: LoadRequest) -> LoadRequest:
         if not error.startswith(("HTTP 400", "HTTP 422")):
             break
     raise CommandError(
-        f"A first request to {ask.url} failed: {error}.", "`dragoman models --url URL` lists names."
+        f"A first request to {ask.url} failed: {error}.", "`dragoman models --url URL` lists model names."
     )
 
 
@@ -261,7 +261,7 @@ async def load(
     rounds: int = 1,
     limit_s: float = 600.0,
 ) -> Result:
-    """One level of load on a server that is asked once before, to warm it up."""
+    """Run one level of load, after one request that warms the server up."""
     ask = LoadRequest(
         url=url,
         model=model,
@@ -277,7 +277,7 @@ async def load(
 
 
 async def run(ask: LoadRequest, streams: int, *, rounds: int = 1, tally: Tally | None = None) -> Result:
-    """`streams` streams at the same time, each with `rounds` requests one after the other."""
+    """Run `streams` concurrent streams, each with `rounds` requests one after the other."""
     tally = Tally() if tally is None else tally
 
     async def one(lane: int) -> list[LoadStream]:
@@ -310,7 +310,7 @@ def _sum_up(done: list[LoadStream], streams: int, seconds: float) -> Result:
 
 
 def quantile(values: list[float], share: float) -> float:
-    """The nearest rank: `quantile([1, 2, 3, 4], 0.5)` is 2; of nothing it is 0."""
+    """Return the nearest rank: `quantile([1, 2, 3, 4], 0.5)` is 2; without values it is 0."""
     if not values:
         return 0.0
     ranked = sorted(values)

@@ -1,4 +1,4 @@
-"""List the MCP servers of the configuration with their tools, or what is wrong with each."""
+"""List the configured MCP servers with their tools, or the error of each."""
 
 import argparse
 import asyncio
@@ -21,14 +21,14 @@ examples:
   dragoman mcp list --mcp-config servers.json
   dragoman mcp list --json                      for machines
 
-The file has the shape that other programs know: {"mcpServers": {"NAME": {"command": "..."}}}; docs/mcp.md
-tells more. What a server writes to its standard error is shown. The exit code is 1 if one did not answer.
+The file has the common format {"mcpServers": {"NAME": {"command": "..."}}}; see docs/mcp.md. The standard
+error of the servers is shown. The exit code is 1 if one did not answer.
 """
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.usage = "dragoman mcp list [flags]"
-    parser.add_argument("action", metavar="list", choices=("list",), help="what to do")
+    parser.add_argument("action", metavar="list", choices=("list",), help="action")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_settings(parser, ("mcp",))
 
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     if not servers.configured():
         raise CommandError(
             "No MCP server is configured.",
-            "--mcp-config FILE, or the setting `mcp_config`, names them.",
+            "Configure some with --mcp-config FILE or the setting `mcp_config`.",
             exit_code=USAGE,
         )
     found = asyncio.run(ask_all(servers))
@@ -60,7 +60,7 @@ async def ask_all(servers: "McpServers") -> dict[str, dict[str, Any]]:
 
 
 async def ask(servers: "McpServers", label: str) -> dict[str, Any]:
-    """`{"tools": [...]}`, or `{"error": "..."}`."""
+    """Query one server: `{"tools": [...]}`, or `{"error": "..."}`."""
     from dragoman.mcp import McpFailure
 
     async with servers.session(servers.resolve(label)) as session:
@@ -80,5 +80,5 @@ def page(label: str, found: dict[str, Any], paint: Paint) -> str:
 
 
 def summary(tool: "McpTool") -> str:
-    """The first line of a description, which may be a page."""
+    """Return the first line of a tool's description."""
     return next(iter((tool.description or "").strip().splitlines()), "")

@@ -1,4 +1,4 @@
-"""List the models of a running server, the weights that are cached, or what a GGUF file holds."""
+"""List the models of a running server, the cached weights, or the contents of a GGUF file."""
 
 import argparse
 import sys
@@ -12,19 +12,19 @@ from dragoman.cli.problems import CommandError
 from dragoman.cli.terminal import size, table
 from dragoman.logs import Paint
 
-SUMMARY = "list a server's models, or look into a GGUF file"
+SUMMARY = "list a server's models, or inspect a GGUF file"
 EXAMPLE = """\
 examples:
-  dragoman models                              what is served and cached on this machine
-  dragoman models --url http://127.0.0.1:8000  what a server offers
-  dragoman models model.gguf                   what a file holds, or hf:org/repo:Q4_K_M that was fetched
-  dragoman models folder                       which models are in a folder
+  dragoman models                              models served and weights cached on this machine
+  dragoman models --url http://127.0.0.1:8000  models of a server
+  dragoman models model.gguf                   contents of a file, or of the cached hf:org/repo:Q4_K_M
+  dragoman models folder                       models in a folder
 """
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "file", metavar="FILE", nargs="?", help="a GGUF file to look into, its name, or a folder of models"
+        "file", metavar="FILE", nargs="?", help="GGUF file, name of a cached model, or folder of models"
     )
     add_connection(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _find(text: str) -> Path:
-    """Nothing is fetched: to look into a model is not to ask for it."""
+    """Find a file, folder or cached model. Nothing is downloaded."""
     from dragoman.hub import find_name
     from dragoman.hub.cache import find_cached
 
@@ -49,7 +49,7 @@ def _find(text: str) -> Path:
         return Path(text).expanduser()
     found = find_cached(name)
     if found is None:
-        hint = f"`dragoman show {name}` tells what the hub has, `dragoman pull {name}` fetches it."
+        hint = f"`dragoman show {name}` lists the hub's files, `dragoman pull {name}` downloads it."
         raise CommandError(f"{name} is not on this machine.", hint)
     return found.path
 
@@ -64,7 +64,7 @@ def _folder(path: Path, as_json: bool) -> int:
         rows = [(name, size(count), str(place.relative_to(path))) for name, place, count in found]
         print(table(("model", "size", "where"), rows, Paint(sys.stdout)))
     else:
-        print(f"No models are in {path}: neither GGUF files nor folders of safetensors or for OpenVINO.")
+        print(f"No models in {path}: neither GGUF files nor folders of safetensors or for OpenVINO.")
     return 0
 
 
@@ -100,14 +100,14 @@ def print_models(models: list[dict[str, Any]]) -> None:
 
 
 def _state(model: dict[str, Any]) -> str:
-    """`loading 40%`; of servers that do not say it, whose model it is."""
+    """Format the state, such as `loading 40%`, or the owner for servers that report none."""
     status = model.get("status") or {}
     done = f" {status['progress']:.0%}" if status.get("progress") else ""
     return f"{status['value']}{done}" if "value" in status else str(model.get("owned_by") or "-")
 
 
 def _here(args: argparse.Namespace) -> int:
-    """What this machine has: a dragoman on the usual port, and the default weights."""
+    """Show the models of a dragoman on the default port, and the default weights."""
     url, models = running_models(None, args.api_key)
     cached = _list_cached()
     if args.json:
@@ -119,13 +119,15 @@ def _here(args: argparse.Namespace) -> int:
         print_models(models)
         print()
     print(paint("dim", "default weights"))
-    where = f"{cached['file']}  {size(cached['bytes'])}" if cached["bytes"] else "not here yet"
-    print(where if cached["bytes"] else f"{where}; `dragoman serve` fetches them to {cached['file']}")
+    where = f"{cached['file']}  {size(cached['bytes'])}" if cached["bytes"] else "not downloaded yet"
+    print(where if cached["bytes"] else f"{where}; `dragoman serve` downloads them to {cached['file']}")
     return 0
 
 
 def running_models(url: str | None, given: str | None) -> tuple[str, list[dict[str, Any]]]:
-    """Of the server at an address, or of the one that the settings of this folder name."""
+    """Return URL and models of the server at a URL, or of the one that the settings in this folder
+    describe.
+    """
     from dragoman.cli.address import key_of, own_models, own_url
     from dragoman.http.keys import keys_of
     from dragoman.settings import load

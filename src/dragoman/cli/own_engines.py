@@ -1,4 +1,4 @@
-"""Engines that come with dragoman, each made from the settings."""
+"""Built-in engines, created from the settings."""
 
 import os
 from functools import partial
@@ -20,11 +20,11 @@ Options = TypeVar("Options")
 
 
 def local(settings: Settings) -> "LocalEngine":
-    """A model in this process; without a model the default weights are fetched once and cached."""
+    """Open a model in this process; without one the default weights are downloaded once and cached."""
     from dragoman.engines.local import LocalEngine, LocalOptions
 
     if settings.engine_args:
-        raise SettingsError("The embedded engine has no `engine_args`: it is set by flags alone.")
+        raise SettingsError("The engine `local` has no `engine_args`; use its flags.")
     path = model_file(settings)
     options = LocalOptions(
         name=settings.model_name,
@@ -55,7 +55,8 @@ def transformers(settings: Settings) -> "Engine":
         raise SettingsError("The engine `transformers` has no adapters; leave out `lora`.")
     if settings.deterministic and settings.slots not in (None, 1):
         raise SettingsError(
-            "`deterministic` means one `slots` with transformers: products of torch depend on others."
+            "`deterministic` needs `slots` to be 1 with transformers: batched matrix "
+            "products depend on the batch."
         )
     own = {
         "name": settings.model_name,
@@ -74,7 +75,7 @@ def vllm(settings: Settings) -> "Engine":
     if settings.threads is not None:
         raise SettingsError("vLLM has no `threads`: set OMP_NUM_THREADS or VLLM_CPU_OMP_THREADS_BIND for it.")
     if settings.deterministic:
-        # It is read when vLLM is imported, in whatever processes that starts.
+        # vLLM reads it on import, in each process that it starts.
         os.environ["VLLM_BATCH_INVARIANT"] = "1"
     options = VllmOptions(
         name=settings.model_name,
@@ -89,13 +90,13 @@ def vllm(settings: Settings) -> "Engine":
 
 
 def remote(settings: Settings) -> "Engine":
-    """Other servers; `model` is the name that the model has there."""
+    """Open an engine over other servers; `model` is the name that the model has there."""
     from dragoman.engines.remote import RemoteEngine, RemoteOptions
     from dragoman.engines.remote.engine import tokenizer_of
 
     _leave_to_local(settings)
     if not settings.upstream:
-        raise SettingsError("The engine `remote` needs `upstream`: the address of a server, or several.")
+        raise SettingsError("The engine `remote` needs `upstream`: the URL of a server, or several.")
     _leave_to_others(settings, "upstreams")
     own = {
         "name": settings.model_name,
@@ -110,15 +111,15 @@ def remote(settings: Settings) -> "Engine":
 
 class RolloutArgs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     executor: str
-    """As MODULE:OBJECT: an executor, or what makes one."""
+    """MODULE:OBJECT of an executor, or of a callable that returns one."""
     args: dict[str, Any] = {}
-    """What it is made with."""
+    """Arguments for the callable."""
     batch: int = 64
-    """Prompts in one call."""
+    """Prompts per call."""
 
 
 def rollout(settings: Settings) -> "Engine":
-    """An executor that blocks, as trainers have them."""
+    """Open a blocking executor, as trainers have them, as an engine."""
     from dragoman.cli.engine import import_named
     from dragoman.engines.rollout import shape_of, wrap_executor
 
@@ -156,11 +157,11 @@ def _leave_to_local(settings: Settings) -> None:
 def _leave_to_others(settings: Settings, who: str) -> None:
     if settings.lora or settings.slots or settings.threads or settings.deterministic:
         names = "`lora`, `slots`, `threads` and `deterministic`"
-        raise SettingsError(f"{names} are for the {who} to know; leave them out.")
+        raise SettingsError(f"{names} are settings of the {who}; leave them out here.")
 
 
 def model_file(settings: Settings) -> Path:
-    """The file to load; the default weights are fetched the first time, with progress on stderr."""
+    """Return the file to load; the default weights are downloaded on first use, with progress on stderr."""
     if settings.model is None:
         from dragoman.engines.weights import default_model
 
@@ -168,18 +169,18 @@ def model_file(settings: Settings) -> Path:
     path = Path(settle(settings).model or "").expanduser()
     if not path.exists():
         raise ModelFileError(
-            f"There is no file {path}. A model of a hub is named hf:ORG/REPO, one of Ollama's ollama:NAME."
+            f"There is no file {path}. Names of models are hf:ORG/REPO for a hub, ollama:NAME for Ollama."
         )
     return path
 
 
-# A model by its name.
+# Models by name.
 
 
 def settle(settings: Settings) -> Settings:
-    """With the path of a model that is given by its name, fetched if it is not here, and what runs its files.
+    """Resolve the model's name to a path, download it if it is missing, and choose the engine for its files.
 
-    `hf:org/repo` with safetensors alone is for transformers or vLLM, whichever is there.
+    `hf:org/repo` with only safetensors runs on vLLM if it is installed, else on transformers.
     """
     if settings.draft is not None and settings.engine == "local":
         settings = msgspec.structs.replace(settings, draft=_find_draft(settings))
@@ -194,7 +195,7 @@ def settle(settings: Settings) -> Settings:
     if settings.engine != "local":
         return settings
     if settings.runner == "torch" or (settings.runner == "auto" and _suits_torch(settings, path)):
-        # There it computes so fast that the event loop would steal its time, by the interpreter's lock.
+        # PyTorch on a GPU steps so fast that the event loop would delay it by the interpreter's lock.
         apart = _has_gpu() if settings.isolate_engine is None else settings.isolate_engine
         return msgspec.structs.replace(settings, runner="torch", isolate_engine=apart)
     if not is_safetensors(path):
@@ -204,9 +205,9 @@ def settle(settings: Settings) -> Settings:
 
 
 def _suits_torch(settings: Settings, path: Path) -> bool:
-    """Whether the embedded engine can run it by PyTorch on a GPU, and by nothing that is better there.
+    """Whether the local engine can run the model by PyTorch on a GPU, and has no better runner for it.
 
-    llama.cpp is, for a GGUF file, where its build finds the GPU: weights stay there as small as they are.
+    For a GGUF file llama.cpp is better if its build finds the GPU: the weights stay quantized there.
     """
     if not (is_safetensors(path) or (path.is_file() and _is_left_over(settings, path))):
         return False
@@ -218,7 +219,7 @@ def _suits_torch(settings: Settings, path: Path) -> bool:
 
 
 def _is_left_over(settings: Settings, path: Path) -> bool:
-    """Whether a file would be left to the processor though there is a GPU, for which nothing speaks."""
+    """Whether the CPU would run the file although there is a GPU, and no setting asks for that."""
     wanted = (settings.draft, settings.lora, settings.lora_dir, _find_mmproj(settings, path))
     if any(wanted) or settings.gpu_layers is not None or settings.kv_cache in ("int8", "f16"):
         return False
@@ -228,7 +229,7 @@ def _is_left_over(settings: Settings, path: Path) -> bool:
 
 
 def _has_gpu() -> bool:
-    """Whether PyTorch is here, and finds one."""
+    """Whether PyTorch is installed and finds a GPU."""
     try:
         import torch
     except ImportError:
@@ -245,7 +246,7 @@ def _fetch(settings: Settings, name: "ModelName") -> Settings:
 
     if settings.engine != "local" and name.kind == "hub" and not name.choice:
         name = msgspec.structs.replace(name, choice="safetensors")
-    progress = partial(show_progress, doing=f"fetching {name.repo}", did=f"fetched {name.repo}")
+    progress = partial(show_progress, doing=f"downloading {name.repo}", did=f"downloaded {name.repo}")
 
     def check(variant: "Variant") -> None:
         if settings.engine == "local" and settings.runner != "torch" and variant.label == "safetensors":
@@ -258,14 +259,14 @@ def _fetch(settings: Settings, name: "ModelName") -> Settings:
 
 
 def _find_draft(settings: Settings) -> str | None:
-    """A draft may be given by its name, too."""
+    """Resolve the draft model, which may be a name, too."""
     if settings.draft is None:
         return None
     return str(model_file(msgspec.structs.replace(settings, model=settings.draft, draft=None)))
 
 
 def _find_mmproj(settings: Settings, path: Path) -> str | None:
-    """The projector that is named, or that lies beside the model where its runner could use one."""
+    """Return the projector from the settings, or the one beside the model if its runner could use one."""
     if settings.mmproj is not None or not settings.mmproj_auto or settings.runner in ("openvino", "torch"):
         return settings.mmproj
     from dragoman.hub import find_projector
@@ -275,7 +276,7 @@ def _find_mmproj(settings: Settings, path: Path) -> str | None:
 
 
 def is_safetensors(path: Path) -> bool:
-    """Whether it is a folder of weights that the embedded engine does not run."""
+    """Whether the path is a folder of weights that the local engine runs only by PyTorch."""
     if not path.is_dir() or (path / "openvino_model.xml").exists():
         return False
     return any(path.glob("*.safetensors"))
@@ -289,14 +290,14 @@ def _runs_safetensors() -> list[str]:
 def _check_safetensors(model: str) -> None:
     if not _runs_safetensors():
         raise ModelFileError(
-            f"{model} has safetensors alone, which the embedded engine does not run: pip install "
-            "'dragoman[transformers]', or vllm, which do. GGUF files, which it does run, are mostly in a "
-            "repository whose name ends with -GGUF."
+            f"{model} has only safetensors, which need another engine: pip install "
+            "'dragoman[transformers]', or vllm. GGUF files, which the local engine runs, "
+            "are usually in a repository whose name ends with -GGUF."
         )
 
 
 def _options(kind: type[Options], settings: Settings, own: dict[str, Any]) -> Options:
-    """What has a flag, and beside it what is given by name."""
+    """Build an engine's options from `engine_args` and the settings."""
     try:
         return msgspec.convert({**settings.engine_args, **own}, kind)
     except msgspec.ValidationError as error:
@@ -306,6 +307,6 @@ def _options(kind: type[Options], settings: Settings, own: dict[str, Any]) -> Op
 def _named_model(settings: Settings) -> str:
     if settings.model is None:
         raise SettingsError(
-            f"The engine `{settings.engine}` needs `model`: a folder, or a name on Hugging Face's hub."
+            f"The engine `{settings.engine}` needs `model`: a folder, or a name on Hugging Face."
         )
     return settle(settings).model or ""

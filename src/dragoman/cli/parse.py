@@ -1,4 +1,4 @@
-"""Read what a model wrote: text, reasoning and tool calls, out of a file or a pipe. No server is needed."""
+"""Parse a model's raw output into text, reasoning and tool calls, from a file or a pipe, without a server."""
 
 import argparse
 import codecs
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from dragoman.dialects.declare import Dialect
     from dragoman.types import Event
 
-SUMMARY = "read a model's raw output: text, reasoning and tool calls"
+SUMMARY = "parse raw output into text, reasoning and tool calls"
 EXAMPLE = """\
 examples:
   dragoman parse --dialect hermes answer.txt
   dragoman parse --dialect qwen3_coder --tools tools.json < answer.txt
   some-model | dragoman parse --dialect kimi_k2 --stream
 
-It prints {"text", "reasoning", "tool_calls": [{"id", "name", "arguments"}]}; with --stream one line of JSON
-for each event, as soon as it is certain. `dragoman dialects` lists the dialects.
+It prints {"text", "reasoning", "tool_calls": [{"id", "name", "arguments"}]}; with --stream one JSON line per
+event, as soon as it is certain. `dragoman dialects` lists the dialects.
 """
 STDIN = "-"
 CHUNK = 1 << 16
@@ -38,32 +38,32 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         nargs="?",
         default=STDIN,
-        help="what the model wrote [default: -, standard input]",
+        help="raw model output [default: -, standard input]",
     )
     reading = parser.add_argument_group("reading")
     reading.add_argument(
         "--dialect",
         metavar="NAME",
         required=True,
-        help="how the model writes; `dragoman dialects` lists them. Or a tokenizer_config.json that has a "
-        "response_template",
+        help="dialect of the output, see `dragoman dialects`, or a tokenizer_config.json "
+        "with a response_template",
     )
     reading.add_argument(
         "--tools",
         metavar="FILE",
-        help="the tools the model was given, whose schemas give arguments their types: a JSON list in "
-        "OpenAI's shape, one tool, or a request body that has `tools`",
+        help="tools of the request, whose schemas give arguments their types: a JSON list "
+        "in OpenAI's format, one tool, or a request body with `tools`",
     )
     reading.add_argument(
         "--starts-in-reasoning",
         action="store_true",
-        help="the prompt has opened the reasoning, so the output starts inside it",
+        help="the prompt has opened reasoning, so the output starts inside it",
     )
     reading.add_argument("--no-calls", action="store_true", help="leave tool calls in the text")
     reading.add_argument("--no-reasoning", action="store_true", help="leave reasoning in the text")
     printing = parser.add_argument_group("printing")
     printing.add_argument(
-        "--stream", action="store_true", help="print each event on a line of its own, as the input comes"
+        "--stream", action="store_true", help="print each event as a JSON line as soon as it is certain"
     )
 
 
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def dialect_of(name: str) -> "Dialect":
-    """The dialect of a name, an alias or a file; an error names those that are near."""
+    """Find a dialect by name, alias or file; the error suggests similar names."""
     from dragoman.dialects.registry import load_dialect
     from dragoman.errors import SettingsError
 
@@ -108,7 +108,7 @@ def dialect_of(name: str) -> "Dialect":
 
 
 def tools_of(path: str) -> list[dict[str, Any]]:
-    """The tools in a file: a list of them, one, or a request body that holds some."""
+    """Read tools from a file: a list, a single tool, or a request body with `tools`."""
     import json
 
     try:
@@ -117,13 +117,15 @@ def tools_of(path: str) -> list[dict[str, Any]]:
         raise CommandError(f"{path} cannot be read: {error.strerror}.", exit_code=USAGE) from error
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}"
-        raise CommandError(f"{path} is no JSON: {place}: {error.msg}.", _SHAPE, exit_code=USAGE) from error
+        raise CommandError(
+            f"{path} is not valid JSON: {place}: {error.msg}.", _SHAPE, exit_code=USAGE
+        ) from error
     except UnicodeDecodeError as error:
-        raise CommandError(f"{path} is no text in UTF-8.", _SHAPE, exit_code=USAGE) from error
+        raise CommandError(f"{path} is not UTF-8 text.", _SHAPE, exit_code=USAGE) from error
     if isinstance(found, dict):
         found = found.get("tools", [found])
     if not isinstance(found, list):
-        raise CommandError(f"{path} holds no list of tools.", _SHAPE, exit_code=USAGE)
+        raise CommandError(f"{path} has no list of tools.", _SHAPE, exit_code=USAGE)
     for number, tool in enumerate(found, 1):
         function = tool.get("function", tool) if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
@@ -135,11 +137,13 @@ _SHAPE = 'A tool is {"type": "function", "function": {"name": "f", "parameters":
 
 
 def pieces_of(file: str) -> Iterator[str]:
-    """The input as it comes: what is in a pipe is read at once, not when a buffer is full."""
+    """Yield the input as it arrives: data in a pipe is read at once, not when a buffer is full."""
     try:
         source = sys.stdin.fileno() if file == STDIN else os.open(Path(file).expanduser(), os.O_RDONLY)
         if os.isatty(source):
-            print(Paint(sys.stderr)("dim", "reading what you type; Ctrl-D ends it"), file=sys.stderr)
+            print(
+                Paint(sys.stderr)("dim", "reading from the terminal; Ctrl-D ends the input"), file=sys.stderr
+            )
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         while data := os.read(source, CHUNK):
             yield decoder.decode(data)

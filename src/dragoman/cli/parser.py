@@ -1,4 +1,4 @@
-"""The argument parser: flags that come from the settings table, and errors that name the nearest flag."""
+"""The argument parser: flags made from the settings, and errors that suggest the nearest flag."""
 
 import argparse
 import difflib
@@ -14,7 +14,7 @@ GROUPS: dict[str, frozenset[str]] = {
     "model": frozenset(
         {"model", "model_name", "model_alias", "any_model", "chat_template", "lora", "lora_dir"}
     ),
-    "several models": frozenset(
+    "multiple models": frozenset(
         {"models", "models_dir", "models_from_cache", "models_max", "models_autoload"}
         | {"memory_limit", "sleep_idle_seconds", "while_loading"}
     ),
@@ -25,11 +25,11 @@ GROUPS: dict[str, frozenset[str]] = {
         {"host", "port", "ollama_port", "uds", "uds_mode", "reuse_port", "tls_cert", "tls_key", "root_path"}
         | {"unknown_fields", "keep_alive", "write_interval", "request_timeout", "shutdown_grace"}
     ),
-    "doors": frozenset(
+    "access control": frozenset(
         {"api_key", "api_key_file", "admin_key", "admin_key_file", "allow_media_host"}
         | {"insecure", "metrics", "metrics_names", "allow_host", "cors_origin", "forwarded_allow_ips"}
     ),
-    "patience": frozenset({"header_timeout", "body_timeout", "write_timeout", "idle_timeout"}),
+    "timeouts": frozenset({"header_timeout", "body_timeout", "write_timeout", "idle_timeout"}),
     "engine": frozenset(
         {"engine", "engine_args", "context", "slots", "threads", "runner", "guesses"}
         | {
@@ -100,21 +100,21 @@ ALIASES = {
     "draft": ("-md", "--model-draft"),
     "mmproj": ("-mm",),
 }
-"""What llama-server calls a flag."""
+"""llama-server's names of flags."""
 DENIALS = {"mmproj_auto": "--no-mmproj"}
-"""What it calls the flag that turns something off."""
-# Variables that are read elsewhere than in the settings.
+"""llama-server's flags that turn a setting off."""
+# Variables that are not settings.
 OTHER_VARIABLES = frozenset({ENV_PREFIX + "CONFIG", ENV_PREFIX + "CACHE"})
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Raises where argparse would print and exit, so that all errors look alike."""
+    """Argument parser that raises where argparse prints and exits, so that all errors have one format."""
 
     def error(self, message: str) -> NoReturn:
-        raise CommandError(_sentence(message), f"`{self.prog} --help` explains.", exit_code=USAGE)
+        raise CommandError(_sentence(message), f"Run `{self.prog} --help` for usage.", exit_code=USAGE)
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
-        """Tell of arguments that nobody took, with the nearest flag there is."""
+        """Raise an error for unknown arguments, with the nearest existing flag."""
         flag = next((word for word in unknown if word.startswith("-")), unknown[0])
         name = flag.partition("=")[0]
         what = "flag" if name.startswith("-") else "argument"
@@ -128,7 +128,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """`nearest("--prot", ["--host", "--port"])` is `--port`."""
+    """Return the most similar word: `nearest("--prot", ["--host", "--port"])` is `--port`."""
     return next(iter(difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.6)), None)
 
 
@@ -137,11 +137,11 @@ def _sentence(message: str) -> str:
 
 
 def add_settings(parser: argparse.ArgumentParser, groups: Sequence[str] = tuple(GROUPS)) -> None:
-    """Flags for the settings of these groups; a setting that no group names goes under "other"."""
+    """Add flags for the settings of these groups; settings without a group go under "other"."""
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help=f"a settings file [default: {settings.DEFAULT_FILE} if there; env: {ENV_PREFIX}CONFIG]",
+        help=f"settings file [default: {settings.DEFAULT_FILE}, if present; env: {ENV_PREFIX}CONFIG]",
     )
     known = frozenset[str]().union(*GROUPS.values())
     for title in groups:
@@ -187,7 +187,7 @@ def _metavar(option: Option) -> str:
 
 
 def _help(option: Option) -> str:
-    """`address to listen on [default: 127.0.0.1; env: DRAGOMAN_HOST]`"""
+    """Format a help text: `address to listen on [default: 127.0.0.1; env: DRAGOMAN_HOST]`"""
     notes = [f"env: {option.env}"]
     if option.is_list:
         notes.append("may be given several times")
@@ -198,7 +198,7 @@ def _help(option: Option) -> str:
 
 
 def read_settings(args: argparse.Namespace, **overrides: object) -> settings.Settings:
-    """The settings of a command: what its flags say over the environment over the file."""
+    """Load a command's settings; its flags override the environment, which overrides the file."""
     flags = {
         name.removeprefix(SETTING): value for name, value in vars(args).items() if name.startswith(SETTING)
     }
@@ -207,7 +207,7 @@ def read_settings(args: argparse.Namespace, **overrides: object) -> settings.Set
 
 
 def stray_variables(environ: Mapping[str, str]) -> Iterator[str]:
-    """A sentence for each variable that looks like a setting and is none: no slip in silence."""
+    """Yield a warning for each variable with our prefix that is not a setting."""
     known = {option.env for option in settings.options()} | OTHER_VARIABLES
     for name in environ:
         if name.startswith(ENV_PREFIX) and name not in known:
@@ -216,7 +216,7 @@ def stray_variables(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def positive(text: str) -> int:
-    """The type of a flag that counts something."""
+    """Parse a flag that takes a positive integer."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number above 0")
     return int(text)
@@ -227,24 +227,22 @@ def add_model_argument(parser: argparse.ArgumentParser) -> None:
         "file",
         metavar="MODEL",
         nargs="?",
-        help="a GGUF file, a folder, or a name: hf:ORG/REPO:Q4_K_M [default: small weights that are fetched]",
+        help="GGUF file, folder, or name such as hf:ORG/REPO:Q4_K_M [default: a small model, downloaded]",
     )
-    parser.add_argument(
-        "-hf", dest="hub_name", metavar="ORG/REPO[:QUANT]", help="the same as MODEL hf:ORG/REPO"
-    )
+    parser.add_argument("-hf", dest="hub_name", metavar="ORG/REPO[:QUANT]", help="same as MODEL hf:ORG/REPO")
 
 
 def model_settings(args: argparse.Namespace) -> settings.Settings:
-    """Settings of a command that takes MODEL as an argument, too."""
+    """Load the settings of a command that also takes MODEL as an argument."""
     if args.hub_name is not None:
         if args.file is not None:
             raise CommandError(
-                "The model is given twice: as MODEL and with -hf.", "Keep one.", exit_code=USAGE
+                "The model is given twice, as MODEL and with -hf.", "Keep one.", exit_code=USAGE
             )
         args.file = f"hf:{args.hub_name.removeprefix('hf:')}"
     if args.file is not None and SETTING + "model" in vars(args):
         raise CommandError(
-            "The model is given twice: as MODEL and with --model.", "Keep one.", exit_code=USAGE
+            "The model is given twice, as MODEL and with --model.", "Keep one.", exit_code=USAGE
         )
     return read_settings(args, model=args.file)
 

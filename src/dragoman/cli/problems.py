@@ -1,4 +1,4 @@
-"""How a command ends: with an error and what to do about it, or because a signal says stop."""
+"""How a command ends: with an error and a hint, or by a signal."""
 
 import logging
 import os
@@ -16,7 +16,7 @@ from dragoman.cli.terminal import visible
 from dragoman.errors import BindingError, DragomanError, ModelFileError, SettingsError
 from dragoman.logs import JsonStream, Paint
 
-# Errors: one line, what to do about it, and an exit code.
+# Errors: one line, a hint, and an exit code.
 
 
 FAILED = 1
@@ -25,13 +25,15 @@ INTERRUPTED = 130
 
 HINTS: dict[type[DragomanError], str] = {
     SettingsError: "`dragoman serve --help` lists every setting, its default and its environment variable.",
-    ModelFileError: "`dragoman models FILE` tells what a file holds; without one the default is used.",
-    BindingError: "`dragoman doctor` tells what is installed and what does not fit.",
+    ModelFileError: (
+        "`dragoman models FILE` shows what a file contains; without one the default model is used."
+    ),
+    BindingError: "`dragoman doctor` shows what is installed and what does not match.",
 }
 
 
 class CommandError(DragomanError):
-    """A command that cannot go on, with what the person may do next."""
+    """An error that ends a command, with a hint for the user."""
 
     def __init__(self, message: str, hint: str = "", *, exit_code: int = FAILED) -> None:
         super().__init__(message)
@@ -48,20 +50,20 @@ def hint_of(error: DragomanError) -> str:
 
 
 def _hint_on_servers(error: DragomanError) -> str:
-    # Not before there is an error: the client brings what makes a start slow.
+    # Imported only after an error: the client would slow every start down.
     from dragoman.client import BadAddress, BadFile, BrokenStream, CannotConnect, Refused
 
     if isinstance(error, Refused) and error.where.status in (401, 403):
-        return "Give its key with --api-key."
+        return "Set the server's key with --api-key."
     if isinstance(error, BadFile):
         return "`dragoman.Client(..., failures=FOLDER)` saves what fails in FOLDER."
     if isinstance(error, CannotConnect | BadAddress | BrokenStream):
-        return "`dragoman serve` starts a server; --url says where another one is."
+        return "`dragoman serve` starts a server; --url selects another one."
     return ""
 
 
 def report(error: DragomanError, *, debug: bool = False) -> int:
-    """Tell of `error` on stderr; the answer is the process's exit code."""
+    """Print `error` to stderr and return the process's exit code."""
     paint, hint = Paint(sys.stderr), hint_of(error)
     if debug:
         traceback.print_exception(error, file=sys.stderr)
@@ -77,32 +79,32 @@ def report(error: DragomanError, *, debug: bool = False) -> int:
 
 
 def drop_stdout() -> None:
-    """After a broken pipe, so that the interpreter's last flush does not complain of it again."""
+    """Redirect stdout after a broken pipe, so that the interpreter's last flush does not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-# Signals, whatever is being done just then. Native code cannot be interrupted: a model that is being loaded
-# is loaded to its end. So it is loaded in a thread, and who is told to stop does not wait for that. Python
-# must not take itself down beside such a thread, which would come back from native code into an interpreter
-# that is gone. So `leave` ends the process without.
+# Signals. Native code cannot be interrupted: once it starts loading a model, it loads all of it. The model is
+# therefore loaded in a thread, and a signal does not wait for that thread. The interpreter must not finalize
+# while such a thread runs, because the thread would return from native code into a finalized interpreter;
+# `leave` ends the process instead.
 
 
 T = TypeVar("T")
 OPENS = "dragoman-open"
 NATIVE = (OPENS, "dragoman-engine", "dragoman-store")
-"""What the names of threads begin with that spend their time in native code."""
+"""Prefixes of the names of threads that run native code."""
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal said stop. Nobody asked for what was being done any more, so it has not failed."""
+    """A signal ended the command, which is not a failure."""
 
 
 @contextmanager
 def stopped_by_signals(last: bool = False) -> Iterator[None]:
-    """Raises Stopped in the block when a signal says stop; a server in it takes them over while it runs.
+    """Raise Stopped in the block on a stop signal; a server in the block installs its own handlers.
 
-    If the block is the `last` thing that the process does, signals change nothing after it: else one that
-    comes again while the interpreter ends would make an orderly end look like another.
+    If the block is the `last` thing the process does, signals are ignored after it: a second one during the
+    interpreter's shutdown would make an orderly end look like a failure.
     """
     asked = False
 
@@ -118,7 +120,7 @@ def stopped_by_signals(last: bool = False) -> Iterator[None]:
         yield
     except Exception:
         if asked:
-            # Of what others were told as well, or of what was left half done.
+            # The error is a consequence of the interruption.
             raise Stopped from None
         raise
     finally:
@@ -127,7 +129,9 @@ def stopped_by_signals(last: bool = False) -> Iterator[None]:
 
 
 def _signals() -> list[signal.Signals]:
-    """Those that are not ignored: `nohup` has SIGHUP ignored, and a shell SIGINT for its background jobs."""
+    """Return the stop signals that are not ignored: `nohup` ignores SIGHUP, a shell SIGINT for background
+    jobs.
+    """
     if threading.current_thread() is not threading.main_thread():
         return []
     wanted = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
@@ -135,7 +139,7 @@ def _signals() -> list[signal.Signals]:
 
 
 def load_interruptibly(open: Callable[[], T]) -> T:
-    """`open()`, in a thread: a signal ends the wait for it at once."""
+    """Call `open()` in a thread, so that a signal ends the wait at once."""
     opened: Future[T] = Future()
 
     def run() -> None:
@@ -152,7 +156,7 @@ def load_interruptibly(open: Callable[[], T]) -> T:
 
 
 def leave(code: int) -> None:
-    """Ends the process here if a thread is still in native code, or stuck there; else the interpreter may."""
+    """End the process here if a thread still runs native code; otherwise return to the interpreter."""
     if not any(thread.name.startswith(NATIVE) for thread in threading.enumerate()):
         return
     logging.shutdown()

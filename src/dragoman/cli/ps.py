@@ -2,7 +2,7 @@
 
 import argparse
 
-SUMMARY = "list the models that are being served"
+SUMMARY = "list the models being served"
 EXAMPLE = """\
 examples:
   dragoman ps
@@ -26,5 +26,5 @@ def run(args: argparse.Namespace) -> int:
     elif models:
         print_models(models)
     else:
-        print(f"Nothing is served at {url}; `dragoman serve` does.")
+        print(f"No server at {url}; `dragoman serve` starts one.")
     return 0

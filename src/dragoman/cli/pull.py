@@ -1,4 +1,4 @@
-"""Fetch a model from a hub into Hugging Face's cache, where other programs find it too."""
+"""Download a model from a hub into Hugging Face's cache, which other programs share."""
 
 import argparse
 from functools import partial
@@ -9,15 +9,15 @@ from dragoman.cli.problems import USAGE, CommandError, stopped_by_signals
 if TYPE_CHECKING:
     from dragoman.hub import ModelName
 
-SUMMARY = "fetch a model by its name"
+SUMMARY = "download a model by its name"
 EXAMPLE = """\
 examples:
-  dragoman pull hf:org/repo          the best quantisation for the memory that is free
-  dragoman pull hf:org/repo:Q4_K_M   this one
+  dragoman pull hf:org/repo          the best quantization that fits in free memory
+  dragoman pull hf:org/repo:Q4_K_M   this quantization
   HF_TOKEN=... dragoman pull hf:org/gated
 
-A download that was cut goes on where it stopped, and what came is compared with the hub's sums. HF_ENDPOINT
-names another hub, HF_HOME another folder; HF_HUB_OFFLINE=1 fetches nothing.
+An interrupted download resumes, and files are verified against the hub's checksums. HF_ENDPOINT sets another
+hub, HF_HOME another folder; HF_HUB_OFFLINE=1 turns downloads off.
 """
 
 
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     from dragoman.hub import ROOM, pull
 
     name = name_of(args.model)
-    progress = partial(show_progress, doing=f"fetching {name.repo}", did=f"fetched {name.repo}")
+    progress = partial(show_progress, doing=f"downloading {name.repo}", did=f"downloaded {name.repo}")
     with stopped_by_signals():
         model = pull(name, progress, room=int(ROOM * machine.free_memory()))
     print(f"{model.name}  {size(model.size)}\n{model.path}")
@@ -44,6 +44,6 @@ def name_of(text: str) -> "ModelName":
 
     name = find_name(text)
     if name is None:
-        hint = "One is hf:ORG/REPO or hf:ORG/REPO:Q4_K_M."
-        raise CommandError(f"{text} is no name of a model.", hint, exit_code=USAGE)
+        hint = "Names look like hf:ORG/REPO or hf:ORG/REPO:Q4_K_M."
+        raise CommandError(f"{text} is not a valid model name.", hint, exit_code=USAGE)
     return name

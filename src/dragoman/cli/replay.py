@@ -1,4 +1,4 @@
-"""Send a request again that a client has saved because it failed, and show what is different now."""
+"""Send a saved failed request again, and show what differs from the first time."""
 
 import argparse
 import sys
@@ -20,14 +20,14 @@ examples:
   dragoman replay failures/20260101-120000-1a2b3c4d.json
   dragoman replay FILE --url http://127.0.0.1:8000
 
-`dragoman.Client(..., failures="failures")` saves the requests that fail there. Keys are not saved. Without
---url the request goes where it went before, and only with a key from --api-key: the file may be a stranger's.
+`dragoman.Client(..., failures="failures")` saves failed requests in that folder, without keys. Without --url
+the request goes to its first server, and only with a key from --api-key: the file may be someone else's.
 """
 STYLES = {"+": "green", "-": "red", "@": "dim"}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", type=Path, help="a request that a client has saved")
+    parser.add_argument("file", metavar="FILE", type=Path, help="saved request")
     add_connection(parser)
 
 
@@ -47,13 +47,13 @@ def run(args: argparse.Namespace) -> int:
         style = STYLES.get(line[0])
         print(paint(style, visible(line)) if style else visible(line))
     if not lines:
-        print("Nothing has changed:")
+        print("No difference; the outcome is again:")
         print(visible("\n".join(tell_outcome(now))))
     return FAILED if now.error else 0
 
 
 def _replay(failure: "Failure", client: "Client") -> "Outcome":
-    """What comes of the request now; a failure is an outcome too."""
+    """Send the request and return its outcome; a failure is an outcome, too."""
     from dragoman.client import ClientError
     from dragoman.client.request import Request
 

@@ -1,10 +1,10 @@
-"""Delete a model from Hugging Face's cache. What other models have in common with it stays."""
+"""Delete a model from Hugging Face's cache. Files that other models share stay."""
 
 import argparse
 
 from dragoman.cli.problems import CommandError
 
-SUMMARY = "delete a model that was fetched"
+SUMMARY = "delete a downloaded model"
 EXAMPLE = """\
 examples:
   dragoman rm hf:org/repo:Q4_K_M
@@ -12,7 +12,7 @@ examples:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="NAME", help="as `dragoman list` shows it")
+    parser.add_argument("model", metavar="NAME", help="name as in `dragoman list`")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -23,10 +23,10 @@ def run(args: argparse.Namespace) -> int:
     name = name_of(args.model)
     model = find_cached(name)
     if model is None:
-        raise CommandError(f"{name} is not on this machine.", "`dragoman list` shows what is.")
+        raise CommandError(f"{name} is not on this machine.", "`dragoman list` lists the models.")
     others = [each for each in list_cached() if each.name.repo == name.repo]
     if not name.choice and len(others) > 1:
         there = ", ".join(str(each.name) for each in others)
-        raise CommandError(f"There are several of {name.repo}.", f"Name one: {there}.")
-    print(f"{model.name} is deleted; {size(remove(model))} are free.")
+        raise CommandError(f"There are several models of {name.repo}.", f"Name one: {there}.")
+    print(f"{model.name} is deleted; {size(remove(model))} freed.")
     return 0

@@ -1,4 +1,4 @@
-"""Serve a model over the OpenAI API. Without a file the default weights are fetched once and cached."""
+"""Serve a model over the OpenAI API. Without a file a small model is downloaded once and cached."""
 
 import argparse
 import asyncio
@@ -35,9 +35,8 @@ examples:
   dragoman serve model.gguf --port 9000 --slots 8 --context 4096
   DRAGOMAN_API_KEY=secret dragoman serve --host 0.0.0.0 --log-json
 
-A flag beats the environment, and the environment beats the file (dragoman.toml: `port = 9000`, and the limits
-without their prefix under [limits]). Keys are better given in the environment, where other users of the
-machine do not see them.
+Flags override the environment, which overrides the file (dragoman.toml: `port = 9000`, and the limits without
+their prefix under [limits]). Set keys in the environment: other users of the machine can see flags.
 """
 
 
@@ -47,7 +46,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ray",
         metavar="ADDRESS",
-        help="serve on this cluster of Ray, or on one that is started here for it: local (`dragoman[ray]`)",
+        help="serve on this Ray cluster; local starts one (needs `dragoman[ray]`)",
     )
     parser.add_argument(
         "--replicas", metavar="N", type=positive, default=1, help="processes that serve the model, with --ray"
@@ -67,7 +66,7 @@ def _serve(args: argparse.Namespace) -> int:
     logs.setup(settings.log_level, settings.log_json)
     for sentence in stray_variables(os.environ):
         logger.warning(sentence)
-    # Before the weights are fetched and loaded: what cannot be served should be known at once.
+    # Check before downloading and loading the weights, so that errors show at once.
     for host in map(str.strip, settings.host.split(",")):
         if settings.uds is None and not settings.reuse_port:
             check_port(host, settings.port)
@@ -110,22 +109,24 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _serve_on_ray(settings: Settings, address: str, replicas: int) -> int:
-    # The quick proxy, which Serve has but does not take by itself; whoever says otherwise is heard.
+    # Ray Serve's fast proxy is off by default; an existing value of the variable wins.
     os.environ.setdefault("RAY_SERVE_ENABLE_HA_PROXY", "1")
     if address == "local":
-        # Nobody is before its proxy who would have to be told that it goes.
+        # No load balancer in front of the local proxy needs time to notice that it stops.
         os.environ.setdefault("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "0.1")
     try:
         on_ray = import_module("dragoman.ray.deployments")
     except ModuleNotFoundError as error:
-        raise CommandError("--ray needs Ray Serve.", "pip install 'dragoman[ray]'") from error
+        raise CommandError(
+            "--ray needs Ray Serve, which is not installed.", "pip install 'dragoman[ray]'"
+        ) from error
     place = own_url(settings, settings.port)
 
     def greet() -> None:
         print(f"dragoman {__version__} serves {replicas} replicas on Ray at {place}/v1", flush=True)
 
     def wait() -> None:
-        # Ray has taken the signals meanwhile.
+        # Ray has replaced the signal handlers meanwhile.
         with stopped_by_signals():
             threading.Event().wait()
 
@@ -134,7 +135,7 @@ def _serve_on_ray(settings: Settings, address: str, replicas: int) -> int:
 
 
 class _Greeter:
-    """Says where the server is, how far the first model is, and what there is once it answers."""
+    """Prints the URL, the progress of loading the first model, and the banner."""
 
     def __init__(self, pool: "ModelPool", settings: Settings) -> None:
         self._pool = pool
@@ -152,7 +153,7 @@ class _Greeter:
         self._show()
 
     def _show(self) -> None:
-        """A line that is written over, where a person looks at it."""
+        """Update the progress line, if stderr is a terminal."""
         first = self._pool.first
         if first is None or not sys.stderr.isatty():
             return
@@ -182,7 +183,7 @@ class _Greeter:
         dialect = f"{found.dialect.name} · {found.how}"
         print(banner(served.loaded.card, self._settings, place, paint, dialect), flush=True)
         if len(self._pool.models) > 1:
-            print(f"{len(self._pool.models) - 1} more: {place}/v1/models lists them\n", flush=True)
+            print(f"{len(self._pool.models) - 1} more models: see {place}/v1/models\n", flush=True)
 
     def _place(self, url: str) -> str:
         settings = self._settings
@@ -190,20 +191,20 @@ class _Greeter:
 
 
 def check_port(host: str, port: int, flag: str = "--port") -> None:
-    """Raise, with what to do, where the server could not listen."""
+    """Raise an error with a remedy if the server could not listen there."""
     try:
         if port == 0 or can_listen(host, port):
             return
         other = next_free(host, port)
     except PermissionError as error:
-        hint = f"Ports below 1024 are for root; try {flag} 8000."
-        raise CommandError(f"Port {port} may not be used.", hint) from error
+        hint = f"Ports below 1024 need root; try {flag} 8000."
+        raise CommandError(f"No permission to use port {port}.", hint) from error
     except OSError as error:
         raise CommandError(
-            f"{host} is not an address of this machine.", "--host 127.0.0.1 always is."
+            f"{host} is not an address of this machine.", "--host 127.0.0.1 always works."
         ) from error
     hint = f"Port {other} is free: {flag} {other}." if other else f"{flag} 0 takes any free port."
-    raise CommandError(f"Port {port} on {host} is taken{_by_whom(host, port)}.", hint)
+    raise CommandError(f"Port {port} on {host} is in use{_by_whom(host, port)}.", hint)
 
 
 def _by_whom(host: str, port: int) -> str:

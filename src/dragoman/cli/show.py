@@ -1,13 +1,13 @@
-"""Show what a hub has under a name: quantisations, their sizes, and which one would be served here."""
+"""Show the quantizations of a model on a hub, their sizes, and which one fits in memory."""
 
 import argparse
 import sys
 
-SUMMARY = "show what a hub has under a name"
+SUMMARY = "show the quantizations of a model on a hub"
 EXAMPLE = """\
 examples:
   dragoman show hf:org/repo
-  dragoman models model.gguf      what a file holds
+  dragoman models model.gguf      contents of a file
 """
 
 

@@ -1,4 +1,4 @@
-"""Look into the store of responses and conversations, tidy it up, or write it all out."""
+"""Inspect, compact or export the store of responses and conversations."""
 
 import argparse
 import asyncio
@@ -21,31 +21,31 @@ if TYPE_CHECKING:
     from dragoman.store import Stats, Store
 
 T = TypeVar("T")
-SUMMARY = "look into the store, tidy it up, or write it all out"
+SUMMARY = "inspect, compact or export the store"
 EXAMPLE = """\
 examples:
   dragoman store stats
   dragoman store stats --json --data-dir /srv/dragoman
-  dragoman store vacuum                        give what is free back to the disk
-  dragoman store export -o everything.jsonl    one line of JSON for each record and conversation
+  dragoman store vacuum                        return free space to the file system
+  dragoman store export -o everything.jsonl    one JSON line per record and conversation
   dragoman store export | jq .id
 
-All of them may be used while a server runs. docs/store.md tells what is kept, where, and for how long.
+All actions work while a server runs. docs/store.md describes what is stored, where, and for how long.
 """
 STDOUT = "-"
 EVERY = 100
-"""Lines between two words on the progress."""
+"""Lines between two updates of the progress line."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("stats", "vacuum", "export"), help="what to do")
+    parser.add_argument("action", choices=("stats", "vacuum", "export"), help="action")
     parser.add_argument("--json", action="store_true", help="stats: print JSON")
     parser.add_argument(
         "-o",
         "--output",
         metavar="FILE",
         default=STDOUT,
-        help="export: a file to write, instead of standard output",
+        help="export: output file, instead of standard output",
     )
     add_settings(parser, ("store",))
 
@@ -66,13 +66,13 @@ async def with_store(settings: Settings, use: Callable[["Store"], Awaitable[T]])
     from dragoman.store.sqlite import FILE
 
     if settings.store in ("memory", "none"):
-        raise CommandError(f"With store = {settings.store} nothing is kept.", exit_code=USAGE)
+        raise CommandError(f"store = {settings.store} stores nothing.", exit_code=USAGE)
     if settings.store == "sqlite" and not (folder_of(settings) / FILE).exists():
         raise CommandError(
             f"There is no store in {folder_of(settings)}.",
-            "A server makes it; --data-dir names another folder.",
+            "A server creates it; --data-dir selects another folder.",
         )
-    # Without bounds: it is for the server to drop things, by its own settings.
+    # Without limits: only the server evicts records, by its own settings.
     store = open_store(settings.store, folder_of(settings))
     assert store is not None
     try:
@@ -98,7 +98,7 @@ async def export(store: "Store", output: str) -> None:
 
 
 def open_named(output: str) -> BinaryIO:
-    """The file to write; what people said to a model is for nobody else to read."""
+    """Open the output file, readable by its owner only: it contains conversations."""
     try:
         handle = os.open(Path(output).expanduser(), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     except OSError as error:

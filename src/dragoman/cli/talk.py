@@ -1,4 +1,4 @@
-"""One conversation in a terminal: questions in, answers printed as they come, a history between them."""
+"""A chat session in a terminal: reads questions, prints answers as they stream, keeps the history."""
 
 import signal
 import sys
@@ -22,24 +22,24 @@ from dragoman.logs import Paint
 from dragoman.types import Usage
 
 HELP = '''\
-/set                what is set; /set temperature 0.2 sets a field of every request, and /unset takes it back
-/set system TEXT    how the model should behave
-/set schema FILE    answers are JSON that fits the schema (a file, or the schema itself); /set json: any JSON
-/set think|nothink  whether it thinks first, if its template asks; /set think low|medium|high: how much
-/set quiet|verbose  without the line of figures behind an answer, or with it
-/set nohistory      lines are not remembered from here on; /set history: they are
-/model [NAME]       the models there are, or another one from here on
-/history            the conversation
+/set                show settings; /set temperature 0.2 sets a request field, /unset temperature removes it
+/set system TEXT    set the system prompt
+/set schema FILE    answers match a JSON Schema (a file, or the schema itself); /set json: any JSON
+/set think|nothink  turn reasoning on or off, if the template supports it; /set think low|medium|high: effort
+/set quiet|verbose  hide or show the statistics after an answer
+/set nohistory      stop saving typed lines; /set history: save them
+/model [NAME]       list the models, or switch to another one
+/history            show the conversation
 /clear              forget the conversation
-/save FILE          the conversation and what is set, as the body of a request; /load FILE goes on from one
+/save FILE          save conversation and settings as a request body; /load FILE continues from one
 /bye                leave (or Ctrl-D, or Ctrl-C twice)
-/help               this
-What is pasted is one message, and so are lines between """ and """; a line that ends with \\ goes on, and
-Alt+Enter begins a new one. The path of an image or a sound (./a.png, /a/b.jpg, ~/c.wav) sends it along.
+/help               show this help
+A paste is one message, and so are lines between """ and """; a line that ends with \\ continues, and
+Alt+Enter begins a new line. The path of an image or audio file (./a.png, /a/b.jpg, ~/c.wav) attaches it.
 Ctrl-C stops an answer.'''
 PARTS = {"text": "", "image_url": "image", "input_audio": "sound"}
 NOT_SET = frozenset({"messages", "model", "stream", "stream_options", "n", "prompt_token_ids", "input_ids"})
-"""What a talk says itself, or could not show."""
+"""Fields that the chat sets itself or could not show."""
 
 
 class PrintedAnswer(Struct):
@@ -50,12 +50,12 @@ class PrintedAnswer(Struct):
     first_s: float | None = None
     stopped: bool = False
     thinks: bool = False
-    """The last thing that was printed is reasoning."""
+    """Whether the last printed text is reasoning."""
 
 
 @contextmanager
 def _stopped_by_ctrl_c(answer: PrintedAnswer) -> Iterator[None]:
-    """Ctrl-C is noted, beside what it raises: that may come where a library catches everything."""
+    """Note Ctrl-C in addition to KeyboardInterrupt, which a library may catch."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -72,7 +72,7 @@ def _stopped_by_ctrl_c(answer: PrintedAnswer) -> Iterator[None]:
 
 
 class Talk:
-    """`Talk(client, {"model": "m"}).ask("hi")` prints the answer and remembers both."""
+    """A chat session: `Talk(client, {"model": "m"}).ask("hi")` prints the answer and stores both."""
 
     def __init__(
         self, client: Client, fields: Mapping[str, Any], system: str | None = None, out: TextIO | None = None
@@ -85,7 +85,7 @@ class Talk:
         self._paint = Paint(self._out)
 
     def ask(self, question: str, beside: str = "") -> PrintedAnswer:
-        """Print the answer as it comes. A failure leaves the history as it was."""
+        """Ask and print the answer as it streams. A failure leaves the history unchanged."""
         said = [*self.history, {"role": "user", "content": content_of(question, beside)}]
         answer = self._listen(self._start() + said)
         if answer.text:
@@ -109,7 +109,7 @@ class Talk:
             except KeyboardInterrupt:
                 answer.stopped = True
             finally:
-                # Hangs up, which is what makes the engine stop.
+                # Disconnecting makes the engine stop.
                 stream.close()
                 answer.seconds = time.perf_counter() - start
         return answer
@@ -120,11 +120,12 @@ class Talk:
                 if answer.thinks and event.text:
                     self._write("\n\n")
                     answer.thinks = False
-                # Kept before it is shown: Ctrl-C may come in between, and what was seen was said.
+                # Stored before it is printed: Ctrl-C may come in between, and printed text belongs to the
+                # answer.
                 answer.text += event.text
                 self._write(event.text)
             case Reasoning() if self._out.isatty():
-                # A pipe gets the answer alone.
+                # A pipe gets only the answer.
                 answer.thinks = answer.thinks or bool(event.text)
                 self._write(event.text, "dim")
             case Finished():
@@ -134,13 +135,13 @@ class Talk:
 
     def _write(self, text: str, style: str | None = None) -> None:
         if text:
-            # A pipe gets the model's own characters; a terminal would obey some of them.
+            # A pipe gets the model's characters unchanged; a terminal would execute some of them.
             text = visible(text) if self._out.isatty() else text
             self._out.write(self._paint(style, text) if style else text)
             self._out.flush()
 
     def chat(self, read_line: Callable[[str], str] | None = None) -> int:
-        """Read, ask, print until the person leaves."""
+        """Read, ask and print until the user leaves."""
         if read_line is not None:
             self.reader = MessageReader(read_line)
         interrupted = False
@@ -167,7 +168,7 @@ class Talk:
                 print(file=self._out)
 
     def _obey(self, line: str) -> bool:
-        """Whether the talk goes on."""
+        """Run a command or ask a question; return whether the chat continues."""
         if is_command(line):
             return self.command(line)
         if line:
@@ -175,7 +176,7 @@ class Talk:
         return True
 
     def _prompt(self) -> str:
-        # The marks tell readline that what is between them takes no room on the screen.
+        # The control characters tell readline that the text between them has no width.
         return "\001\x1b[36m\002› \001\x1b[0m\002" if self._paint.on else "> "
 
     def _turn(self, line: str) -> None:
@@ -186,14 +187,14 @@ class Talk:
             return
         print(file=self._out)
         self._say("" if self.quiet else figures(answer))
-        self._say(advice(answer, self.fields, "Say go on, or /set max_tokens N for longer ones."))
+        self._say(advice(answer, self.fields, "Say continue, or /set max_tokens N for longer answers."))
 
     def _say(self, text: str) -> None:
         if text:
             print(self._paint("dim", visible(text)), file=self._out)
 
     def command(self, line: str) -> bool:
-        """Obey a /command; False when it was the last one."""
+        """Run a /command; return False to leave the chat."""
         name, _, rest = line.partition(" ")
         if name in LEAVING:
             return False
@@ -213,7 +214,7 @@ class Talk:
         return True
 
     def complete(self, line: str) -> list[str]:
-        """What a line that begins so may be: commands, and the names that `/set` and `/model` take."""
+        """Return completions of a line: commands, and the names that `/set` and `/model` take."""
         name, space, rest = line.partition(" ")
         if not space:
             return [one + " " for one in (*COMMANDS, *LEAVING) if one.startswith(name)] if name else []
@@ -224,12 +225,12 @@ class Talk:
             names = self._models()
         return [f"{name} {one} " for one in names if one.startswith(rest)]
 
-    # The commands. Each takes what stands behind its name, and gives what is to be said.
+    # The commands. Each takes the rest of its line and returns the text to print.
 
     def set(self, rest: str) -> str:
         name, _, value = rest.partition(" ")
         if name == "parameter":
-            # As Ollama has it.
+            # Ollama's form of the command.
             name, _, value = value.strip().partition(" ")
         value = value.strip()
         if not name:
@@ -243,8 +244,8 @@ class Talk:
         name = _own_name(name)
         if name not in fields:
             near = nearest(name, [*fields, *WAYS])
-            hint = f"Did you mean {near}?" if near else "/help tells what can be set."
-            raise CommandError(f"There is nothing called {name} to set.", hint)
+            hint = f"Did you mean {near}?" if near else "/help lists what can be set."
+            raise CommandError(f"There is no setting {name}.", hint)
         if value:
             self.fields[name] = _read_value(name, value, fields[name])
         return f"{name}  {_shown(self.fields[name])}" if name in self.fields else f"{name} is not set."
@@ -253,16 +254,12 @@ class Talk:
         if name == "system":
             self.system = None
         elif self.fields.pop(_own_name(name), None) is None:
-            raise CommandError(f"{name or 'Nothing'} is not set.", "/set shows what is.")
-        return f"{name} is not set any more."
+            raise CommandError(f"{name or 'Nothing'} is not set.", "/set shows the settings.")
+        return f"{name} is not set anymore."
 
     def _say_system(self, text: str) -> str:
         self.system = text.strip('"') or self.system
-        return (
-            f"system: {self.system}"
-            if self.system
-            else "There is no system prompt; /set system TEXT sets one."
-        )
+        return f"system: {self.system}" if self.system else "No system prompt; /set system TEXT sets one."
 
     def _set_schema(self, value: str) -> str:
         if not value:
@@ -271,10 +268,12 @@ class Talk:
         try:
             schema = msgspec.json.decode(text, type=dict[str, Any])
         except msgspec.DecodeError as error:
-            raise CommandError("The schema is no JSON object.", f"It breaks off here: {error}.") from error
+            raise CommandError(
+                "The schema is not a valid JSON object.", f"The parser says: {error}."
+            ) from error
         named = {"name": "answer", "schema": schema, "strict": True}
         self.fields["response_format"] = {"type": "json_schema", "json_schema": named}
-        return "Answers are JSON that fits the schema; /unset response_format ends that."
+        return "Answers are JSON that matches the schema; /unset response_format ends that."
 
     def _set_json(self, _: str) -> str:
         self.fields["response_format"] = {"type": "json_object"}
@@ -284,16 +283,16 @@ class Talk:
         if effort:
             return self._set_field("reasoning_effort", effort)
         self.fields["chat_template_kwargs"] = {"enable_thinking": thinks}
-        return f"The template is told to have the model {'think' if thinks else 'not think'}."
+        return f"Reasoning is turned {'on' if thinks else 'off'}, if the template supports it."
 
     def _set_quiet(self, quiet: bool) -> str:
         self.quiet = quiet
-        return "" if quiet else "Figures are shown behind each answer."
+        return "" if quiet else "Statistics are shown after each answer."
 
     def _set_memory(self, on: bool) -> str:
         if self.reader.memory is not None:
             self.reader.memory.on = on
-        return f"Lines are {'' if on else 'not '}remembered for the next talk."
+        return f"Typed lines are {'' if on else 'not '}saved for the next chat."
 
     def _models(self) -> list[str]:
         return [str(model["id"]) for model in self.client.models()]
@@ -304,18 +303,18 @@ class Talk:
             return "\n".join(f"{'*' if one == self.fields['model'] else ' '} {one}" for one in models)
         if name not in models:
             near = nearest(name, models)
-            hint = f"Did you mean {near}?" if near else "/model lists those there are."
+            hint = f"Did you mean {near}?" if near else "/model lists them."
             raise CommandError(f"The server at {self.client.url} has no model {name}.", hint)
         self.fields["model"] = name
-        return f"{name} answers from here on."
+        return f"{name} answers from now on."
 
     def clear(self, _: str) -> str:
         self.history = []
-        return "The conversation is forgotten."
+        return "The conversation is cleared."
 
     def show(self, _: str) -> str:
         said = self._start() + self.history
-        return "\n".join(f"{m['role']}: {_shown(m['content'])}" for m in said) or "Nothing was said yet."
+        return "\n".join(f"{m['role']}: {_shown(m['content'])}" for m in said) or "No messages yet."
 
     def save(self, name: str) -> str:
         body = msgspec.json.encode({**self.fields, "messages": self._start() + self.history})
@@ -323,10 +322,10 @@ class Talk:
             with Path(name or ".").expanduser().open("xb") as file:
                 file.write(msgspec.json.format(body, indent=2) + b"\n")
         except FileExistsError as error:
-            raise CommandError(f"{name} is there already.", "Choose another name.") from error
+            raise CommandError(f"{name} already exists.", "Choose another name.") from error
         except OSError as error:
             raise CommandError(f"{name or 'That'} cannot be written: {error.strerror}.") from error
-        return f"{name} has the conversation; /load {name} goes on from it."
+        return f"Saved to {name}; /load {name} continues from it."
 
     def load(self, name: str) -> str:
         try:
@@ -334,13 +333,13 @@ class Talk:
             messages = msgspec.convert(body.get("messages"), list[SaidMessage])
         except msgspec.DecodeError as error:
             raise CommandError(
-                f"{name} has no conversation as /save writes it.", "It is a JSON object with `messages`."
+                f"{name} is not a file written by /save.", "It must be a JSON object with `messages`."
             ) from error
         said = [{"role": m.role, "content": m.content} for m in messages if m.role != "system"]
         system = next((m.content for m in messages if m.role == "system"), None)
         self.history, self.system = said, system if isinstance(system, str) else None
         self.fields |= {field: body[field] for field in _settable() if field in body}
-        return f"{len(said)} messages; {self.fields['model']} goes on from them."
+        return f"{len(said)} messages loaded; {self.fields['model']} continues from them."
 
 
 class SaidMessage(Struct):
@@ -375,17 +374,17 @@ WAYS: dict[str, Callable[[Talk, str], str]] = {
     "history": lambda talk, _: talk._set_memory(True),
     "nohistory": lambda talk, _: talk._set_memory(False),
 }
-"""What `/set` knows besides the fields of a request."""
+"""Names that `/set` takes besides request fields."""
 
 
 def is_command(line: str) -> bool:
-    """`/set x` is one; `/home/me/cat.png?` is none, nor are several lines."""
+    """Whether a line is a command: `/set x` is; `/home/me/cat.png?` and several lines are not."""
     word = line.partition(" ")[0]
     return word.startswith("/") and "\n" not in line and not any(c in word[1:] for c in "/.")
 
 
 def _settable() -> dict[str, Any]:
-    """The fields that a request may have, and their types."""
+    """Return the settable fields of a request with their types."""
     from dragoman.api.chat.request import ChatRequest
 
     return {one.name: one.type for one in msgspec.structs.fields(ChatRequest) if one.name not in NOT_SET}
@@ -398,7 +397,7 @@ def _own_name(name: str) -> str:
 
 
 def _read_value(name: str, text: str, kind: Any) -> Any:
-    """`0.2` is a number, `["a"]` a list and what is no JSON a text."""
+    """Parse a value: `0.2` is a number, `["a"]` a list, and anything that is not JSON a text."""
     try:
         value = msgspec.json.decode(text)
     except msgspec.DecodeError:
@@ -417,12 +416,12 @@ def _read_file(name: str) -> str:
     try:
         return Path(name or ".").expanduser().read_text()
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise CommandError(f"{name or 'That'} cannot be read: {why}.") from error
 
 
 def _shown(value: Any) -> str:
-    """What was said; of a file that went along, its kind."""
+    """Format a message's content; an attached file is shown by its type."""
     if isinstance(value, list) and all(
         isinstance(part, dict) and part.get("type") in PARTS for part in value
     ):
@@ -431,16 +430,16 @@ def _shown(value: Any) -> str:
 
 
 def advice(answer: PrintedAnswer, fields: Mapping[str, Any], remedy: str) -> str:
-    """What to do about an answer that is not all of one."""
+    """Return a hint if the answer was cut off."""
     if answer.finish != "length" or answer.stopped:
         return ""
     most = fields.get("max_tokens") or fields.get("max_completion_tokens")
-    length = f"{most} tokens" if most else "the longest that the server gives"
+    length = f"{most} tokens" if most else "the server's maximum"
     return f"The answer was cut off at {length}. {remedy}"
 
 
 def figures(answer: PrintedAnswer) -> str:
-    """`128 tok  118 tok/s  first 35 ms  length`"""
+    """Format the statistics of an answer: `128 tok  118 tok/s  first 35 ms  length`"""
     parts = []
     if answer.usage is not None:
         parts.append(f"{answer.usage.completion_tokens} tok")

@@ -1,4 +1,4 @@
-"""Things shown in a terminal: tables, sizes, a progress line."""
+"""Terminal output: tables, sizes, a progress line."""
 
 import sys
 import unicodedata
@@ -9,7 +9,7 @@ from dragoman.logs import Paint
 
 
 def size(count: float) -> str:
-    """`size(92_000_000)` is `92 MB`."""
+    """Format bytes: `size(92_000_000)` is `92 MB`."""
     for unit in ("B", "kB", "MB"):
         if count < 1000:
             return f"{count:.0f} {unit}"
@@ -18,7 +18,7 @@ def size(count: float) -> str:
 
 
 def visible(text: str) -> str:
-    """Without control characters: what a model or a server says must not move the cursor or set the title."""
+    """Remove control characters: output of a model or server must not move the cursor or set the title."""
     return (
         text
         if text.isprintable()
@@ -27,7 +27,7 @@ def visible(text: str) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], paint: Paint) -> str:
-    """Columns as wide as they need; those of numbers are flush right."""
+    """Format a table with columns as wide as needed; columns of numbers are flush right."""
     body = [list(map(visible, row)) for row in rows]
     widths = [max(len(row[i]) for row in [list(head), *body]) for i in range(len(head))]
     right = [
@@ -43,7 +43,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], paint: Paint) -> s
 
 
 class Progress:
-    """One line on a terminal that is written over and over; silent anywhere else."""
+    """A terminal line that is overwritten; silent if the stream is not a terminal."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = sys.stderr if stream is None else stream

@@ -1,8 +1,8 @@
-"""What a person types: lines that can be edited and come back, messages of several lines, paths of files.
+"""User input: editable lines with history, messages of several lines, paths of files.
 
-A paste is one message. A terminal that knows of bracketed paste says where one begins and ends, and GNU
-readline puts it into the line as it is. Where Python has another line editor, or none, lines that are there
-at once behind the first one are taken for the rest of a paste: nobody types a line within `AT_ONCE_S`.
+A paste is one message. A terminal with bracketed paste marks its beginning and end, and GNU readline inserts
+it into the line as it is. With another line editor, or none, lines that are available at once after the first
+one count as the rest of a paste: no user types a line within `AT_ONCE_S`.
 """
 
 import os
@@ -31,19 +31,20 @@ _PATH = re.compile(
     rf"""|(?<!\S)(?P<bare>{_FROM}(?:\\.|[^\s\\'"])*{_TO})(?=[\s,;:?!]|\.(?:\s|$)|$)""",
     re.IGNORECASE,
 )
-"""The path of an image or a sound: in quotes, or with a backslash before each space, as terminals write a
-file that is dropped on them."""
+"""The path of an image or audio file: in quotes, or with a backslash before each space, as terminals write
+the path of a file that is dropped on them.
+"""
 
 
 class MessageReader:
-    r"""`read("> ")` is one message: a line, lines between three quotes, or several that end with \."""
+    r"""Reads messages: a line, lines between three quotes, or several lines that end with \."""
 
     def __init__(self, read_line: Callable[[str], str] = input, memory: "LineMemory | None" = None) -> None:
         self._read_line, self.memory = read_line, memory
         self.pastes_whole = True
-        """False: a paste comes line by line."""
+        """If False, a paste arrives line by line."""
         self.recall: Callable[[str], None] = lambda _: None
-        """Told of each message, so that the arrow keys bring it back."""
+        """Called with each message, to add it to the history of the arrow keys."""
 
     def read(self, prompt: str) -> str:
         lines = [self._read_line(prompt), *self._waiting()]
@@ -79,13 +80,15 @@ def _is_waiting() -> bool:
 
 
 class LineMemory:
-    """What was typed in earlier talks too, in a file that only its owner can read: a JSON string a line."""
+    """History of typed messages across chats: a file that only its owner can read, one JSON string per
+    line.
+    """
 
     def __init__(self, file: Path) -> None:
         self.file, self.on = file, True
 
     def load(self) -> list[str]:
-        """The latest ones. A file that has grown too long is made shorter."""
+        """Return the latest messages. A file that has grown too long is shortened."""
         try:
             data = self.file.read_bytes()
         except OSError:
@@ -100,13 +103,13 @@ class LineMemory:
         return found
 
     def add(self, message: str) -> None:
-        """Of a memory that cannot be written nothing is said: the talk is what matters."""
+        """Append a message. If the file cannot be written, the chat continues without a warning."""
         line = msgspec.json.encode(message) + b"\n"
         if not self.on or len(line) > REMEMBERED_BYTES // 16:
             return
         with suppress(OSError):
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            # One write at the end of the file, so that two talks at once lose nothing of each other.
+            # One write at the end of the file, so that two concurrent chats do not overwrite each other.
             place = os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
                 os.write(place, line)
@@ -122,7 +125,9 @@ class LineMemory:
 
 
 def edit_lines(reader: MessageReader, complete: Callable[[str], list[str]]) -> None:
-    """Has `input` edit lines, bring back earlier ones, and complete a line to what `complete` makes of it."""
+    """Enable line editing, history and completion for `input`; `complete` returns the completions of a
+    line.
+    """
     try:
         import readline
     except ImportError:
@@ -136,7 +141,7 @@ def edit_lines(reader: MessageReader, complete: Callable[[str], list[str]]) -> N
             readline.parse_and_bind(said)
     readline.set_auto_history(False)
     reader.recall = readline.add_history
-    # What is completed is the whole line, of which a name may have any character.
+    # Complete the whole line: names may contain any character.
     readline.set_completer_delims("")
     readline.set_completer(lambda line, number: (complete(line) + [None] * (number + 1))[number])
     for line in reader.memory.load() if reader.memory is not None else ():
@@ -144,7 +149,7 @@ def edit_lines(reader: MessageReader, complete: Callable[[str], list[str]]) -> N
 
 
 def is_line_empty() -> bool:
-    """Whether nothing stood in the line in which Ctrl-C was pressed."""
+    """Whether the line was empty when Ctrl-C was pressed."""
     with suppress(ImportError):
         import readline
 
@@ -153,9 +158,9 @@ def is_line_empty() -> bool:
 
 
 def content_of(message: str, beside: str = "") -> str | list[dict[str, Any]]:
-    """`What is this? ./cat.png` as the parts of a message; without one, and `beside` it, there is text.
+    """Split a message with file paths into content parts, such as `What is this? ./cat.png`.
 
-    A path at which there is nothing is text as well.
+    A path without a file stays text; without files the content is one text, which includes `beside`.
     """
     files = {match.group(): _file_of(match) for match in _PATH.finditer(message)}
     files = {path: file for path, file in files.items() if file.is_file()}
@@ -173,7 +178,7 @@ def _file_of(match: re.Match[str]) -> Path:
 
 
 def _show_file(file: Path) -> dict[str, Any]:
-    # Not above: a talk without files has no need of it.
+    # Imported here: most chats attach no files.
     from dragoman.client import BadFile, audio, image
 
     try:

@@ -1,4 +1,4 @@
-"""A client of any server that speaks OpenAI's API: typed events, token ids, calls as soon as they end."""
+"""A client of any OpenAI-compatible server: typed events, token ids, tool calls as soon as they end."""
 
 from dragoman.client.async_client import AsyncClient, AsyncStream
 from dragoman.client.events import (

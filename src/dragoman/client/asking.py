@@ -1,4 +1,4 @@
-"""What both clients share: how they are set up, how an answer is asked for, and the state of a stream."""
+"""The common part of both clients: configuration, requests, and the state of a stream."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ from dragoman.client.wire import problem_in
 from dragoman.dialects.declare import Dialect
 from dragoman.types import Usage
 
-# Requests whose reply is one JSON document.
+# Requests with a single JSON document as reply.
 
 
 class Whole(Struct):
@@ -43,7 +43,7 @@ class Whole(Struct):
     where: Where
 
     def entries(self) -> list[dict[str, Any]]:
-        """The entries of a list, each of which has an id."""
+        """Return the entries of a list that have an id."""
         data = self.body.get("data") if isinstance(self.body, dict) else None
         if not isinstance(data, list):
             raise _stranger(self.where)
@@ -51,7 +51,7 @@ class Whole(Struct):
 
 
 class PlainExchange:
-    """One request of this kind. No socket: both clients read through this."""
+    """One such request, independent of sockets: both clients read their replies through it."""
 
     def __init__(self, setup: Setup, method: str, path: str) -> None:
         self._setup = setup
@@ -74,10 +74,10 @@ class PlainExchange:
 
 
 def _stranger(where: Where) -> BrokenStream:
-    return BrokenStream("What answers there does not speak the OpenAI API.", where)
+    return BrokenStream("The server does not speak the OpenAI API; check the URL.", where)
 
 
-# What a stream has besides its way to read from a socket.
+# The state of a stream, independent of how it is read from a socket.
 
 
 class StreamState:
@@ -89,12 +89,12 @@ class StreamState:
 
     @property
     def reply(self) -> Reply | None:
-        """Status, request id and limits, once the head of the reply has come."""
+        """Status, request id and rate limits, once the headers of the reply have arrived."""
         return self._reading.reply
 
     @property
     def answers(self) -> list[AnswerTree]:
-        """The answers so far, one for each choice."""
+        """The answers so far, one per choice."""
         return self._reading.fold.answers
 
     @property
@@ -105,21 +105,23 @@ class StreamState:
         return failures.outcome_of(self._reading, self._setup, error)
 
     def save(self, folder: str | Path) -> Path:
-        """Keep the request and what came of it: `dragoman replay` shows what another try brings."""
+        """Save the request and its outcome; `dragoman replay` sends it again and shows the difference."""
         return failures.save(Path(folder), self._reading, self._setup, None)
 
     def _begin(self) -> None:
         if self._begun:
-            raise RuntimeError("This stream has been read; ask again for another one.")
+            raise RuntimeError("This stream has already been read; send the request again for another one.")
         self._begun = True
 
     def _failed(self, error: ClientError) -> None:
-        """Keep it, once: the way out may lead through several places."""
+        """Save the failed request, once: several handlers may see the error."""
         if self._setup.failures is not None and error.saved is None:
             error.saved = failures.save(self._setup.failures, self._reading, self._setup, error)
 
     def _next_question(self, reply: httpx.Response | None) -> Question | None:
-        """What the server is to be asked before the answer can be read, after its last reply."""
+        """Return the next request that must be answered before the stream can be read, given the last
+        reply.
+        """
         told = None
         if reply is not None and reply.is_success:
             with suppress(msgspec.DecodeError, UnicodeDecodeError):
@@ -134,17 +136,17 @@ class StreamState:
         return answers[0] if answers else AnswerTree()
 
 
-# Asking.
+# Requests.
 
 
 S = TypeVar("S")
 
 
 class Asking(ABC, Generic[S]):
-    """`S` is the stream that an answer comes in."""
+    """Base of both clients; `S` is their type of stream."""
 
     _transport: type[Any]
-    """What unix sockets are reached by."""
+    """The httpx transport for unix sockets."""
 
     def __init__(
         self,
@@ -168,11 +170,11 @@ class Asking(ABC, Generic[S]):
 
     @abstractmethod
     def _connect(self, options: dict[str, Any]) -> None:
-        """Make the HTTP client, with these arguments."""
+        """Create the httpx client with these arguments."""
 
     @abstractmethod
     def stream(self, request: Request) -> S:
-        """Nothing is sent before the stream is entered or read."""
+        """Create a stream; the request is sent when the stream is entered or read."""
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> S:
         return self.stream(requests.chat(messages, fields))
@@ -187,10 +189,11 @@ class Asking(ABC, Generic[S]):
         special_tokens: Mapping[int, str] | None = None,
         **fields: Any,
     ) -> S:
-        """Without a dialect all is text. With one, or with "auto", reasoning and calls are found in it.
+        """Request a completion. Without a dialect all of it is text; with one, or "auto", reasoning and calls
+        are parsed.
 
-        `tools` are those that the model was told of, for the types of their arguments; `special_tokens` are
-        ids and spellings of its control tokens, whose spelling in ordinary text is text then.
+        `tools` are the tools that the prompt describes, whose schemas type the arguments; `special_tokens`
+        maps ids of control tokens to their text, so that the same characters in ordinary text remain text.
         """
         if dialect is None:
             return self.stream(requests.completions(prompt, fields))

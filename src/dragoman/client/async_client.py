@@ -1,4 +1,4 @@
-"""The client for event loops. `sync_client` is the same for ordinary code."""
+"""The asynchronous client; `sync_client.py` has the synchronous one."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -16,11 +16,11 @@ from dragoman.client.request import Request
 from dragoman.client.setup import Setup
 
 _REST_S = 1.0
-"""For the end of a reply whose last event has come."""
+"""Seconds to read the end of a reply after its last event."""
 
 
 class AsyncClient(Asking["AsyncStream"]):
-    """`Client`, with `await` and `async for`."""
+    """`Client` with `await` and `async for`."""
 
     _transport = httpx.AsyncHTTPTransport
 
@@ -40,7 +40,7 @@ class AsyncClient(Asking["AsyncStream"]):
         await self._http.aclose()
 
     async def request(self, method: str, path: str, body: Any = None) -> Whole:
-        """Any other route: the decoded JSON, and what the head of the reply told."""
+        """Send a request to any other route; returns the decoded JSON with the reply's headers."""
         exchange = PlainExchange(self._setup, method, path)
         content = None if body is None else msgspec.json.encode(body)
         try:
@@ -55,8 +55,8 @@ class AsyncClient(Asking["AsyncStream"]):
 
 
 class AsyncStream(StreamState):
-    """One streamed answer. Leaving it (break, aclose, cancelling, no more references) hangs up, which stops
-    the engine.
+    """One streamed answer. Leaving it (break, aclose, cancellation, garbage collection) disconnects, which
+    stops the engine.
     """
 
     def __init__(self, http: httpx.AsyncClient, setup: Setup, request: Request) -> None:
@@ -91,7 +91,7 @@ class AsyncStream(StreamState):
             await self.aclose()
 
     async def answer(self) -> AnswerTree:
-        """Read to the end; with several choices, `answers` has the others."""
+        """Read to the end and return the first answer; `answers` has all choices."""
         async for _ in self:
             pass
         return self._first()
@@ -109,7 +109,7 @@ class AsyncStream(StreamState):
             raise self._reading.make_error(error) from error
 
     async def _rest(self, parts: AsyncIterator[bytes]) -> None:
-        """A reply that is read to its end leaves a connection that can be used again."""
+        """Read the reply to its end, which lets its connection be reused."""
         with suppress(TimeoutError, httpx.HTTPError):
             async with asyncio.timeout(_REST_S):
                 async for _ in parts:
@@ -159,7 +159,7 @@ class AsyncStream(StreamState):
 
 
 async def _body(response: httpx.Response) -> bytes:
-    """What is said with a refusal, as far as anybody would read it."""
+    """Read the body of an error reply, up to `MOST_SAID` bytes."""
     body = b""
     async with aclosing(response):
         async for part in response.aiter_bytes():

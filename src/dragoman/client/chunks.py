@@ -1,4 +1,4 @@
-"""The chunks of a chat or completions stream to events."""
+"""Turns the chunks of a chat or completions stream into events."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -31,15 +31,15 @@ from dragoman.client.wire import (
 )
 from dragoman.types import ToolCall
 
-# The tokens of one chunk: ids, log probabilities and text, which come apart, put together.
+# The tokens of one chunk, joined from ids, log probabilities and text.
 
 
 _SPELLED_ID = re.compile(r"token_id:(\d{1,10})")
 
 
 def tokens_of(ids: Sequence[int] | None, entries: Sequence[Token], text: str) -> list[Token]:
-    """`entries` are what `entries_of` has read. Without as many of them as there are ids, ids stand alone:
-    log probabilities at the wrong tokens would be worse than none.
+    """Join ids with `entries` from `entries_of`. If their numbers differ, only ids are kept: log
+    probabilities at the wrong tokens would be worse than none.
     """
     if not ids:
         tokens = list(entries)
@@ -54,7 +54,7 @@ def tokens_of(ids: Sequence[int] | None, entries: Sequence[Token], text: str) ->
 
 
 def divide_text(tokens: Sequence[Token], text: str) -> None:
-    """The texts of the tokens must make up this text; where they do not, all of it is at the last of them."""
+    """Ensure that the token texts add up to `text`; if they do not, all of it goes to the last token."""
     if tokens and "".join([token.text for token in tokens]) != text:
         for token in tokens:
             token.text = ""
@@ -82,25 +82,25 @@ def spell_tokens(entries: Sequence[Spelled]) -> list[Token]:
 
 
 def _token(text: str, logprob: float | None, top: list[Token] | None = None, id: int | None = None) -> Token:
-    """Servers that are asked for it spell a token as `token_id:N`."""
+    """Build a token; some servers can format its text as `token_id:N`."""
     spelled = _SPELLED_ID.fullmatch(text)
     return Token(int(spelled[1]) if spelled else id, "" if spelled else text, logprob, top or [])
 
 
-# Tool calls of a chat stream, which has no sign for the end of a call: it is found in what comes.
+# Tool calls of a chat stream. The API does not mark the end of a call, so it is found in the arguments.
 
 
 _MARK = re.compile(r'["\\{}\[\]]')
 CUT_SHORT = frozenset({"length", "content_filter", "abort", "error"})
-"""Reasons for which an answer ends in the middle of what it was saying."""
+"""Finish reasons of an answer that was interrupted."""
 
 
 class CallGoesOn(ValueError):
-    """More came of a call that was complete, and may have been made."""
+    """A call that was complete, and may have been executed, got more arguments."""
 
 
 class ObjectEnd:
-    """Finds the end of a JSON object or list that comes in pieces.
+    """Finds the end of a JSON object or list that arrives in chunks.
 
     >>> end = ObjectEnd()
     >>> end.feed('{"a": "}'), end.feed('"}')
@@ -112,7 +112,7 @@ class ObjectEnd:
         self._quoted = self._escaped = self._over = False
 
     def feed(self, text: str) -> bool:
-        """Whether it is over. Raises where it goes on behind its end."""
+        """Whether the value is complete. Raises if more follows its end."""
         at = int(self._escaped and bool(text))
         self._escaped = self._escaped and not text
         while not self._over and (found := _MARK.search(text, at)):
@@ -125,7 +125,7 @@ class ObjectEnd:
                 self._depth += 1 if mark in "{[" else -1
                 self._over = self._depth == 0
         if self._over and text[at:].strip():
-            raise CallGoesOn("the arguments of a call go on behind their end")
+            raise CallGoesOn("the arguments of a call continue after their end")
         return self._over
 
 
@@ -151,8 +151,8 @@ class Calls:
         said = delta.function or delta.custom or Named()
         call = self._find_call(delta, said)
         if call is None:
-            # A call without arguments, or with a text, shows no end of its own. One that is in the middle of
-            # an object may go on beside the next.
+            # A call without arguments, or with plain text, does not show its own end. A call inside an object
+            # may continue beside the next one.
             yield from self._close([old for old in self._calls if old.custom or not "".join(old.pieces)])
             call = self._begin(delta, said)
             yield CallBegan(id=call.id, name=call.name, call=call.number, tokens=tokens, choice=self._choice)
@@ -168,7 +168,7 @@ class Calls:
             yield from self._close(self._calls)
 
     def _find_call(self, delta: CallDelta, said: Named) -> _Call | None:
-        """The call that a delta goes on with. Some servers give every call the index 0, or none."""
+        """Return the call that a delta continues. Some servers give every call the index 0, or none."""
         same = [call for call in self._calls if delta.index is None or call.index == delta.index]
         call = same[-1] if same else None
         is_new = call is not None and said.name and delta.id is not None and delta.id != call.id
@@ -189,11 +189,11 @@ class Calls:
                 yield CallDone(value=value, call=call.number, choice=self._choice)
 
 
-# Whole chunks.
+# Complete chunks.
 
 
 class ChunkReader:
-    """`over` is true when every choice that has begun is finished: some servers leave out the end mark."""
+    """Reads chunks. `over` is true when all choices have finished, for servers that omit the [DONE] mark."""
 
     def __init__(self) -> None:
         self._calls: dict[int, Calls] = {}
@@ -226,7 +226,7 @@ class ChunkReader:
             yield Finished(reason=choice.finish_reason, stop=choice.stop_reason, choice=number)
 
     def _pieces(self, number: int, said: Delta, tokens: list[Token]) -> Iterator[StreamEvent]:
-        """The chunk's tokens go with the first of what it says: nearly always there is but one thing."""
+        """Assign the chunk's tokens to its first part; nearly every chunk has only one."""
         for kind, text in ((Reasoning, said.thought), (Text, said.content), (Refusal, said.refusal)):
             if text:
                 yield kind(text, tokens, number)

@@ -1,4 +1,4 @@
-"""What a stream tells, piece by piece, whichever API it came through; and the tree that it folds to."""
+"""The events of a stream, the same for all APIs, and the answer tree that they build."""
 
 from collections.abc import Iterator
 from typing import Any, Literal, TypeAlias
@@ -9,19 +9,19 @@ from dragoman.types import ToolCall, Usage
 
 
 class Token(Struct):
-    """One token. The texts of a piece's tokens, put together, are its text."""
+    """One token. The token texts of an event add up to its text."""
 
     id: int | None
-    """None where the server tells log probabilities and no ids."""
+    """None if the server sends log probabilities without ids."""
     text: str = ""
-    """Where several ids came with one text that nobody has divided, it is all at the last of them."""
+    """If several ids share one text, it is at the last of them."""
     logprob: float | None = None
     top: list["Token"] = field(default_factory=list)
-    """The likeliest tokens at this place, if they were asked for."""
+    """The most likely tokens at this position, if requested."""
 
 
 class Piece(Struct):
-    """A piece of text. `tokens` is empty where the server tells neither ids nor log probabilities."""
+    """A fragment of text. `tokens` is empty if the server sends neither ids nor log probabilities."""
 
     text: str
     tokens: list[Token] = field(default_factory=list)
@@ -41,20 +41,20 @@ class Refusal(Piece, tag=True):
 
 
 class Unseen(Piece, tag=True):
-    """Tokens that have no text of their own: markers, the end of a turn. `text` is empty."""
+    """Tokens without text: markers, the end of a turn. `text` is empty."""
 
 
 class CallBegan(Struct, tag=True, kw_only=True):
     id: str | None
     name: str
     call: int
-    """Its number in the answer, from 0."""
+    """The number of the call in the answer, from 0."""
     tokens: list[Token] = field(default_factory=list)
     choice: int = 0
 
 
 class CallArguments(Struct, tag=True, kw_only=True):
-    """A piece of the arguments, or of the text that a custom tool takes."""
+    """A fragment of the arguments, or of a custom tool's input."""
 
     text: str
     call: int
@@ -63,7 +63,7 @@ class CallArguments(Struct, tag=True, kw_only=True):
 
 
 class CallDone(Struct, tag=True, kw_only=True):
-    """The call is complete, and may be made while the stream goes on."""
+    """The call is complete, and may be executed while the stream continues."""
 
     value: ToolCall
     call: int
@@ -72,9 +72,9 @@ class CallDone(Struct, tag=True, kw_only=True):
 
 class Finished(Struct, tag=True, kw_only=True):
     reason: str
-    """In the words of chat: `stop`, `length`, `tool_calls`, or whatever else the server says."""
+    """The finish reason in chat's terms: `stop`, `length`, `tool_calls`, or the server's own."""
     stop: str | int | None = None
-    """The stop string or stop id that was met, where the server tells it."""
+    """The stop string or stop id that matched, if the server reports it."""
     choice: int = 0
 
 
@@ -83,7 +83,7 @@ class Used(Struct, tag=True):
 
 
 class Other(Struct, tag=True):
-    """An event of the Responses API that is none of the above, as it came."""
+    """Any other event of the Responses API, as received."""
 
     name: str
     data: dict[str, Any]
@@ -94,11 +94,11 @@ StreamEvent: TypeAlias = (
 )
 
 
-# The answer as a tree: what was thought, said and called, in order, and the tokens of each.
+# The answer as a tree: reasoning, text and calls in order, with the tokens of each.
 
 
 class Spoken(Struct, tag=True):
-    """A stretch of one kind. `unseen` is what comes before any text: tokens that have none."""
+    """A run of one kind. `unseen` holds tokens without text that come before any other part."""
 
     kind: Literal["reasoning", "text", "refusal", "unseen"]
     text: str = ""
@@ -106,7 +106,7 @@ class Spoken(Struct, tag=True):
 
 
 class Called(Struct, tag=True):
-    """A tool call; not `complete` if the answer was cut short in it."""
+    """A tool call; not `complete` if the answer was cut off in it."""
 
     id: str | None
     name: str
@@ -116,7 +116,9 @@ class Called(Struct, tag=True):
 
 
 class AnswerTree(Struct):
-    """One choice. Markers are on the parts that they open and close, layout between two on the first."""
+    """One choice. Marker tokens belong to the parts that they open and close, layout between two parts to the
+    first.
+    """
 
     choice: int = 0
     parts: list[Spoken | Called] = field(default_factory=list)
@@ -140,7 +142,7 @@ class AnswerTree(Struct):
 
     @property
     def calls(self) -> list[ToolCall]:
-        """The calls that are complete."""
+        """The complete calls."""
         return [
             ToolCall(id=part.id, name=part.name, arguments=part.arguments)
             for part in self.parts
@@ -153,7 +155,7 @@ class AnswerTree(Struct):
 
     @property
     def ids(self) -> list[int]:
-        """What the engine said, if the server was asked for `return_token_ids` and knows it."""
+        """The sampled ids, if `return_token_ids` was requested and the server supports it."""
         return [token.id for token in self.tokens if token.id is not None]
 
 
@@ -165,14 +167,14 @@ _KINDS: dict[type, Literal["reasoning", "text", "refusal"]] = {
 
 
 class AnswerFold:
-    """Grows the answers by events. Texts are joined when they are looked at, not at every event."""
+    """Builds answers from events. Texts are joined when they are read, not at every event."""
 
     def __init__(self) -> None:
         self.usage: Usage | None = None
         self._answers: dict[int, AnswerTree] = {}
         self._calls: dict[tuple[int, int], Called] = {}
         self._texts: dict[int, list[str]] = {}
-        """Pieces of the parts that still grow, by the part's identity."""
+        """Text fragments of growing parts, by the identity of the part."""
 
     @property
     def answers(self) -> list[AnswerTree]:

@@ -1,4 +1,4 @@
-"""Failed requests on disk, for `dragoman replay`: what was asked and what came, without keys."""
+"""Failed requests on disk, for `dragoman replay`: request and outcome, without keys."""
 
 import datetime
 import difflib
@@ -22,7 +22,7 @@ _REMOVED = "[removed]"
 
 
 class Outcome(Struct, kw_only=True):
-    """What came of a request."""
+    """The outcome of a request."""
 
     status: int | None = None
     request_id: str | None = None
@@ -30,13 +30,13 @@ class Outcome(Struct, kw_only=True):
     error: str | None = None
     where: str | None = None
     beginning: str = ""
-    """The reply's first bytes, as text."""
+    """The first bytes of the reply, as text."""
     answers: list[AnswerTree] = field(default_factory=list)
     usage: Usage | None = None
 
 
 class Failure(Struct, kw_only=True):
-    """A request that failed, and how."""
+    """A failed request with its outcome."""
 
     version: int = 1
     at: str
@@ -84,11 +84,11 @@ def load(path: Path) -> Failure:
     except OSError as error:
         raise BadFile(f"{path} cannot be read: {error.strerror}.") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadFile(f"{path} is not a request that a client has saved.") from error
+        raise BadFile(f"{path} is not a request saved by a client.") from error
 
 
 def without_secrets(value: Any) -> Any:
-    """The same with nothing under the names that keys go by, however deep: tools may carry some."""
+    """Replace values under secret names at any depth: tools may contain some."""
     if isinstance(value, Mapping):
         return {
             name: _REMOVED if str(name).lower() in _SECRET else without_secrets(one)
@@ -98,7 +98,7 @@ def without_secrets(value: Any) -> Any:
 
 
 def difference(before: Outcome, now: Outcome) -> list[str]:
-    """The lines of a unified diff; none where nothing that matters has changed."""
+    """Compare two outcomes as the lines of a unified diff; empty if nothing relevant differs."""
     lines = difflib.unified_diff(
         list(tell_outcome(before)), list(tell_outcome(now)), "before", "now", n=3, lineterm=""
     )
@@ -106,7 +106,7 @@ def difference(before: Outcome, now: Outcome) -> list[str]:
 
 
 def tell_outcome(outcome: Outcome) -> Iterator[str]:
-    """An outcome as a person would tell it. What differs every time (ids of requests, dates) is left out."""
+    """Format an outcome. Request ids, dates and other values that always differ are left out."""
     yield f"status: {outcome.status or 'none'}"
     if outcome.error is not None:
         yield f"error: {outcome.error}"

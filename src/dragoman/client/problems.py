@@ -1,4 +1,4 @@
-"""What can go wrong between a client and a server. Each error says what happened and where."""
+"""Errors between client and server. Each says what happened, in which request and where."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +9,7 @@ from msgspec import Struct, field
 from dragoman.client.wire import Problem
 from dragoman.errors import DragomanError, SettingsError
 
-# What the head of a reply tells: status, request id, limits.
+# What the headers of a reply contain: status, request id, rate limits.
 
 
 _IDS = ("x-request-id", "request-id", "x-amzn-requestid", "cf-ray")
@@ -20,13 +20,13 @@ _LIMITS = ("x-ratelimit-", "ratelimit-", "anthropic-ratelimit-")
 class Reply(Struct, frozen=True, kw_only=True):
     status: int
     request_id: str | None = None
-    """The server's name for this request, for its log."""
+    """The server's id of the request, for finding it in the server's log."""
     rate_limits: Mapping[str, str] = field(default_factory=dict)
-    """Every header about limits, by its name."""
+    """All rate-limit headers, by name."""
     retry_after: float | None = None
-    """Seconds after which the server wants to be asked again."""
+    """Seconds after which the server allows a retry."""
     should_retry: bool | None = None
-    """Whether the server says that asking again may help; None if it does not say."""
+    """Whether the server says that a retry may help; None if it does not say."""
     headers: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -35,7 +35,7 @@ class Reply(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def told(cls, status: int, headers: Mapping[str, str]) -> "Reply":
-        """The names of the headers are in lower case."""
+        """Build a reply from headers with lower-case names."""
         return cls(
             status=status,
             request_id=next((headers[name] for name in _IDS if name in headers), None),
@@ -51,7 +51,7 @@ class Reply(Struct, frozen=True, kw_only=True):
 
 
 def _seconds(headers: Mapping[str, str]) -> float | None:
-    """A date in `retry-after` is left alone: it takes both clocks to be right."""
+    """Parse `retry-after`. Dates are ignored, because they need synchronized clocks."""
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         text = headers.get(name, "")
         if text.isascii() and text.replace(".", "", 1).isdigit():
@@ -64,27 +64,27 @@ def _seconds(headers: Mapping[str, str]) -> float | None:
 
 _SHOWN = 200
 MOST_SAID = 64 * 1024
-"""Bytes of a reply that are kept to tell what was wrong."""
+"""Bytes of a reply that are kept for error messages."""
 
 
 class BadAddress(SettingsError):
-    """A URL or a key that cannot be used."""
+    """A URL or key that cannot be used."""
 
 
 class BadFile(SettingsError):
-    """A file that does not hold a saved request, or is no picture or sound."""
+    """A file that is not a saved request, or not an image or audio file."""
 
 
 class FailedInside(Exception):
-    """An event says that the server has failed."""
+    """An event reports that the server has failed."""
 
     def __init__(self, problem: Problem | None) -> None:
         super().__init__()
-        self.problem = problem or Problem("The server did not say what is wrong.")
+        self.problem = problem or Problem("The server gave no reason.")
 
 
 class Where(Struct):
-    """The place in a conversation with a server."""
+    """Where an error happened: request, reply and event."""
 
     request: str
     """Method and URL."""
@@ -93,7 +93,7 @@ class Where(Struct):
     chunk: int | None = None
     """The number of the event in the stream, from 1."""
     beginning: str = ""
-    """What the reply, or the event that could not be read, begins with."""
+    """The first characters of the reply, or of the event that could not be read."""
 
     def __str__(self) -> str:
         parts = [self.request]
@@ -107,17 +107,17 @@ class Where(Struct):
 
 
 class ClientError(DragomanError):
-    """`where` says at what place, `saved` in which file the request is kept for `dragoman replay`."""
+    """Base of the client's errors. `where` locates it, `saved` is the file for `dragoman replay`."""
 
     again = False
-    """Whether the same request may succeed if it is sent again, and nothing of an answer was seen."""
+    """Whether a retry may succeed, and no part of an answer has arrived."""
 
     def __init__(self, message: str, where: Where, problem: Problem | None = None) -> None:
         told = problem or Problem("")
         super().__init__(message, param=told.param, code=told.code)
         self.where = where
         self.said = told.message
-        """The server's own words."""
+        """The server's own message."""
         self.kind = told.type
         self.saved: Path | None = None
 
@@ -130,11 +130,11 @@ class CannotConnect(ClientError):
 
 
 class TimedOut(ClientError):
-    """The server is silent for too long, or sends nothing but signs of life."""
+    """The server was silent for too long, or sent only keep-alives."""
 
 
 class Refused(ClientError):
-    """The server answered with an error, in the place of an answer."""
+    """The server replied with an error instead of an answer."""
 
     def __init__(self, where: Where, problem: Problem | None, reply: Reply) -> None:
         reason = problem.message if problem else "no reason was given."
@@ -145,30 +145,32 @@ class Refused(ClientError):
 
 
 class StreamFailed(ClientError):
-    """The server failed after it had begun to answer, and said so."""
+    """The server reported a failure after the answer had begun."""
 
 
 class BrokenStream(ClientError):
-    """The stream ended too early, or holds what is no event of this API."""
+    """The stream ended too early, or contains an invalid event."""
 
 
 class Unreached(BrokenStream):
-    """The connection was closed before a byte came."""
+    """The connection was closed before any byte arrived."""
 
     again = True
 
 
 def show_value(data: bytes | bytearray) -> str:
-    """The beginning of what came, fit for a message."""
+    """Decode the first bytes of a reply for a message."""
     return data[:_SHOWN].decode("utf-8", "replace") + ("…" if len(data) > _SHOWN else "")
 
 
 def problem_with(error: httpx.HTTPError, root: str, where: Where) -> ClientError:
-    """What a failure of the connection means to a person."""
+    """Translate an httpx error into a client error."""
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-        return CannotConnect(f"Nothing answers at {root}.", where)
+        return CannotConnect(
+            f"No server answers at {root}; check the URL and whether the server runs.", where
+        )
     if isinstance(error, httpx.TimeoutException):
-        return TimedOut(f"The server at {root} is silent for too long.", where)
+        return TimedOut(f"The server at {root} was silent for too long.", where)
     if where.status is None:
-        return Unreached(f"The server at {root} hung up without a word.", where)
-    return BrokenStream(f"The server at {root} hung up in the middle of an answer.", where)
+        return Unreached(f"The server at {root} closed the connection without a reply.", where)
+    return BrokenStream(f"The server at {root} closed the connection in the middle of an answer.", where)

@@ -1,8 +1,8 @@
-"""A raw completion read as an answer: what the model wrote, in the dialect that it writes.
+"""Parses raw completions into reasoning, text and calls in the model's dialect.
 
-The server passes on text and ids, and knows nothing of reasoning or calls. They are found here, as they come,
-by the same parsers that the server has for chats, so that the tree is the same: calls as soon as they end,
-and each token on the part that it belongs to. What has to be known for that and nobody said, is asked.
+The server sends only text and ids. They are parsed here, as they arrive, by the same parsers that the server
+uses for chats, so the tree is the same: calls as soon as they end, and each token on the part that it belongs
+to. Missing information, such as the dialect, is requested from the server.
 """
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -30,16 +30,16 @@ from dragoman.types import Event, ToolCall
 
 AUTO = "auto"
 MOST_IDS = 1024
-"""Of a prompt's end, which shows whether it has opened reasoning."""
+"""Last ids of a prompt that are checked for an opened reasoning."""
 NO_ID = -1
 FIELDS = {"return_token_ids": True, "skip_special_tokens": False}
-"""Without them there are no ids, and markers that are special tokens do not come."""
+"""Request fields that add ids, and markers that are special tokens, to the reply."""
 Question: TypeAlias = tuple[str, str, dict[str, Any] | None]
 """Method, path and body."""
 
 
 class RawAnswer(Struct, frozen=True, kw_only=True):
-    """How a completion is to be read."""
+    """How to parse a completion."""
 
     dialect: str | Dialect
     tools: Sequence[Mapping[str, Any]] = ()
@@ -48,7 +48,7 @@ class RawAnswer(Struct, frozen=True, kw_only=True):
 
 
 class RawReader:
-    """Like `ChunkReader`, of whose texts it makes parts."""
+    """Like `ChunkReader`, but splits the text into parts."""
 
     def __init__(self, raw: RawAnswer, asked: Mapping[str, Any]) -> None:
         self._raw = raw
@@ -64,7 +64,7 @@ class RawReader:
         return self._chunks.over
 
     def questions(self) -> Generator[Question, Any, None]:
-        """What the server is asked first. Its replies are sent in: JSON, or None where it has no answer."""
+        """Yield the requests to send first. Their replies are sent in: decoded JSON, or None."""
         if self._raw.dialect == AUTO:
             self._dialect = _find_dialect((yield "GET", "/v1/models", None), self._asked.get("model"))
         if self._raw.starts_in_reasoning is not None or self._dialect.reasoning is None:
@@ -100,9 +100,9 @@ class RawChoice:
         self._parser = parser
         self._number = number
         self._tokens: list[Token] = []
-        """Those that belong to no part yet."""
+        """Tokens that are not assigned to a part yet."""
         self._calls: list[tuple[str, str, list[str]]] = []
-        """Ids, names, and pieces of arguments."""
+        """Ids, names, and fragments of arguments."""
 
     def feed(self, text: str, tokens: Sequence[Token]) -> Iterator[StreamEvent]:
         self._tokens += tokens
@@ -138,12 +138,12 @@ class RawChoice:
 
 
 def _find_dialect(listed: Any, model: str | None) -> Dialect:
-    """What the server says of the model (dragoman tells the dialect), else what its name says."""
+    """Find the dialect in the server's model list (dragoman reports it), else by the model's name."""
     entries = listed.get("data") if isinstance(listed, dict) else None
     known = [entry for entry in entries or () if isinstance(entry, dict)]
     entry = next((one for one in known if model in (None, one.get("id"))), {})
     try:
-        # Calls of the one, reasoning of the other: `hermes+qwen3`.
+        # Calls of one dialect with reasoning of another: `hermes+qwen3`.
         calls, _, reasoning = str(entry["dialect"]).partition("+")
         dialect = get_dialect(calls)
         return with_reasoning_of(dialect, get_dialect(reasoning)) if reasoning else dialect

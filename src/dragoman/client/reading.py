@@ -1,4 +1,6 @@
-"""The bytes of one reply to events, with an account of the place. No socket: both clients use this."""
+"""Turns the bytes of one reply into events, and tracks the position for errors. Independent of sockets: both
+clients use it.
+"""
 
 import time
 from collections.abc import Generator, Iterator
@@ -29,27 +31,27 @@ from dragoman.client.request import Request
 from dragoman.client.setup import Setup
 from dragoman.client.wire import Problem, problem_in
 
-# Server-sent events: bytes in, however they are cut, whole events out.
+# Server-sent events: bytes in, however they are split, complete events out.
 
 
 DONE = b"[DONE]"
 _BOM = b"\xef\xbb\xbf"
 LONGEST = 64 * 1024 * 1024
-"""Bytes of one event. Nobody sends as much; a server that never ends a line must not fill the memory."""
+"""Maximum bytes of one event: a server that never ends a line must not fill the memory."""
 
 
 class EventTooLong(ValueError):
-    """An event that does not end."""
+    """An event that exceeds the size limit."""
 
 
 class SseEvent(Struct):
     data: bytes
     name: bytes = b""
-    """What its `event:` line said."""
+    """The value of its `event:` line."""
 
 
 class SseReader:
-    """Lines may end in LF, CR LF or CR; what is no data and no name (comments, ids) is left out.
+    """Parses server-sent events. Lines may end in LF, CR LF or CR; comments and ids are skipped.
 
     >>> reader = SseReader()
     >>> reader.feed(b"data: a"), reader.feed(b"b\\n\\n: ping\\n\\n")
@@ -59,7 +61,7 @@ class SseReader:
     def __init__(self, longest: int = LONGEST) -> None:
         self._longest = longest
         self._line: list[bytes] = []
-        """The pieces of a line whose end has not come."""
+        """Fragments of an incomplete line."""
         self._size = 0
         self._data: list[bytes] = []
         self._name = b""
@@ -74,10 +76,10 @@ class SseReader:
             and data.find(b"\n") == len(data) - 2 < self._longest
             and b"\r" not in data
         ):
-            # One event and nothing else, as nearly all of a stream's bytes come.
+            # The usual case: one complete event and nothing else.
             self._first = self._after_cr = False
             return [SseEvent(data[6:-2])]
-        # Only these ends of line: a text splitter would also cut at U+2028, which JSON may hold as it is.
+        # Only these line ends: `splitlines` would also split at U+2028, which JSON may contain.
         head, *rest = self._plain(data).split(b"\n")
         self._line.append(head)
         self._size += len(data)
@@ -95,7 +97,7 @@ class SseReader:
         return events
 
     def end(self) -> list[SseEvent]:
-        """No more bytes: an event without the blank line behind it counts, for some servers forget it."""
+        """End the stream: a last event without a blank line counts, because some servers omit it."""
         return self.feed(b"\n\n")
 
     def _check(self) -> None:
@@ -103,7 +105,7 @@ class SseReader:
             raise EventTooLong(f"An event has more than {self._longest} bytes.")
 
     def _plain(self, data: bytes) -> bytes:
-        """The same with LF alone, where CR LF may be cut in two."""
+        """Convert line ends to LF, even if a CR LF is split between chunks."""
         if not data:
             return data
         after, self._after_cr = self._after_cr, data.endswith(b"\r")
@@ -133,7 +135,7 @@ def _value(text: bytes) -> bytes:
 
 
 class ReplyReading:
-    """One request and what has come for it so far."""
+    """One request and its reply so far."""
 
     def __init__(self, setup: Setup, request: Request) -> None:
         self.request = request
@@ -141,9 +143,9 @@ class ReplyReading:
         self.reply: Reply | None = None
         self.fold = AnswerFold()
         self.done = False
-        """The end mark has come: what may follow is of no interest."""
+        """Whether [DONE] has arrived; anything after it is ignored."""
         self.beginning = bytearray()
-        """Of the reply's bytes, as many as are worth keeping."""
+        """The first bytes of the reply, up to `MOST_SAID`."""
         self._setup = setup
         self._reader = request.reader()
         self._sse = SseReader()
@@ -154,13 +156,13 @@ class ReplyReading:
         self._deadline: float | None = None
 
     def questions(self) -> Generator[Question, Any, None]:
-        """What the server is to be asked first, see `RawReader`."""
+        """Yield the requests to send first, see `RawReader`."""
         if isinstance(self._reader, RawReader):
             yield from self._reader.questions()
 
     @property
     def left(self) -> float | None:
-        """Seconds of the time for all of it; it begins to run when this is asked first."""
+        """Seconds left of the total timeout, which starts with the first call."""
         total, now = self._setup.timeouts.total, time.monotonic()
         if total is None:
             return None
@@ -172,7 +174,7 @@ class ReplyReading:
         return TimedOut(message, self._at(b""))
 
     def began(self, response: httpx.Response) -> None:
-        """The head of the reply is here."""
+        """Take the headers of the reply."""
         self.reply = Reply.of(response)
         self._streams = self.reply.streams
         self.where = replace(self.where, status=self.reply.status, request_id=self.reply.request_id)
@@ -185,7 +187,7 @@ class ReplyReading:
         return Refused(where, problem, self.reply)
 
     def again(self) -> None:
-        """Another try: the clock starts anew."""
+        """Prepare a retry, and restart the clock."""
         self._heard = time.monotonic()
         self.where, self.reply = Where(self.where.request), None
 
@@ -194,7 +196,7 @@ class ReplyReading:
         if room > 0:
             self.beginning += data[:room]
         if not self._streams:
-            # Not a stream, as it seems: its end shows what it is.
+            # Apparently not a stream: it is parsed once it is complete.
             self._whole.append(data)
         try:
             events = self._sse.feed(data)
@@ -204,7 +206,7 @@ class ReplyReading:
         self._check_time(bool(events))
 
     def end(self) -> Iterator[StreamEvent]:
-        """The server has nothing more to say."""
+        """Finish after the server has closed the reply."""
         if self.done:
             return
         if self.left == 0 and not self._reader.over:
@@ -214,7 +216,7 @@ class ReplyReading:
         else:
             yield from self._read(self._sse.end())
         if not (self.done or self._reader.over):
-            raise BrokenStream("The stream ended before the answer did.", self._at(self.beginning))
+            raise BrokenStream("The stream ended before the answer was complete.", self._at(self.beginning))
 
     def make_error(self, error: httpx.HTTPError) -> ClientError:
         if self.left == 0:
@@ -246,7 +248,7 @@ class ReplyReading:
             raise BrokenStream(f"An event cannot be read: {why}.", self._at(data)) from error
 
     def _said_failed(self, problem: Problem | None, data: bytes) -> StreamFailed:
-        said = problem.message if problem else "The server did not say what is wrong."
+        said = problem.message if problem else "The server gave no reason."
         return StreamFailed(said, self._at(b"" if problem else data), problem)
 
     def _check_time(self, heard: bool) -> None:
@@ -256,7 +258,7 @@ class ReplyReading:
         if heard:
             self._heard = now
         elif limit is not None and now - self._heard > limit:
-            message = f"The server sends signs of life, but no event in {limit:g} seconds."
+            message = f"The server sends keep-alives, but no event for {limit:g} seconds."
             raise TimedOut(message, self._at(b""))
 
     def _at(self, data: bytes | bytearray) -> Where:

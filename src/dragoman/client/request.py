@@ -1,4 +1,4 @@
-"""What is asked: the path and the body of a request for a stream."""
+"""Path and body of streaming requests."""
 
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,11 +24,11 @@ STREAM = {"Content-Type": "application/json", "Accept": "text/event-stream"}
 
 
 class EventReader(Protocol):
-    """The data of one event after the other, to what it tells."""
+    """Turns the data of events into stream events."""
 
     @property
     def over(self) -> bool:
-        """The answer has come to its end."""
+        """Whether the answer is complete."""
 
     def read(self, data: bytes) -> Iterator[StreamEvent]: ...
 
@@ -37,9 +37,9 @@ class Request(Struct, frozen=True):
     path: str
     body: Mapping[str, Any]
     raw: RawAnswer | None = None
-    """How a completion is to be read, where it is more than text."""
+    """How to parse a raw completion, if at all."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """Beside those that every request has."""
+    """Headers of this request, added to the common ones."""
 
     def reader(self) -> EventReader:
         if self.raw is not None:
@@ -69,28 +69,30 @@ def _with_usage(path: str, fields: Mapping[str, Any]) -> Request:
 
 
 def _set(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """None means unset, and not every server takes null for that."""
+    """Drop fields that are None, because not every server accepts null for unset."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
-# Pictures and sounds as parts of messages.
+# Images and audio as content parts.
 
 
 def image(given: str | Path | bytes, detail: str = "auto") -> dict[str, Any]:
-    """`{"role": "user", "content": [{"type": "text", "text": "What is this?"}, image("cat.png")]}`"""
+    """Build an image part: `{"role": "user", "content": [{"type": "text", "text": "?"},
+    image("cat.png")]}`
+    """
     form, data = _read_media(given, "image")
     url = f"data:{MEDIA_TYPES[form]};base64,{data}"
     return {"type": "image_url", "image_url": {"url": url, "detail": detail}}
 
 
 def audio(given: str | Path | bytes) -> dict[str, Any]:
-    """The same for a sound."""
+    """Build an audio part."""
     form, data = _read_media(given, "audio")
     return {"type": "input_audio", "input_audio": {"data": data, "format": form}}
 
 
 def _read_media(given: str | Path | bytes, kind: MediaKind) -> tuple[str, str]:
-    """Its format, by its content, and its bytes in base64."""
+    """Read a file; return its format, detected from the content, and its bytes in base64."""
     try:
         data = given if isinstance(given, bytes) else Path(given).read_bytes()
         return find_format(data, kind), b64encode(data).decode()

@@ -1,4 +1,4 @@
-"""The events of a Responses stream to the same events as those of the other APIs."""
+"""Turns the events of a Responses stream into the common stream events."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -77,7 +77,7 @@ class ResponseEvent(Struct):
 
     @property
     def whole(self) -> str:
-        """What a `.done` event repeats."""
+        """The complete text, which a `.done` event repeats."""
         return self.text or self.arguments or self.input or self.refusal or ""
 
 
@@ -85,16 +85,16 @@ _read = msgspec.json.Decoder(ResponseEvent).decode
 
 
 class ResponseReader:
-    """`over` is true after the event that ends a response."""
+    """Reads the events of one response. `over` is true after the event that ends it."""
 
     def __init__(self) -> None:
         self.over = False
         self._heard: set[tuple[str, str | int | None]] = set()
-        """What had deltas: of the rest, the text comes whole with its end."""
+        """Parts that had deltas; the text of others comes complete with their end."""
         self._calls: dict[str | int, int] = {}
-        """The numbers of calls by all that servers name them with: ids, call ids, places in the output."""
+        """The numbers of calls by every name that servers use: item id, call id, output index."""
         self._said: list[list[str]] = []
-        """The arguments of each call, as far as they have come."""
+        """The arguments of each call so far."""
 
     def read(self, data: bytes) -> Iterator[StreamEvent]:
         event = _read(data)
@@ -102,7 +102,7 @@ class ResponseReader:
             raise FailedInside(_problem(event, data))
         told = list(self._tell(event, data))
         if event.token_ids and not any(getattr(one, "tokens", ()) for one in told):
-            # Ids of no text come beside the events that end something.
+            # Ids without text come with events that end a part.
             yield Unseen("", event.tokens(""))
         yield from told
 

@@ -1,4 +1,4 @@
-"""The client for ordinary code. `async_client` is the same for event loops."""
+"""The synchronous client; `async_client.py` has the asynchronous one."""
 
 import socket
 import time
@@ -19,10 +19,11 @@ from dragoman.client.setup import Setup
 
 
 class Client(Asking["Stream"]):
-    """Asks any server that speaks OpenAI's API. Every answer is streamed; a whole one is the fold of it.
+    """Client of any OpenAI-compatible server. Every answer is streamed; a complete one is folded from its
+    events.
 
-    Where nothing of an answer has come, a request is tried again, `retries` times. `failures` is a folder in
-    which requests that fail are kept, without keys, for `dragoman replay`.
+    A request is retried up to `retries` times if no part of an answer has arrived. `failures` is a folder in
+    which failed requests are saved, without keys, for `dragoman replay`.
     """
 
     _transport = httpx.HTTPTransport
@@ -43,7 +44,7 @@ class Client(Asking["Stream"]):
         self._http.close()
 
     def request(self, method: str, path: str, body: Any = None) -> Whole:
-        """Any other route: the decoded JSON, and what the head of the reply told."""
+        """Send a request to any other route; returns the decoded JSON with the reply's headers."""
         exchange = PlainExchange(self._setup, method, path)
         content = None if body is None else msgspec.json.encode(body)
         try:
@@ -56,8 +57,8 @@ class Client(Asking["Stream"]):
 
 
 class Stream(StreamState):
-    """One streamed answer. Leaving it (break, close, an exception, no more references) hangs up, which stops
-    the engine.
+    """One streamed answer. Leaving it (break, close, an exception, garbage collection) disconnects, which
+    stops the engine.
     """
 
     def __init__(self, http: httpx.Client, setup: Setup, request: Request) -> None:
@@ -87,7 +88,7 @@ class Stream(StreamState):
             self.close()
 
     def answer(self) -> AnswerTree:
-        """Read to the end; with several choices, `answers` has the others."""
+        """Read to the end and return the first answer; `answers` has all choices."""
         for _ in self:
             pass
         return self._first()
@@ -151,7 +152,7 @@ class Stream(StreamState):
 
 @contextmanager
 def _hang_up_after(seconds: float | None, response: httpx.Response) -> Iterator[None]:
-    """A read that waits for the server knows nothing of the time for all of them: somebody else ends it."""
+    """Disconnect after the total timeout: a blocking read only knows its own timeout, so a timer ends it."""
     stream = response.extensions.get("network_stream")
     connection = None if seconds is None or stream is None else stream.get_extra_info("socket")
     if connection is None:
@@ -172,7 +173,7 @@ def _hang_up(connection: socket.socket) -> None:
 
 
 def _body(response: httpx.Response) -> bytes:
-    """What is said with a refusal, as far as anybody would read it."""
+    """Read the body of an error reply, up to `MOST_SAID` bytes."""
     body = b""
     with closing(response):
         for part in response.iter_bytes():

@@ -1,4 +1,4 @@
-"""The chunks of chat and completions streams, as many servers write them: anything may be missing or null."""
+"""Chunks of chat and completions streams from many servers: any field may be missing or null."""
 
 from typing import Any
 
@@ -9,7 +9,9 @@ from dragoman.types import Usage
 
 
 class Named(Struct):
-    """What is called: `arguments` of a function (text, though some servers send the object), or `input`."""
+    """Name and input of a call: `arguments` of a function (text, although some servers send an object), or
+    `input`.
+    """
 
     name: str | None = None
     arguments: str | dict[str, Any] | None = None
@@ -32,7 +34,7 @@ class Delta(Struct):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: Any = None
-    """The same under another name; with some routers an object, which says nothing more."""
+    """Reasoning under another name; some routers send an object, which is ignored."""
     refusal: str | None = None
     tool_calls: list[CallDelta] | None = None
     function_call: Named | None = None
@@ -43,17 +45,19 @@ class Delta(Struct):
 
 
 class Spelled(Struct):
-    """One token as chat and responses spell it in log probabilities."""
+    """One token in the log probabilities of chat and responses."""
 
     token: str
     id: int | None = None
-    """llama-server tells it."""
+    """Sent by llama-server."""
     logprob: float | None = None
     top_logprobs: "list[Spelled] | None" = None
 
 
 class Logprobs(Struct):
-    """`content` is how chat has them, the other three are parallel lists of completions."""
+    """Log probabilities: `content` is chat's format, the other three are the parallel lists of
+    completions.
+    """
 
     content: list[Spelled] | None = None
     tokens: list[str] | None = None
@@ -65,7 +69,7 @@ class ChunkChoice(Struct):
     index: int = 0
     delta: Delta | None = None
     message: Delta | None = None
-    """Instead of a delta, where a server does not stream."""
+    """Used by servers that do not stream."""
     text: str | None = None
     token_ids: list[int] | None = None
     logprobs: Logprobs | None = None
@@ -83,7 +87,7 @@ class Details(Struct):
 
 
 class Counts(Struct):
-    """Usage under the names of chat and completions, and under those of responses."""
+    """Usage under the field names of chat and completions, and of responses."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -112,7 +116,7 @@ class Chunk(Struct):
 
 
 class Problem(Struct):
-    """What a server says is wrong."""
+    """An error as a server describes it."""
 
     message: str
     type: str | None = None
@@ -124,7 +128,7 @@ read_chunk = msgspec.json.Decoder(Chunk).decode
 
 
 def problem_in(body: bytes) -> Problem | None:
-    """The error of a reply or an event: OpenAI's shape, a bare text, or one of the shapes in between."""
+    """Extract the error of a reply or an event: OpenAI's format, plain text, or a format between."""
     try:
         said = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -133,7 +137,7 @@ def problem_in(body: bytes) -> Problem | None:
 
 
 def problem_of(said: Any) -> Problem | None:
-    """`problem_of({"message": "No."})` and `problem_of("No.")` say the same."""
+    """Build a problem: `problem_of({"message": "No."})` and `problem_of("No.")` are equal."""
     if isinstance(said, str):
         return Problem(said)
     if not isinstance(said, dict) or not isinstance(said.get("message"), str):

@@ -1,4 +1,4 @@
-"""A client of MCP servers, for tools that the server itself calls. Knows nothing of routes or APIs."""
+"""A client of MCP servers, for tools that the server calls itself. Independent of routes and APIs."""
 
 from dragoman.mcp.servers import McpServers, McpSession
 from dragoman.mcp.spec import CallResult, McpBounds, McpFailure, McpTool, ServerSpec

@@ -1,12 +1,12 @@
-"""The operator's file of MCP servers, in the shape that other programs have it.
+"""The operator's file of MCP servers, in the format that other programs use.
 
     {"mcpServers": {
         "files": {"command": "npx", "args": ["..."], "env": {"KEY": "${KEY}"}},
         "search": {"url": "https://example.com/mcp", "headers": {"Authorization": "Bearer ${TOKEN}"}}
     }}
 
-Any text may have `${NAME}` or `${NAME:-default}` in it, out of the environment. Keys beside `mcpServers` are
-those of other programs.
+Any text may contain `${NAME}` or `${NAME:-default}`, replaced from the environment. Keys besides `mcpServers`
+belong to other programs and are ignored.
 """
 
 import os
@@ -51,20 +51,20 @@ class File(Struct, frozen=True):
 
 
 def servers_of(settings: Settings, errors: IO[str] | None = None) -> McpServers:
-    """The MCP servers of an app: `mcp_config`, `mcp_allow` and `mcp_timeout` say which."""
+    """Create the MCP servers that `mcp_config`, `mcp_allow` and `mcp_timeout` describe."""
     configured = read_config(settings.mcp_config, os.environ) if settings.mcp_config else {}
     bounds = McpBounds(call_s=settings.mcp_timeout, limits=settings.limits)
     return McpServers(configured, settings.mcp_allow, bounds, errors=errors)
 
 
 def read_config(path: str, environ: Mapping[str, str]) -> dict[str, ServerSpec]:
-    """The servers of a file by their labels; whatever is wrong is a SettingsError that names the place."""
+    """Read the servers of a file by label; raises a SettingsError that names the wrong entry."""
     try:
         file = msgspec.json.decode(Path(path).expanduser().read_bytes(), type=File)
     except OSError as error:
         raise SettingsError(f"`mcp_config`: {path} cannot be read: {error.strerror}.") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"`mcp_config`: {path} is not a file of MCP servers: {error}.") from error
+        raise SettingsError(f"`mcp_config`: {path} is not a valid file of MCP servers: {error}.") from error
     found: dict[str, ServerSpec] = {}
     for label, raw in file.servers.items():
         try:
@@ -78,7 +78,7 @@ def read_config(path: str, environ: Mapping[str, str]) -> dict[str, ServerSpec]:
 
 
 def expand(value: Any, environ: Mapping[str, str]) -> Any:
-    """`expand({"a": ["${B}"]}, {"B": "c"})` is `{"a": ["c"]}`."""
+    """Replace variables: `expand({"a": ["${B}"]}, {"B": "c"})` is `{"a": ["c"]}`."""
     match value:
         case str():
             return VARIABLE.sub(lambda found: _variable(found, environ), value)
@@ -97,7 +97,7 @@ def _variable(found: re.Match[str], environ: Mapping[str, str]) -> str:
 
 
 def spec_of(label: str, entry: Entry) -> ServerSpec:
-    """Either a process or an address, and nothing of the other."""
+    """Build the spec of a server, which has either a command or a URL."""
     if (entry.command is None) == (entry.url is None):
         raise ValueError("either `command` or `url` must be given")
     if entry.command is not None:

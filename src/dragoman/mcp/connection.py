@@ -1,7 +1,7 @@
-"""One open connection to a server.
+"""One open connection to an MCP server.
 
-The SDK's context managers must be left in the task that entered them, so each connection has a task that
-owns it. Calls run in the tasks of those who ask: cancelling one of them does not harm the others.
+The SDK's context managers must be exited in the task that entered them, so each connection has an owner task.
+Calls run in the tasks of their callers: cancelling one call does not affect the others.
 """
 
 import asyncio
@@ -42,12 +42,12 @@ from dragoman.media.read import read_media
 
 T = TypeVar("T")
 Owners: TypeAlias = set[asyncio.Task[None]]
-"""Where the tasks that own connections are kept until they are done."""
-# They log what is sent and received, headers too, and tracebacks that quote it.
+"""The owner tasks of connections until they are done."""
+# These loggers log messages with headers, and tracebacks that quote them.
 for _name in ("mcp.client", "mcp.shared", "httpx2", "httpcore2"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)
 
-# What a connection gets to say goodbye; a process is ended by force within this time.
+# Seconds to close a connection; within this time a process is killed.
 LEAVE_S = 8.0
 ROUNDS = 10
 ROUND_S = 0.1
@@ -59,7 +59,9 @@ KINDS: dict[str, MediaKind] = {"image": "image", "audio": "audio"}
 
 
 class Connection:
-    """`await Connection.open(spec, bounds, owners)`; after `end`, or once `over`, it is of no use."""
+    """A connection: `await Connection.open(spec, bounds, owners)`. It is unusable after `end`, or once
+    `over`.
+    """
 
     def __init__(
         self, spec: ServerSpec, bounds: McpBounds, owners: Owners, how: Attempt, errors: IO[str] | None
@@ -74,12 +76,12 @@ class Connection:
             mode=how.mode,
             client_info=wire.Implementation(name="dragoman", version=__version__),
             message_handler=self._heard,
-            # We keep the list of tools ourselves, for servers of every revision.
+            # `Listing` caches the tools, for servers of every protocol revision.
             cache=None,
         )
         self._listing = Listing(bounds)
         self._ready = asyncio.Event()
-        # It outlives the request that it is opened for, and is not that request's.
+        # The connection outlives the request that opens it, so it must not inherit that request's context.
         self._owner = asyncio.create_task(self._own(), name=f"mcp {spec.label}", context=Context())
         self._owner.add_done_callback(lambda _: self._ready.set())
         owners.add(self._owner)
@@ -89,7 +91,7 @@ class Connection:
     async def open(
         cls, spec: ServerSpec, bounds: McpBounds, owners: Owners, errors: IO[str] | None = None
     ) -> "Connection":
-        """Connect in the newest way that the server knows."""
+        """Connect by the newest protocol that the server supports."""
         *others, last = attempts(spec)
         for how in others:
             try:
@@ -114,7 +116,7 @@ class Connection:
         return self._failure is not None or self._ending.is_set() or self._owner.done()
 
     def end(self) -> None:
-        """Begin to leave; its owner is done when all is cleaned up."""
+        """Begin to close; the owner task ends when cleanup is done."""
         self._ending.set()
         if not self._ready.is_set():
             self._scope.cancel()
@@ -133,7 +135,7 @@ class Connection:
         return await self._listing.fetch(self._client.session, self._spec)
 
     async def _ask(self, question: Coroutine[Any, Any, T], what: str) -> T:
-        """The answer, unless the connection ends or the time is up before it comes."""
+        """Await a reply, unless the connection ends or the timeout expires first."""
         asking = asyncio.create_task(question)
         asking.add_done_callback(_retrieve)
         seconds = self._bounds.call_s
@@ -144,7 +146,7 @@ class Connection:
         except Exception as error:
             failure = failure_of(error, self._spec)
             if failure.is_session_over:
-                # Others who wait on this connection cannot be sure that nothing was done for them.
+                # Other callers on this connection cannot know whether the server has executed their calls.
                 self._lost(closed(self._spec))
                 raise failure from None
             raise self._failure or failure from None
@@ -168,7 +170,7 @@ class Connection:
             self._lost(timed_out("connect", self._bounds.connect_s, self._spec))
 
     def _lost(self, failure: McpFailure) -> None:
-        """Told by the transport, too, when the server is gone. The first reason is the one that counts."""
+        """Note why the connection is gone; the transport calls it, too. The first reason counts."""
         self._failure = self._failure or failure
         self.end()
 
@@ -178,13 +180,13 @@ class Connection:
 
 
 def _retrieve(asked: asyncio.Task[Any]) -> None:
-    """An answer that nobody waits for any more may be an error; that is no news."""
+    """Retrieve the result of an abandoned call, so that asyncio does not log its error."""
     if not asked.cancelled():
         asked.exception()
 
 
 class Listing:
-    """The tools of a server, asked for page by page and kept for a while."""
+    """The tools of a server, fetched page by page and cached."""
 
     def __init__(self, bounds: McpBounds) -> None:
         self._bounds = bounds
@@ -219,7 +221,7 @@ class Listing:
             if cursor in cursors or len(cursors) > self._bounds.tools:
                 raise McpFailure("protocol", f"The MCP server {spec.label} lists its tools without end.")
             cursors.add(cursor)
-        # A change that was told of meanwhile may concern a page that is read already.
+        # A change reported meanwhile may affect a page that was read before it.
         if changes == self._changes:
             self._tools, self._until = tools, time.monotonic() + self._bounds.tools_age_s
         return tools
@@ -232,10 +234,10 @@ def tool_of(tool: wire.Tool) -> McpTool:
 
 
 class Call:
-    """One call of a tool, in as many rounds as the server wants for it.
+    """One tool call, in as many rounds as the server needs.
 
-    Not by the SDK's `call_tool`: that also checks the result against a schema of the server's, whose regular
-    expressions may take for ever. What a tool says goes to the model as it is.
+    It does not use the SDK's `call_tool`, which also validates the result against the server's schema, whose
+    regular expressions may take forever. The model gets the result unchanged.
     """
 
     def __init__(
@@ -252,13 +254,13 @@ class Call:
             if isinstance(answer, wire.CallToolResult):
                 return answer
             if answer.input_requests:
-                what = "asks for something in the middle of a call, and nobody is here to answer"
+                what = "asks for input in the middle of a call, which is not supported"
                 raise McpFailure("protocol", f"The MCP server {self._spec.label} {what}.")
-            # It wants to be asked again, and told what it said now.
+            # The server wants the call repeated with the state that it has just sent.
             await asyncio.sleep(ROUND_S)
             params = params.model_copy(update={"request_state": answer.request_state})
         raise McpFailure(
-            "protocol", f"The MCP server {self._spec.label} puts off its answer again and again."
+            "protocol", f"The MCP server {self._spec.label} postpones its answer again and again."
         )
 
     async def _send(
@@ -270,7 +272,7 @@ class Call:
         except MCPError as error:
             if error.code != wire.HEADER_MISMATCH:
                 raise
-        # Some arguments go into headers as well; which ones, the list of tools says.
+        # Some arguments must be repeated in headers, as the list of tools says.
         await self._relist()
         return await self._session.send_request(request, ANSWER)
 
@@ -281,12 +283,12 @@ def result_of(result: wire.CallToolResult, bounds: McpBounds, spec: ServerSpec) 
         texts = [*filter(None, (*texts, _write_structured(result)))]
     text, most = "\n".join(texts), bounds.result_chars
     if len(text) > most:
-        raise too_large(f"a result of {len(text)} characters, where {most} are the most", spec)
+        raise too_large(f"a result of {len(text)} characters, above the limit of {most}", spec)
     return CallResult(text, result.is_error, () if result.is_error else _parts_of(result, texts, bounds))
 
 
 def _parts_of(result: wire.CallToolResult, texts: list[str], bounds: McpBounds) -> tuple[str | Media, ...]:
-    """What it shows between its texts; nothing where that is all mentioned in them only."""
+    """Return texts with media between them; empty if there is no supported media."""
     shown = [_read_shown(part, bounds.limits) for part in result.content]
     if not any(shown):
         return ()
@@ -294,7 +296,7 @@ def _parts_of(result: wire.CallToolResult, texts: list[str], bounds: McpBounds) 
 
 
 def _read_shown(part: wire.ContentBlock, limits: Limits) -> Media | None:
-    """A picture or a sound that is what it is said to be, within the limits."""
+    """Read an image or audio clip, if it is valid and within the limits."""
     match part:
         case wire.ImageContent() | wire.AudioContent():
             kind, data = str(part.type), part.data
@@ -316,7 +318,7 @@ def _write_structured(result: wire.CallToolResult) -> str:
 
 
 def part_text(part: wire.ContentBlock) -> str:
-    """`[image image/png, 3 KiB]` for what is not text: the model is told that it is there."""
+    """Format a content part as text: `[image image/png, 3 KiB]` mentions media to the model."""
     match part:
         case wire.TextContent():
             return part.text

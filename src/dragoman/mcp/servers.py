@@ -1,7 +1,8 @@
-"""All MCP servers of an app, those that the operator configured and those that requests name; and what may be
-used: which tools of a server, which calls after a person has approved, which servers.
+"""The MCP servers of an app, both configured ones and those named in requests, and what may be used: servers,
+tools, and calls that need approval.
 
-Whether a tool only reads is what its server says of it. Where a server is not trusted, tools should be named.
+Whether a tool is read-only is the server's claim. For servers that are not trusted, name the allowed
+tools.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ INVALID_PARAMS = -32602
 
 
 class McpSession:
-    """Raises nothing but McpFailure."""
+    """Calls one server, connecting when needed. Raises only McpFailure."""
 
     def __init__(self, spec: ServerSpec, bounds: McpBounds, owners: "Owners", errors: IO[str] | None) -> None:
         self._spec = spec
@@ -38,7 +39,7 @@ class McpSession:
         self._opening: asyncio.Task[Connection] | None = None
 
     async def list_tools(self) -> list[McpTool]:
-        # To ask this twice does no harm.
+        # Listing twice does no harm, so it may be retried.
         return await self._ask(
             lambda connection: connection.tools(),
             lambda failure: failure.is_session_over or failure.kind == "unreachable",
@@ -50,7 +51,7 @@ class McpSession:
         )
 
     async def call_as_written(self, name: str, arguments: str) -> CallResult:
-        """A call as a model wrote it: its arguments are JSON, or what it took for JSON."""
+        """Call a tool with the arguments as the model wrote them, which may not be valid JSON."""
         try:
             given = json.loads(arguments or "{}")
         except (ValueError, RecursionError):
@@ -71,7 +72,7 @@ class McpSession:
         return await ask(await self._connection())
 
     def _is_open(self) -> bool:
-        """Or about to be."""
+        """Whether the connection is open or being opened."""
         if self._opening is None or self._opening.cancelled():
             return False
         if not self._opening.done():
@@ -79,7 +80,7 @@ class McpSession:
         return self._opening.exception() is None and not self._opening.result().over
 
     async def _connection(self) -> "Connection":
-        # The SDK is an extra, and slow to import.
+        # The SDK is an optional dependency, and slow to import.
         from dragoman.mcp.connection import Connection
         from dragoman.mcp.transports import closed
 
@@ -88,7 +89,7 @@ class McpSession:
             self._opening = asyncio.create_task(opened)
         opening = self._opening
         try:
-            # Others may wait for the same connection.
+            # Other callers may wait for the same connection.
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -97,7 +98,7 @@ class McpSession:
             raise
 
     def end(self) -> None:
-        """Begin to leave; those who still wait for an answer get a failure."""
+        """Begin to close; calls in progress fail."""
         if self._opening is None or not self._is_open():
             return
         if self._opening.done():
@@ -107,7 +108,9 @@ class McpSession:
 
 
 class McpServers:
-    """Connections to configured servers are opened on first use, shared, and opened anew after they ended."""
+    """The app's MCP servers. Connections to configured ones open on first use, are shared, and are reopened
+    if they end.
+    """
 
     def __init__(
         self,
@@ -117,7 +120,7 @@ class McpServers:
         *,
         errors: IO[str] | None = None,
     ) -> None:
-        """`errors` gets what the processes write to their standard error; without it, nobody does."""
+        """`errors` receives the standard error of server processes; without it, that output is discarded."""
         self._configured = dict(configured or {})
         self._allow = tuple(allow)
         self._bounds = bounds or McpBounds()
@@ -138,7 +141,9 @@ class McpServers:
         headers: Mapping[str, str] | None = None,
         authorization: str | None = None,
     ) -> ServerSpec:
-        """The server that a request means. A request never starts a process: those are only configured."""
+        """Return the server that a request names. Requests never start processes: these are only
+        configured.
+        """
         if url is not None:
             only_public = check_url(url, self._allow)
             if problem := header_problem(headers or {}, authorization):
@@ -151,22 +156,28 @@ class McpServers:
                 only_public=only_public,
             )
         if label not in self._configured:
-            known = f"It has {', '.join(self.configured())}." if self._configured else "It has none."
+            known = (
+                f"Configured servers: {', '.join(self.configured())}."
+                if self._configured
+                else "None is configured."
+            )
             raise BadRequest(
-                f"This server has no MCP server {label} of its own, and no address was given. {known}",
+                f"There is no configured MCP server {label}, and the request has no "
+                f"server_url for it. {known}",
                 param=TOOLS,
                 code="mcp_server_not_found",
             )
         if headers or authorization:
             raise BadRequest(
-                f"The MCP server {label} is this server's own: headers and authorization go with an address.",
+                f"The MCP server {label} is configured by the operator: headers and "
+                "authorization are only for servers with a URL.",
                 param=TOOLS,
             )
         return self._configured[label]
 
     @asynccontextmanager
     async def session(self, spec: ServerSpec) -> AsyncIterator[McpSession]:
-        """Connects on first use, so that entering never fails."""
+        """Yield a session. It connects on first use, so entering never fails."""
         if self._configured.get(spec.label) == spec:
             yield self._shared.setdefault(spec.label, self._session(spec))
             return
@@ -180,7 +191,7 @@ class McpServers:
         return McpSession(spec, self._bounds, self._leaving, self._errors)
 
     async def close(self) -> None:
-        """End all connections and processes, and wait until they are gone."""
+        """Close all connections and processes, and wait until they are gone."""
         for session in self._shared.values():
             session.end()
         self._shared.clear()
@@ -195,11 +206,11 @@ def check_installed() -> None:
         )
 
 
-# What may be used: tools and calls.
+# Allowed tools and calls.
 
 
 class ToolFilter(Struct, frozen=True, forbid_unknown_fields=True):
-    """Matches a tool for which all that is given holds."""
+    """Matches tools for which all given conditions hold."""
 
     tool_names: list[str] | None = None
     read_only: bool | None = None
@@ -223,14 +234,18 @@ RequireApproval: TypeAlias = Literal["always", "never"] | ApprovalFilters | None
 
 
 def allows_tool(tool: McpTool, allowed_tools: AllowedTools) -> bool:
-    """`None` allows all, as does `["*"]` in vLLM's API. A star approves of nothing."""
+    """Whether a tool is allowed. `None` allows all, as does `["*"]` in vLLM's API. A star approves
+    nothing.
+    """
     if isinstance(allowed_tools, list):
         return tool.name in allowed_tools or "*" in allowed_tools
     return allowed_tools is None or allowed_tools.matches(tool)
 
 
 def needs_approval(tool: McpTool, policy: RequireApproval) -> bool:
-    """In doubt, yes: where nothing is said, where both filters match, and where neither does."""
+    """Whether a call needs approval. The default is yes: without a policy, if both filters match, and if
+    neither does.
+    """
     if not isinstance(policy, ApprovalFilters):
         return policy != "never"
     if policy.always is not None and not policy.always.is_empty and policy.always.matches(tool):
@@ -243,34 +258,36 @@ _ENCODER = msgspec.json.Encoder(order="sorted")
 
 
 def pin_of(tool: McpTool) -> str:
-    """What is approved is a call of a tool as it was described: another word of that, another pin."""
+    """Return the digest of a tool's description. An approval applies to the tool as it was described."""
     described = _ENCODER.encode([tool.name, tool.description, tool.input_schema])
     return hashlib.sha256(described).hexdigest()[:16]
 
 
-# What may be used: servers. Those of the operator's allow-list, over HTTP, with plain headers.
+# Allowed servers: those on the operator's allow list, over HTTP, with plain headers.
 
 
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 HEADER_VALUE = re.compile(r"[\t -~]*")
 TOKEN = re.compile(r"[!-~]+")
-# These say how a message is carried, which is not for a client to say.
+# Headers of the HTTP message itself, which clients may not set.
 OURS = frozenset({"host", "content-length", "transfer-encoding", "connection", "upgrade", "accept-encoding"})
 
 
 def check_allow(allow: Sequence[str]) -> None:
-    """An entry that could never match would be a slip in silence."""
+    """Raise for entries that could never match."""
     for entry in allow:
         if ALLOWED.fullmatch(entry) is None:
             raise SettingsError(f"`mcp_allow`: {entry} must be a host, HOST:PORT, HOST:* or *.")
 
 
 def check_url(url: str, allow: Sequence[str]) -> bool:
-    """Refuses what is not allowed. True for a host that only `*` allows, which must be a public one."""
+    """Raise for a URL that is not allowed. Returns True for a host that only `*` allows, which must be
+    public.
+    """
     found = ADDRESS.fullmatch(url)
     if found is None:
         raise BadRequest(
-            "An MCP server's address must be http:// or https:// and a host, without a password in it.",
+            "An MCP server's URL must be http:// or https:// and a host, without a password.",
             param=TOOLS,
         )
     host = found["host"].lower()
@@ -289,7 +306,7 @@ def check_url(url: str, allow: Sequence[str]) -> bool:
 
 
 def header_problem(headers: Mapping[str, str], authorization: str | None = None) -> str | None:
-    """What is wrong with these headers, if anything. Never says a value: it may be a secret."""
+    """Return what is wrong with these headers, or None. Values are never quoted: they may be secrets."""
     for name, value in headers.items():
         if not HEADER_NAME.fullmatch(name) or name.lower() in OURS:
             return "a header for an MCP server has a name that may not be sent"

@@ -1,6 +1,6 @@
-"""How a server is reached, over HTTP or as a process, with a bound on all that it sends.
+"""Connections to MCP servers, over HTTP or to a process, with limits on everything they send.
 
-Every failure on the way becomes a sentence that is safe to show.
+Every failure becomes a message that is safe to show.
 """
 
 import asyncio
@@ -31,17 +31,17 @@ from dragoman.mcp.spec import McpBounds, McpFailure, ServerSpec
 from dragoman.outbound import NotPublic, public_address
 from dragoman.tracing import outgoing
 
-# What went wrong.
+# Errors.
 
 
-# Sentences of the SDK about connections, which come under a code that servers use for anything.
+# Messages of the SDK about connections, under an error code that servers also use otherwise.
 CLOSED = ("Connection closed", "SSE stream")
 UNREADABLE = "Failed to parse"
 TOO_LARGE = ("the answer is larger than", "byte limit")
 
 
 def failure_of(error: BaseException, spec: ServerSpec) -> McpFailure:
-    """The failure that an exception of the SDK, of HTTP or of the system stands for."""
+    """Translate an exception of the SDK, of HTTP or of the system into an McpFailure."""
     if isinstance(error, BaseExceptionGroup):
         return failure_of(error.exceptions[0], spec)
     if isinstance(error, McpFailure):
@@ -64,7 +64,7 @@ def failure_of(error: BaseException, spec: ServerSpec) -> McpFailure:
 
 
 def of_status(status: int, spec: ServerSpec) -> McpFailure:
-    """`of_status(401, spec)`; 0 stands for no answer at all."""
+    """Build the failure of an HTTP status: `of_status(401, spec)`; 0 means no reply at all."""
     if not status:
         return McpFailure("unreachable", f"The MCP server {spec.label} could not be reached.")
     return McpFailure("http", f"The MCP server {spec.label} answered with HTTP status {status}.", status)
@@ -102,39 +102,38 @@ def _of_answer(error: MCPError, spec: ServerSpec) -> McpFailure:
 
 # The HTTP side of a connection, between the SDK and the socket.
 #
-# The SDK reads a JSON answer whole, whatever its size, drops the status of an error, and ends the
-# connection with all calls on it when one request breaks. Here answers are cut off at a bound, and what
-# goes wrong with one request becomes a JSON-RPC error to that request, which carries what happened in its
-# data.
+# The SDK reads JSON replies of any size, drops the status of errors, and ends the connection with all its
+# calls when one request fails. Here replies are limited, and a failed request becomes a JSON-RPC error for
+# that request alone, with the cause in its data.
 
 
 FAILED = "dragoman.http"
-"""The key in the data of our errors; its value is the status, or 0 where there was no answer."""
-# These are about who asks, whatever the body says.
+"""The key in the data of our errors; its value is the HTTP status, or 0 without a reply."""
+# These statuses concern access, whatever the body says.
 ABOUT_ACCESS = frozenset({401, 403, 407})
 NOT_FOUND = 404
 INTERNAL_ERROR = -32603
 PACE_S = 0.2
 MOST_VALUES = 65_536
-"""Of a message that is larger than others."""
+"""Maximum number of JSON values in a message above the plain size limit."""
 BLANKS = (b"\n\n", b"\r\n\r\n", b"\r\r")
-"""Between two events."""
+"""Separators between two events."""
 
 Refused: TypeAlias = Callable[[int], None]
-"""Told of the status with which a message was refused; 0 where the connection itself is gone."""
+"""Called with the status of a rejected message; 0 if the connection itself is gone."""
 
 
 def message_bytes(bounds: McpBounds) -> int:
-    """Of a message that is mostly a picture or a sound, as base64: no more than a client may send."""
+    """Return the size limit of a message with media in base64: no more than a client may send."""
     plain, limits = bounds.answer_bytes, bounds.limits
     return max(plain, min(plain + limits.media_bytes * 4 // 3, limits.body_bytes))
 
 
 class Weight:
-    """Whether a message may be as large as it is, while it comes.
+    """Limits the size of a message while it arrives.
 
-    One that is larger than others is a picture or a sound, so it is few values, however long: what a message
-    costs when it is read is how many it has. They are counted by what stands between them.
+    A message above the plain limit must be mostly media, so it has few JSON values however long it is, and
+    the number of values is what makes parsing expensive. They are counted by their separators.
     """
 
     def __init__(self, bounds: McpBounds) -> None:
@@ -147,7 +146,7 @@ class Weight:
         return self._size <= self._plain or (self._size <= self._most and self._values <= MOST_VALUES)
 
     def add_event(self, data: bytes) -> bool:
-        """Of a stream, in which each event is a message; the SDK has a bound for its bytes."""
+        """Add bytes of a stream, in which each event is a message; the SDK limits their size."""
         end = max(data.rfind(blank) + len(blank) if blank in data else 0 for blank in BLANKS)
         if end:
             self._size = self._values = 0
@@ -158,7 +157,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
     def __init__(
         self, bounds: McpBounds, refused: Refused | None = None, *, only_public: bool = False
     ) -> None:
-        """`refused` is for SSE, where what is answered to a message is not the answer to its request."""
+        """`refused` is for SSE, where the reply to a POST is not the answer to its request."""
         self._inner = httpx2.AsyncHTTPTransport(retries=0)
         self._bounds = bounds
         self._refused = refused
@@ -178,7 +177,8 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
             if not is_message:
                 raise
             return self._failure(request, 0)
-        # We ask for none that is compressed, since a small one may be huge when read. It is read as it came.
+        # We request no compression, because a small body could be huge when decompressed; it is read as
+        # received.
         response.headers.pop("content-encoding", None)
         response.stream = Bounded(response, self._bounds, self._refused)
         if is_message and response.status_code >= 400:
@@ -186,7 +186,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         return response
 
     async def _aim(self, request: httpx2.Request) -> httpx2.Request:
-        """The request, to an address that was looked at; the name is what certificates are checked for."""
+        """Send the request to a checked IP address; certificates are verified for the host name."""
         url = request.url
         try:
             address = await public_address(url.host, url.port or (443 if url.scheme == "https" else 80))
@@ -201,7 +201,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         )
 
     async def _pace(self) -> None:
-        """A server may end its stream and ask to be asked again at once, for ever."""
+        """Limit the rate of reconnections: a server may end its stream and ask for a new one forever."""
         now = time.monotonic()
         wait, self._next_stream = self._next_stream - now, max(now, self._next_stream) + PACE_S
         await asyncio.sleep(max(0.0, wait))
@@ -232,7 +232,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
 
 
 class Bounded(httpx2.AsyncByteStream):
-    """The body of an answer up to a bound, or each event of a stream."""
+    """The body of a reply up to its limit, or each event of a stream."""
 
     def __init__(self, response: httpx2.Response, bounds: McpBounds, ended: Refused | None) -> None:
         assert isinstance(response.stream, httpx2.AsyncByteStream)
@@ -249,7 +249,7 @@ class Bounded(httpx2.AsyncByteStream):
                     raise httpx2.StreamError("the answer is larger than it may be")
                 yield chunk
         except httpx2.TransportError:
-            # The SDK turns an error of this class into one of the request; others end the connection.
+            # The SDK turns an error of this class into an error of the request; others end the connection.
             raise httpx2.StreamError("the answer broke off") from None
         finally:
             if self._ended is not None:
@@ -269,11 +269,11 @@ def is_rpc_error(body: bytes) -> bool:
 
 # Servers that are processes: messages are lines on their standard input and output.
 #
-# The SDK has this transport, too, but keeps a line without an end in memory and joins it anew with every
-# piece. Here a line has a bound.
+# The SDK has this transport, too, but buffers a line without an end and joins it again with every chunk. Here
+# the length of lines is limited.
 
 
-# What the process gets to leave by itself, then to heed SIGTERM.
+# Seconds for the process to exit after its input closes, and again after SIGTERM.
 LEAVE_S = 2.0
 DRAIN_BYTES = 65536
 LOOK_S = 0.5
@@ -283,7 +283,7 @@ Lost: TypeAlias = Callable[[McpFailure], None]
 
 
 def stdio(spec: ServerSpec, bounds: McpBounds, lost: Lost, errors: IO[str] | None) -> Transport:
-    """The process of a server; its standard error goes to `errors`, or nowhere."""
+    """Run the process of a server; its standard error goes to `errors`, or is discarded."""
     return _running(spec, bounds, lost, errors)
 
 
@@ -301,7 +301,7 @@ async def _running(
         env=get_default_environment() | spec.env,
         cwd=spec.cwd,
         limit=message_bytes(bounds),
-        # A group of its own, so that what the server started ends with it.
+        # A new session, so that processes started by the server end with it.
         start_new_session=True,
     )
     received, read = anyio.create_memory_object_stream[Received](0)
@@ -344,13 +344,13 @@ def _message(line: bytes) -> Received:
     try:
         return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
     except ValidationError as error:
-        # Many servers print other things as well; what is not a message is not answered.
+        # Many servers also print other lines; they get no reply.
         return error
 
 
 async def _write_lines(process: Process, to_send: MemoryObjectReceiveStream[SessionMessage]) -> None:
     assert process.stdin is not None
-    # A pipe that broke is noticed by the reader, which sees the end of the output.
+    # The reader notices a broken pipe by the end of the output.
     with suppress(OSError, anyio.ClosedResourceError):
         async for item in to_send:
             line = item.message.model_dump_json(by_alias=True, exclude_unset=True)
@@ -359,17 +359,17 @@ async def _write_lines(process: Process, to_send: MemoryObjectReceiveStream[Sess
 
 
 async def _watch(process: Process, spec: ServerSpec, lost: Lost) -> None:
-    """A process that ended may have left a child that holds its output open: then reading does not tell."""
-    # `wait` would wait for the output as well.
+    """Detect that the process has ended, even if a child of it holds its output open."""
+    # `wait` would also wait for the output to close.
     while process.returncode is None:  # noqa: ASYNC110, nothing else tells either
         await anyio.sleep(LOOK_S)
-    # What it said last is read first.
+    # Let the reader read the last output first.
     await anyio.sleep(LOOK_S)
     lost(closed(spec))
 
 
 async def _end(process: Process) -> None:
-    """Close the input, which is how a server is told to leave; then make sure of it and of its children."""
+    """Close the input, which tells a server to exit; then terminate it and its children."""
     assert process.stdin is not None
     process.stdin.close()
     await _wait(process)
@@ -383,7 +383,7 @@ async def _end(process: Process) -> None:
 async def _wait(process: Process) -> None:
     assert process.stdout is not None
     with anyio.move_on_after(LEAVE_S), suppress(OSError):
-        # A server that waits for somebody to read what it says cannot see that it shall leave.
+        # A server that blocks on writing its output cannot notice that its input is closed.
         while await process.stdout.read(DRAIN_BYTES):
             pass
         await process.wait()
@@ -394,21 +394,21 @@ def _signal(process: Process, number: signal.Signals) -> None:
         os.killpg(process.pid, number)
 
 
-# How a server is reached: what its spec says, as a transport of the SDK.
+# Choosing the transport of the SDK for a server.
 
 
 NO_SUCH_TRANSPORT = frozenset({400, 404, 405})
-"""How a server that only has SSE answers a message sent to its address."""
+"""Statuses with which an SSE-only server answers a POST to its URL."""
 
 
 class Attempt(Struct, frozen=True):
     kind: specs.Transport
     mode: Literal["auto", "legacy"] = "auto"
-    """Whether the newest revision is asked for first, or only the handshake of the older ones."""
+    """Whether to request the newest protocol revision first, or only the handshake of older ones."""
 
 
 def attempts(spec: ServerSpec) -> tuple[Attempt, ...]:
-    """How to connect, in order. Servers that only have SSE know nothing but the handshake."""
+    """Return how to connect, in order. SSE-only servers support only the older handshake."""
     if spec.command is not None:
         return (Attempt("stdio"), Attempt("stdio", "legacy"))
     known = {"http": (Attempt("http"),), "sse": (Attempt("sse", "legacy"),)}
@@ -416,9 +416,9 @@ def attempts(spec: ServerSpec) -> tuple[Attempt, ...]:
 
 
 def may_be_older(attempt: Attempt, failure: McpFailure) -> bool:
-    """Whether the failure is one with which an older server meets what it does not know."""
+    """Whether the failure is how an older server reacts to a newer protocol."""
     if attempt.kind == "stdio":
-        # Some that were made with early SDKs end when they read a request that they do not know.
+        # Some servers with early SDKs exit when they read an unknown request.
         return failure.kind == "unreachable"
     return failure.kind == "http" and failure.code in NO_SUCH_TRANSPORT
 
@@ -426,7 +426,9 @@ def may_be_older(attempt: Attempt, failure: McpFailure) -> bool:
 def transport(
     kind: specs.Transport, spec: ServerSpec, bounds: McpBounds, lost: Lost, errors: IO[str] | None
 ) -> Transport:
-    """`lost` is told when the connection is gone for good, by those transports that can be."""
+    """Create the transport; `lost` is called when the connection is gone for good, where that can be
+    noticed.
+    """
     if kind == "stdio":
         return stdio(spec, bounds, lost, errors)
     if kind == "http":
@@ -455,12 +457,12 @@ async def _streamable(spec: ServerSpec, bounds: McpBounds) -> AsyncIterator[Any]
 
 
 def _client(spec: ServerSpec, bounds: McpBounds, refused: Refused | None = None) -> httpx2.AsyncClient:
-    """Each connection has its own client: cookies and headers of one server never reach another."""
+    """Create an HTTP client per connection: cookies and headers of one server never reach another."""
     return httpx2.AsyncClient(
         headers={"Accept-Encoding": "identity", **spec.all_headers()},
-        # A stream may be silent for long. Whoever waits for an answer has a timeout of his own.
+        # A stream may be silent for long; every call has its own timeout.
         timeout=httpx2.Timeout(bounds.connect_s, read=None),
-        # No proxy and no password of the environment is used for an address that a client may have named.
+        # Proxies and passwords of the environment are not used for a URL that a client may have named.
         trust_env=False,
         transport=GuardedTransport(bounds, refused, only_public=spec.only_public),
     )

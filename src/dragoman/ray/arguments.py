@@ -1,7 +1,7 @@
-"""What an application on Ray Serve is told: the models, what each of them takes, and what is before them.
+"""Arguments of an application on Ray Serve: models, their resources, and the ingress in front of them.
 
-`serve run` gives texts (`model=a.gguf replicas=2`), a Serve YAML gives values: both are read here, and what
-is wrong is said by the name of the argument. What dragoman itself is told are its settings, by their names.
+`serve run` passes texts (`model=a.gguf replicas=2`), a Serve YAML passes values: both are parsed here, and
+errors name the argument. Settings of dragoman keep their names.
 """
 
 from collections.abc import Mapping
@@ -21,13 +21,13 @@ Strategy: TypeAlias = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 
 LOOPBACK, EVERYWHERE = "127.0.0.1", "0.0.0.0"
 TAKEN = frozenset({"host", "port", "uds", "tls_cert", "tls_key", "ollama_port", "reuse_port", "model_name"})
-"""Settings that are not for the operator to choose: replicas listen where the others find them."""
+"""Settings that operators cannot set here: replicas choose their own address and report it."""
 OWN_STORES = frozenset({"sqlite", "memory"})
-"""What one process keeps, and another does not see."""
+"""Stores that only the process which writes them can read."""
 
 
 class AutoscalingArguments(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """As many replicas as it takes for `target` answers at each, those that wait for their turn included."""
+    """Scaling to about `target` answers per replica, running and queued."""
 
     min: Annotated[int, Meta(ge=0)] = 1
     max: Annotated[int, Meta(ge=1)]
@@ -37,63 +37,68 @@ class AutoscalingArguments(Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def __post_init__(self) -> None:
         if self.max < self.min:
-            raise ValueError(f"`max` is {self.max}, and `min` is {self.min}")
+            raise ValueError(f"`max` is {self.max}, which is less than `min`, {self.min}")
 
 
 class ModelArguments(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One model: what it is, how many replicas it has, and what each of them takes of the cluster."""
+    """One model: its weights, the number of its replicas, and the resources of each."""
 
     name: Name | None = None
-    """What clients call it. One model alone may have its own name."""
+    """The name for clients. A single model may keep its own name."""
     model: str | None = None
     engine: str = "local"
     settings: dict[str, Any] = field(default_factory=dict)
-    """Of dragoman, for this model alone."""
+    """Settings of dragoman for this model only."""
     replicas: Annotated[int, Meta(ge=1)] = 1
     autoscaling: AutoscalingArguments | None = None
     cpus: Amount = 1.0
     gpus: Amount = 0.0
     memory_bytes: Amount = 0.0
     resources: dict[str, Amount] = field(default_factory=dict)
-    """Further ones, by the names that the cluster has for them."""
+    """Further resources, by their names in the cluster."""
     placement_bundles: list[dict[str, Amount]] = field(default_factory=list)
-    """For an engine of several processes, such as vLLM with tensor or pipeline parallel: what each takes. The
-    first is that of the replica itself."""
+    """For engines with several processes, such as vLLM with tensor or pipeline parallelism: the resources of
+    each. The first bundle is that of the replica itself.
+    """
     placement_strategy: Strategy = "PACK"
     env: dict[str, str] = field(default_factory=dict)
-    """Variables of its processes."""
+    """Environment variables of its processes."""
 
     def __post_init__(self) -> None:
         if self.placement_bundles and (self.gpus or self.memory_bytes or self.resources):
             raise ValueError(
-                "with `placement_bundles`, the first bundle says what the replica takes: leave out `gpus`, "
-                "`memory_bytes` and `resources`"
+                "with `placement_bundles`, the first bundle has the replica's resources: "
+                "leave out `gpus`, `memory_bytes` and `resources`"
             )
 
 
 class FleetArguments(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All that `dragoman.ray:build` takes. Of one model the arguments may stand here directly."""
+    """The arguments of `dragoman.ray:build`. Those of a single model may be given here directly."""
 
     models: list[ModelArguments] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
-    """Of dragoman, for all models."""
+    """Settings of dragoman for all models."""
     door: bool = True
-    """Whether there is a deployment in front that knows the replicas. Without one Serve's proxy chooses by
-    the number of connections, of one model, and a stream whose replica dies just breaks off."""
+    """Whether an ingress deployment that knows the replicas is in front of them. Without one, Serve's proxy
+    chooses by the number of connections, only one model is possible, and a stream breaks off if its replica
+    dies.
+    """
     doors: Annotated[int, Meta(ge=1)] = 1
     door_cpus: Amount = 1.0
     max_ongoing_requests: Annotated[int, Meta(ge=1)] = 1024
-    """That one door has inside, or one replica where there is no door."""
+    """Maximum concurrent requests of one ingress, or of one replica without an ingress."""
     local: bool = False
-    """All of it is on one machine: replicas listen on the loopback, where nobody else comes."""
+    """Whether everything runs on one machine: replicas then listen on loopback only."""
     drain_s: Annotated[int, Meta(ge=0)] = 30
     """Seconds that answers get to finish when their replica is stopped."""
     beat_s: Annotated[float, Meta(gt=0)] = 1.0
-    """How often replicas tell the doors how much they have to do, and what keys have taken."""
+    """Seconds between two reports of a replica to the ingress, about its load and the use of keys."""
 
 
 def read_arguments(given: Mapping[str, Any]) -> FleetArguments:
-    """Raises SettingsError. What belongs to one model may stand beside what belongs to all."""
+    """Parse the arguments; raises SettingsError. Arguments of a single model may stand beside the common
+    ones.
+    """
     merged = {name: _read_text(name, value) for name, value in given.items()}
     own = {name: merged.pop(name) for name in ModelArguments.__struct_fields__ if name in merged}
     settings = own.pop("settings", None)
@@ -101,7 +106,9 @@ def read_arguments(given: Mapping[str, Any]) -> FleetArguments:
         merged["settings"] = settings
     if own and merged.get("models"):
         names = ", ".join(f"`{name}`" for name in own)
-        raise SettingsError(f"With `models` each model says its own: move {names} into one of them.")
+        raise SettingsError(
+            f"With `models`, each model has its own arguments: move {names} into one of them."
+        )
     try:
         read = msgspec.convert(merged, FleetArguments, strict=False)
         if not read.models:
@@ -115,46 +122,47 @@ def read_arguments(given: Mapping[str, Any]) -> FleetArguments:
 
 
 def _read_text(name: str, value: Any) -> Any:
-    """A command line has texts alone: `'settings={"insecure": true}'`."""
+    """Parse a JSON text from a command line: `'settings={"insecure": true}'`."""
     if not isinstance(value, str) or not value.startswith(("{", "[")):
         return value
     try:
         return msgspec.json.decode(value)
     except msgspec.DecodeError as error:
-        raise SettingsError(f"An argument is wrong: `{name}` is no JSON.") from error
+        raise SettingsError(f"An argument is wrong: `{name}` is not valid JSON.") from error
 
 
 def _check(read: FleetArguments) -> None:
     names = [model.name for model in read.models]
     if len(names) > 1 and (None in names or len({*names}) < len(names)):
-        raise SettingsError("Of several models each needs a `name` of its own.")
+        raise SettingsError("With several models, each needs its own `name`.")
     if len(names) > 1 and not read.door:
-        raise SettingsError("Several models need the door, which knows them apart: leave out `door`.")
+        raise SettingsError("Several models need the ingress, which selects the model: leave out `door`.")
     for model in read.models:
         settings = settings_of(read, model)
         host = LOOPBACK if read.local else EVERYWHERE
         if is_open(replace(settings, host=host)) and not settings.insecure:
             raise SettingsError(
-                "Serve listens on all addresses, and so do replicas, and there is no key: set `api_key` or "
-                "`api_key_file` in `settings`, or `insecure` to serve everybody."
+                "Serve and its replicas listen on all addresses, and there is no key: set "
+                "`api_key` or `api_key_file` in `settings`, or `insecure` to serve without a "
+                "key."
             )
         several = model.replicas > 1 or model.autoscaling is not None or len(names) > 1
         if several and settings.store in OWN_STORES and "store" in {**read.settings, **model.settings}:
             raise SettingsError(
-                f"`store = {settings.store}` is one replica's own, and the others would not find what it "
-                "keeps: name a PostgreSQL database, or none."
+                f"`store = {settings.store}` is private to one replica, and the others would "
+                "not find its records: use a PostgreSQL database, or none."
             )
 
 
 def settings_of(fleet: FleetArguments, model: ModelArguments) -> Settings:
-    """The settings of the replicas of one model, but for the address, which each finds for itself."""
+    """Return the settings of a model's replicas, without the address, which each replica chooses itself."""
     said = {**fleet.settings, **model.settings}
     if taken := sorted(TAKEN & said.keys()):
-        raise SettingsError(f"`{taken[0]}` is not for settings to say here: replicas find their own.")
+        raise SettingsError(f"`{taken[0]}` cannot be set here: replicas choose their own.")
     own = {"engine": model.engine, "shutdown_grace": fleet.drain_s}
     if model.model is not None:
         own["model"] = model.model
     if model.name is not None:
         own["model_name"] = model.name
-    # Where nobody says where to keep things, replicas keep nothing that the others could not find.
+    # By default replicas store nothing, because other replicas could not find it.
     return change_settings(Settings(store="none"), {**said, **own})

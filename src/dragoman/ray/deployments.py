@@ -1,9 +1,9 @@
-"""The deployments of Ray Serve: replicas that serve a model, and the door before them.
+"""The deployments of Ray Serve: replicas that serve a model, and the ingress in front of them.
 
-A replica is a dragoman server like any other: its own listener on its node, in a thread of its own, so that
-what Ray does in the same process does not come between tokens. It tells the doors again and again where it
-is and how much it has to do, and that it is leaving when Serve stops it; then it drains as every server does.
-Serve scales by what the replicas say of running and waiting answers: the requests themselves it does not see.
+A replica is an ordinary dragoman server with its own listener on its node, in a separate thread, so that
+Ray's work in the process does not delay tokens. It reports its address and load to the ingress periodically,
+and that it is leaving when Serve stops it; then it drains like every server. Serve scales by the running and
+queued answers that replicas report, because it does not see the requests themselves.
 """
 
 import asyncio
@@ -42,17 +42,19 @@ logger = logging.getLogger("dragoman.ray")
 
 DOOR, APPLICATION = "Door", "dragoman"
 MOST_TOLD = 1000
-"""Responses that a beat names."""
+"""Responses listed in one report."""
 HEALTH_S = 3.0
-"""How often Serve looks whether a replica is there, and so how soon a dead one is replaced."""
+"""Seconds between Serve's health checks, which bound how soon a dead replica is replaced."""
 STOP_S = 15
-"""What a replica may take beyond the time to drain, before it is killed."""
+"""Seconds after draining until a replica is killed."""
 QUICK = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
-"""What a door writes need not change threads for each token."""
+"""Runs the ingress in the replica's main thread, so that writing a token needs no thread switch."""
 
 
 def build_application(args: Mapping[str, Any]) -> serve.Application:
-    """For `serve run dragoman.ray:build` and for a Serve YAML. Raises SettingsError."""
+    """Build the application, for `serve run dragoman.ray:build` and for a Serve YAML. Raises
+    SettingsError.
+    """
     fleet = read_arguments(args)
     if not fleet.door:
         return _build_doorless(fleet, fleet.models[0])
@@ -63,7 +65,8 @@ def build_application(args: Mapping[str, Any]) -> serve.Application:
     door = serve.deployment(serve.ingress()(DoorReplica)).options(
         name=DOOR,
         num_replicas=fleet.doors,
-        # More than the door lets in: it says why it refuses, where Serve would let people wait.
+        # Higher than the ingress's own limit: it rejects with a reason, where Serve would queue requests
+        # silently.
         max_ongoing_requests=2 * fleet.max_ongoing_requests,
         graceful_shutdown_timeout_s=fleet.drain_s + STOP_S,
         ray_actor_options={"num_cpus": fleet.door_cpus, "runtime_env": {"env_vars": QUICK}},
@@ -74,12 +77,12 @@ def build_application(args: Mapping[str, Any]) -> serve.Application:
 
 
 def _deployment_name(model: ModelArguments) -> str:
-    """Serve's names have no slashes."""
+    """Return a valid deployment name: Serve allows no slashes."""
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in model.name or "model")
 
 
 def _plain(settings: Settings) -> dict[str, Any]:
-    """As it travels: what is not said stays unsaid."""
+    """Convert settings to builtins, without those at their defaults."""
     default = asdict(Settings())
     said = {name: value for name, value in asdict(settings).items() if value != default[name]}
     built: dict[str, Any] = msgspec.to_builtins(said)
@@ -111,7 +114,7 @@ def _build_doorless(fleet: FleetArguments, model: ModelArguments) -> serve.Appli
 
 
 def _options(fleet: FleetArguments, model: ModelArguments) -> dict[str, Any]:
-    """What Serve is told of the replicas of a model."""
+    """Return the Serve options of a model's replicas."""
     actor: dict[str, Any] = {"num_cpus": model.cpus}
     if model.gpus:
         actor["num_gpus"] = model.gpus
@@ -136,7 +139,7 @@ def _options(fleet: FleetArguments, model: ModelArguments) -> dict[str, Any]:
         return options
     bounds = {"min_replicas": scale.min, "max_replicas": scale.max, "target_ongoing_requests": scale.target}
     delays = {"upscale_delay_s": scale.up_delay_s, "downscale_delay_s": scale.down_delay_s}
-    # Behind the door Serve sees no requests, and is told; without one it counts them itself.
+    # Behind the ingress Serve sees no requests, and scales by reports; without one it counts requests itself.
     policy = AutoscalingPolicy(policy_function=scale_by_answers) if fleet.door else None
     more = {} if policy is None else {"policy": policy}
     options["autoscaling_config"] = AutoscalingConfig(**bounds, **delays, **more)
@@ -144,7 +147,7 @@ def _options(fleet: FleetArguments, model: ModelArguments) -> dict[str, Any]:
 
 
 def scale_by_answers(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-    """As many replicas as the answers that run and wait need, of so many each."""
+    """Return how many replicas the running and queued answers need, with so many answers each."""
     seen = context.aggregated_metrics or {}
     answers = sum(sum(seen.get(kind, {}).values()) for kind in ("running", "waiting"))
     target = context.config.target_ongoing_requests
@@ -154,12 +157,12 @@ def scale_by_answers(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
 
 
 class ModelReplica:
-    """One server of a model."""
+    """One server of a model, as a Serve replica."""
 
     _beating: asyncio.Task[None] | None = None
 
     def __init__(self, model: str, settings: dict[str, Any], beat_s: float, host: str = "") -> None:
-        """`host`: where it listens; by default on the address that its node has in the cluster."""
+        """`host` is the address to listen on; by default the node's address in the cluster."""
         own = {"host": host or ray.util.get_node_ip_address(), "port": 0}
         chosen = change_settings(Settings(), {**settings, **own})
         logs.setup(chosen.log_level, chosen.log_json)
@@ -191,7 +194,7 @@ class ModelReplica:
         )
 
     async def check_health(self) -> None:
-        """Asked by Serve every few seconds; a replica that does not stand it is replaced."""
+        """Called by Serve every few seconds; a replica that raises is replaced."""
         if self._beating is None:
             self._beating = asyncio.create_task(self._keep_telling())
         await self._server.do(self._server.app.host.check_alive)
@@ -201,8 +204,8 @@ class ModelReplica:
             try:
                 await self._tell(await self._server.do(self._beat))
             except Exception as error:
-                # No door is there yet, or any more.
-                logger.debug("The doors were not reached: %s", type(error).__name__)
+                # No ingress runs yet, or any more.
+                logger.debug("The ingress was not reached: %s", type(error).__name__)
             await asyncio.sleep(self._beat_s)
 
     async def _tell(self, beat: ReplicaBeat) -> None:
@@ -226,13 +229,13 @@ class ModelReplica:
 
     async def __del__(self) -> None:
         if self._beating is None:
-            # It has not begun, and Serve has said why.
+            # The replica did not start, and Serve has reported why.
             return
         self._beating.cancel()
         try:
             await self._tell(replace(await self._server.do(self._beat), leaving=True))
         except Exception as error:
-            logger.debug("The doors were not told: %s", type(error).__name__)
+            logger.debug("The ingress was not told of the shutdown: %s", type(error).__name__)
         await asyncio.to_thread(self._doors.close)
 
 
@@ -242,7 +245,7 @@ class DoorReplica:
     def __init__(
         self, models: list[str], settings: dict[str, Any], most: int, alone: bool, replicas: Sequence[Any]
     ) -> None:
-        """`replicas` are those of the models; naming them makes them part of the application."""
+        """`replicas` are the deployments of the models; naming them makes them part of the application."""
         chosen = change_settings(Settings(), settings)
         logs.setup(chosen.log_level, chosen.log_json)
         self._fleet = Fleet(models, alone=alone)
@@ -261,7 +264,7 @@ class DoorReplica:
 def serve_on_ray(
     settings: Settings, address: str, replicas: int, on_ready: Callable[[], None], wait: Callable[[], None]
 ) -> None:
-    """Serves what the settings say while `wait` waits; `local` is a cluster that is started here for it."""
+    """Serve with these settings until `wait` returns; the address `local` starts a cluster for it."""
     is_local = address == "local"
     own: dict[str, Any] = {"include_dashboard": False} if is_local else {}
     ray.init(address=address, log_to_driver=is_local, logging_level="warning", **own)
@@ -286,6 +289,6 @@ def _arguments(settings: Settings, replicas: int, *, local: bool) -> dict[str, A
     engine = said.pop("engine", settings.engine)
     own = {"name": settings.model_name or name, "model": model, "engine": engine, "replicas": replicas}
     given = {key: value for key, value in own.items() if value is not None}
-    # Here nobody else wants the cores: as many replicas as are asked for, however few there are.
+    # No other application needs the cores: run all requested replicas, however few cores there are.
     shares = {"cpus": 0, "door_cpus": 0} if local else {}
     return {**given, **shares, "settings": said, "local": local, "drain_s": settings.shutdown_grace}

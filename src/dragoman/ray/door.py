@@ -1,12 +1,12 @@
-"""The door of a fleet: one ASGI app before many servers, which all speak HTTP themselves.
+"""The ingress of a fleet: one ASGI app in front of many HTTP servers.
 
-A request is read as far as it takes to know where it belongs: its model, and whose conversation it goes on.
-It is then passed to one of the replicas as it is, and so is what comes back: nobody here knows tokens.
+A request is read as far as routing needs: its model, and the conversation that it continues. It is then
+passed unchanged to one of the replicas, and so is the reply, without any work per token.
 
-What the door is for is what happens when a replica dies. Before it has answered, another one is asked, as
-long as that cannot do anything twice. After that the client has a part of the answer: an event stream is
-ended with an error event in its API's form, and it is cut only between two events, so that the client can
-read it. Any other reply is broken off, which HTTP shows.
+The ingress handles the death of replicas. Before a replica has replied, another one is tried, if that cannot
+execute anything twice. Afterwards the client has part of the answer: an event stream ends with an error event
+in its API's format, and it is cut only between two events, so that the client can parse it. Any other reply
+is aborted, which HTTP shows.
 """
 
 import asyncio
@@ -49,13 +49,13 @@ logger = logging.getLogger("dragoman.ray")
 
 TOLD = b"x-dragoman-replica"
 COMPUTED = frozenset(path for api in APIS for path in api.computed)
-"""Of these nothing is left where a replica died before it answered."""
+"""Routes that leave nothing behind if a replica dies before it replies, so they can be retried."""
 HEALTH = frozenset({"/health", "/healthz", "/ping"})
 MODELS = frozenset({"/v1/models", "/models"})
 RESPONSES = "/v1/responses/"
 MOST_INSIDE = 1024
 STREAMS = {b"text/event-stream": b"\n\n", b"application/x-ndjson": b"\n"}
-"""Kinds of replies that can be ended with an error, and where their events end."""
+"""Content types of replies that can end with an error event, with the end of their events."""
 
 
 class _NamedFields(Struct):
@@ -68,10 +68,10 @@ _read_list = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class Door:
-    """`fleet.hear` says who is there. What keys there are, the door looks up before it reads a body."""
+    """The ingress app. Replicas report to `fleet.hear`. API keys are checked before a body is read."""
 
     def __init__(self, fleet: Fleet, settings: Settings, most: int = MOST_INSIDE) -> None:
-        """`most`: requests that may be inside, all of them together."""
+        """`most` limits the concurrent requests."""
         self._fleet = fleet
         self._settings = settings
         self._keys = Keys(settings)
@@ -131,14 +131,16 @@ class Door:
 
     @contextmanager
     def _visit(self, asked: DoorRequest) -> Iterator[None]:
-        """Inside, or refused before anything is read. Of several keys none keeps the others out."""
+        """Admit a request, or reject it before its body is read. No key can take the places of all others."""
         owner, inside = asked.owner, self._inside
         most = self._settings.limits.per_key
         if asked.counts and owner and most is not None and self._fleet.counts.of(owner) >= most:
-            raise Overloaded(f"{most} requests of this key are being served or wait; let one of them end.")
+            raise Overloaded(
+                f"This API key already has {most} requests running or queued; retry when one finishes."
+            )
         keys = len(inside.keys() | {owner})
         if inside.total() >= self._most and inside[owner] >= max(1, self._most // keys):
-            raise ServerFull(f"{self._most} requests are being served or wait; try again soon.")
+            raise ServerFull(f"{self._most} requests are running or queued; retry soon.")
         inside[owner] += 1
         try:
             yield
@@ -148,9 +150,11 @@ class Door:
                 del inside[owner]
 
     async def _tell_figures(self, send: Send) -> None:
-        """Of all replicas; those of one alone it tells itself, with `?replica=` and its name."""
+        """Send the metrics of all replicas; those of one replica with `?replica=NAME` come from the replica
+        itself.
+        """
         if self._settings.metrics == "off":
-            raise NotFound("There are no metrics here.")
+            raise NotFound("Metrics are turned off on this server.")
         await _reply(send, 200, self._figures.write(), {b"content-type": CONTENT_TYPE})
 
     def _check_ready(self) -> None:
@@ -159,7 +163,7 @@ class Door:
                 raise _nobody(model)
 
     async def _read(self, asked: DoorRequest, held: Holding) -> None:
-        """The body, and what is to be known of it. Forms are files, and are passed on as they come."""
+        """Read the body and find the model. Forms contain files, and are streamed to the replica."""
         method, path = asked.scope["method"], asked.scope["path"]
         asked.model = next(iter(self._fleet.routers))
         if path.startswith(RESPONSES) and (maker := self._fleet.maker(path.split("/")[3])):
@@ -178,17 +182,17 @@ class Door:
             async with asyncio.timeout(limit):
                 asked.body = await read_body(asked.receive, self._settings.limits.body_bytes, held)
         except TimeoutError:
-            raise TooSlow("The body of the request was not there in time.") from None
+            raise TooSlow("The body of the request did not arrive in time.") from None
         asked.again = method in ("GET", "HEAD", "DELETE") or path in COMPUTED
         if method == "POST" and asked.body:
             self._name(asked)
 
     def _name(self, asked: DoorRequest) -> None:
-        """The model that a body asks for."""
+        """Find the model that a body names."""
         try:
             named = _read_named(asked.body or b"")
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            # What is wrong with it, a replica says.
+            # The replica reports what is wrong with the body.
             return
         asked.again = asked.again and named.conversation is None
         if len(self._fleet.routers) > 1 and isinstance(named.model, str) and named.model:
@@ -200,16 +204,16 @@ class Door:
         if self._settings.any_model:
             return next(iter(self._fleet.routers))
         known = ", ".join(self._fleet.routers)
-        raise ModelNotFound(f"There is no model '{name[:128]}' here; there is: {known}.", param="model")
+        raise ModelNotFound(f"There is no model '{name[:128]}' here; available: {known}.", param="model")
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Whose it is, is known by its first message: it names a model, and a conversation."""
+        """Proxy a WebSocket. Its first message decides where it goes: it names a model and a conversation."""
         await receive()
         headers = dict(scope["headers"])
         try:
             owner = self._keys.of(headers).sha256
             if SOCKET not in (scope["path"], *ways_to_write(scope["path"])):
-                raise NotFound(f"There is no socket here but {SOCKET}.")
+                raise NotFound(f"The only WebSocket route is {SOCKET}.")
         except DragomanError as error:
             await send({"type": "websocket.close", "code": 1008, "reason": error.message[:100]})
             return
@@ -217,7 +221,7 @@ class Door:
         asked = DoorRequest({**scope, "method": "POST"}, receive, headers, owner)
         held = self._bodies.of(owner)
         try:
-            # One that says nothing is inside as well.
+            # A silent socket counts, too.
             with self._visit(asked), held:
                 first = await receive()
                 if first["type"] != "websocket.receive":
@@ -245,7 +249,7 @@ class Door:
                     self._fleet.lose(beat.id)
         raise _nobody(asked.model)
 
-    # To a replica and back
+    # To a replica and back.
 
     async def _pass(self, asked: DoorRequest, send: Send, held: Holding) -> None:
         router, key = self._fleet.routers[asked.model], key_of(asked)
@@ -257,10 +261,10 @@ class Door:
                 if passage is None:
                     continue
                 if passage.status == 503 and asked.again and self._next(router, key, tried):
-                    # It is stopping, or has too much to do.
+                    # The replica is stopping, or overloaded.
                     passage.close()
                     continue
-                # Nobody else will be asked.
+                # No other replica will be tried.
                 asked.body = b""
                 held.end()
                 await self._pass_back(asked, beat, passage, send)
@@ -269,7 +273,7 @@ class Door:
 
     @contextmanager
     def _at(self, router: Router, key: RoutingKey, beat: ReplicaBeat, asked: DoorRequest) -> Iterator[None]:
-        """Counted where it is."""
+        """Count the request at the replica inside the block."""
         router.begin(key, beat.id)
         if asked.counts:
             self._fleet.counts.enter(beat.id, asked.owner)
@@ -290,7 +294,9 @@ class Door:
         return None
 
     async def _asked(self, asked: DoorRequest, beat: ReplicaBeat) -> Passage | None:
-        """A passage with the head of a reply. None: another one may be asked."""
+        """Send the request and return a connection with the headers of the reply; None if another replica may
+        be tried.
+        """
         try:
             passage = await self._fleet.open(beat)
         except (OSError, TimeoutError):
@@ -330,11 +336,11 @@ class Door:
                 return
             reply.done.result()
         except OSError:
-            # The client does not take it.
+            # The client no longer reads.
             passage.close()
             return
         except BaseException:
-            # Serve ends the task of a request whose client has left.
+            # Serve cancels the task of a request whose client has disconnected.
             passage.close()
             raise
         finally:
@@ -348,9 +354,9 @@ class Door:
         last = b""
         if passage.broken:
             self._fleet.lose(beat.id)
-            logger.warning("A replica was lost under a reply: %s", beat.id)
+            logger.warning("Replica lost during a reply: %s", beat.id)
             if ending is None:
-                # Broken off: to end it would say that this is all.
+                # Abort the connection: a normal end would mean that the reply is complete.
                 raise ConnectionResetError("the replica is gone")
             self._figures.told_breaks += 1
             last = errors_at(asked.scope["path"], asked.headers).event(_died())
@@ -359,7 +365,7 @@ class Door:
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _list_models(self, asked: DoorRequest, send: Send) -> None:
-        """Those of all deployments, each as one of its replicas tells it."""
+        """List the models of all deployments, each as one of its replicas reports it."""
         asked.body, listed = b"", list[Any]()
         for model, router in self._fleet.routers.items():
             tried: set[str] = set()
@@ -370,7 +376,7 @@ class Door:
                     continue
                 data = await passage.whole()
                 if passage.status != 200:
-                    raise Unavailable(f"The model '{model}' does not say what it is.")
+                    raise Unavailable(f"The model '{model}' did not list itself; retry.")
                 listed += _read_list(data).get("data", [])
                 self._fleet.rest(beat.id, passage)
                 break
@@ -378,13 +384,13 @@ class Door:
 
 
 async def _unless_gone(receive: Receive, passage: Passage) -> bool:
-    """Whether the replica answers; a client that leaves meanwhile ends it."""
+    """Whether the replica replies; raises if the client disconnects first."""
     answer = asyncio.ensure_future(passage.answered())
     watcher = asyncio.ensure_future(_gone(receive))
     try:
         await asyncio.wait({answer, watcher}, return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
-            raise BadRequest("The client left.")
+            raise BadRequest("The client disconnected.")
         return answer.result()
     finally:
         answer.cancel()
@@ -405,8 +411,8 @@ async def _reply(send: Send, status: int, body: Any, more: Mapping[bytes, bytes]
 
 
 def _nobody(model: str) -> Unavailable:
-    return Unavailable(f"No replica of the model '{model}' is there now; try again.", code="no_replica")
+    return Unavailable(f"No replica of the model '{model}' is available; retry.", code="no_replica")
 
 
 def _died() -> EngineFailed:
-    return EngineFailed("The replica that made this answer is gone; ask again.", code="replica_lost")
+    return EngineFailed("The replica that generated this answer is gone; retry.", code="replica_lost")

@@ -1,7 +1,7 @@
-"""What the door says at /metrics: what all replicas of a model have to do, by the names of servers.
+"""Metrics of the ingress: the combined load of all replicas of each model, under the names that servers use.
 
-So whoever balances between several such doors, as the endpoint picker of Gateway API's inference extension
-does, reads of a door what it reads of a server: the queue, the memory for keys and values, the adapters.
+A load balancer in front of several ingresses, such as the endpoint picker of Gateway API's inference
+extension, reads the same metrics from an ingress as from a server: queue, KV cache, adapters.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,13 +27,13 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 class FleetFigures(Collector):
-    """`write()` is the body of /metrics."""
+    """Prometheus collector of the ingress; `write()` returns the body of /metrics."""
 
     def __init__(self, fleet: Fleet, *, vllm: bool) -> None:
         self._fleet = fleet
         self._namings = (OURS, VLLM) if vllm else (OURS,)
         self.told_breaks = 0
-        """Streams whose replica died, and whose clients were told."""
+        """Streams whose replica died, and whose clients got an error event."""
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -42,7 +42,7 @@ class FleetFigures(Collector):
 
     def collect(self) -> Iterator[Metric]:
         models = {model: self._fleet.beats(model) for model in self._fleet.routers}
-        there = GaugeMetricFamily("dragoman_replicas", "Replicas that the door knows", labels=["model"])
+        there = GaugeMetricFamily("dragoman_replicas", "Replicas known to the ingress", labels=["model"])
         for model, beats in models.items():
             there.add_metric([model], len(beats))
         yield there

@@ -1,7 +1,7 @@
-"""Who the replicas are, and the ways to them: a request goes out, and its reply comes back.
+"""The replicas and the connections to them, which carry requests and replies.
 
-What a replica sends is written on in the very callback that reads it: a task switch a token would be most of
-the cost.
+Data of a replica is written to the client in the callback that reads it: a task switch per token would be
+most of the cost.
 """
 
 import asyncio
@@ -19,18 +19,18 @@ from dragoman.http.token_budgets import Taken
 from dragoman.routing import Router
 
 SILENCE_S = 30.0
-"""After so long without a word a replica is not asked any more."""
+"""Seconds without a report after which a replica gets no requests."""
 CONNECT_S = 5.0
 IDLE_S = 30.0
-"""A connection that nobody used for so long is not used again: the replica may be closing it."""
+"""Seconds after which an idle connection is not reused: the replica may be closing it."""
 HIGH_WATER = 256 * 1024
-"""Bytes of a reply that wait for their client; above, the replica is not read."""
+"""Bytes of a reply that wait for a slow client; above, reading from the replica pauses."""
 MOST_MADE = 64 * 1024
-"""Responses of which it is known who makes them."""
+"""Responses whose replica is remembered."""
 
 
 class ReplicaBeat(Struct, frozen=True):
-    """What a replica says of itself, again and again."""
+    """The periodic report of a replica."""
 
     id: str
     model: str
@@ -39,43 +39,43 @@ class ReplicaBeat(Struct, frozen=True):
     running: int = 0
     waiting: int = 0
     taken: Taken = (0, {})
-    """A day, and the tokens of it by the hashes of keys that have a budget."""
+    """A day, and the tokens used on it, by hashes of keys that have a budget."""
     inside: dict[str, int] = {}
-    """Requests for answers that it has let in, by the hashes of keys."""
+    """Admitted requests for answers, by hashes of keys."""
     at_work: dict[str, int] = {}
-    """Answers that its engine has, in the same way."""
+    """Answers that the engine computes, by hashes of keys."""
     making: list[str] = []
-    """Responses that it makes and others may ask for."""
+    """Responses that it runs and that clients may ask for."""
     kv: float | None = None
-    """The part of its memory for keys and values that is in use, if it says so."""
+    """Usage of the KV cache from 0 to 1, if known."""
     adapters: list[str] = []
-    """Those in use, and below how many there are."""
+    """Adapters in use; the next field has the number of loaded ones."""
     most_adapters: int = 0
     leaving: bool = False
 
 
 class FleetNews(Struct, frozen=True):
-    """What a door tells a replica of the others."""
+    """What an ingress tells a replica about the other replicas."""
 
     taken: dict[str, Taken] = {}
-    """What keys have taken there, those included that are gone."""
+    """Tokens that keys have used at other replicas, including lost ones."""
     at_work: dict[str, int] = {}
-    """Answers of keys that other replicas of its model have at work."""
+    """Answers per key that other replicas of the model compute."""
 
 
 class KeyCounts:
-    """How many requests for answers keys have inside, at all replicas together.
+    """How many requests for answers each key has at all replicas together.
 
-    What a replica said last, and what this door has done since: as long as it is the only one that is right
-    at every moment, but for what has been passed on and not let in yet. With several doors it misses what the
-    others have let in since the last beat of that replica, and no more. So a key has inside at most
-    as many as it may, and what other doors let in between two beats.
+    The counts combine the last reports of the replicas with what this ingress has passed on since. A single
+    ingress is exact, except for requests that are passed on and not yet admitted. With several ingresses, the
+    counts lack what the others have passed on since a replica's last report, so a key may exceed its limit by
+    that much.
     """
 
     def __init__(self) -> None:
         self._known: dict[str, Counter[str]] = {}
         self._own: dict[str, Counter[str]] = {}
-        """Those of this door."""
+        """The requests of this ingress."""
 
     def of(self, owner: str) -> int:
         return sum(counts[owner] for counts in self._known.values())
@@ -94,19 +94,19 @@ class KeyCounts:
                 counts.pop(replica, None)
 
     def hear(self, replica: str, inside: Mapping[str, int]) -> None:
-        """What is passed on and not let in yet counts all the same."""
+        """Take a replica's report; requests that are passed on and not yet admitted still count."""
         self._known[replica] = Counter(inside) | self._own.get(replica, Counter())
 
     def lose(self, replica: str) -> None:
-        """What it had is over."""
+        """Drop the counts of a lost replica."""
         self._known.pop(replica, None)
 
 
 class Fleet:
-    """The replicas of each model, and who of them is next."""
+    """The replicas of each model, and which of them is next."""
 
     def __init__(self, models: Sequence[str], *, alone: bool = True) -> None:
-        """`alone`: no other door asks the same replicas, so what this one counts is all there is."""
+        """`alone`: no other ingress uses the replicas, so this one's counts are complete."""
         self._alone = alone
         self.routers = {model: Router() for model in models}
         self._heard: dict[str, tuple[ReplicaBeat, float]] = {}
@@ -116,7 +116,7 @@ class Fleet:
         self.counts = KeyCounts()
 
     def hear(self, beat: ReplicaBeat) -> FleetNews:
-        """And what there is to say of the others."""
+        """Take a report; returns news about the other replicas."""
         self._taken[beat.id] = beat.taken
         router = self.routers.get(beat.model)
         if router is None:
@@ -135,7 +135,7 @@ class Fleet:
             if at < time.monotonic() - SILENCE_S:
                 self.lose(other.id)
         today = max(day for day, _ in self._taken.values())
-        # What those took today who are gone is not forgotten.
+        # Tokens used today at lost replicas still count.
         self._taken = {
             id_: taken for id_, taken in self._taken.items() if id_ in self._heard or taken[0] == today > 0
         }
@@ -151,7 +151,7 @@ class Fleet:
         return dict(counts)
 
     def note_maker(self, response: str, id_: str) -> None:
-        """Who makes a response, or has made it: who is asked for it goes there."""
+        """Remember the replica that runs or ran a response: requests for it go there."""
         self._makers[response] = id_
         self._makers.move_to_end(response)
         if len(self._makers) > MOST_MADE:
@@ -161,7 +161,7 @@ class Fleet:
         return self.place(self._makers.get(response, ""))
 
     def lose(self, id_: str) -> None:
-        """It gets nothing more, until it says something."""
+        """Send nothing more to a replica until it reports again."""
         known = self._heard.pop(id_, None)
         if known is not None:
             self.routers[known[0].model].remove(id_)
@@ -177,7 +177,7 @@ class Fleet:
         return None if known is None else known[0]
 
     async def open(self, beat: ReplicaBeat) -> "Passage":
-        """A way to a replica. Raises OSError where there is none."""
+        """Return a connection to a replica. Raises OSError if there is none."""
         idle = self._idle.get(beat.id, [])
         while idle:
             passage = idle.pop()
@@ -190,7 +190,7 @@ class Fleet:
         return made
 
     def rest(self, id_: str, passage: "Passage") -> None:
-        """A way that may be used again."""
+        """Keep a connection for reuse."""
         if id_ in self._heard and passage.reusable:
             passage.rested_at = time.monotonic()
             self._idle.setdefault(id_, []).append(passage)
@@ -199,7 +199,7 @@ class Fleet:
 
 
 class Passage(asyncio.Protocol):
-    """A connection to a replica: a request out, and its reply in, as it comes."""
+    """A connection to a replica, for one request and its streamed reply at a time."""
 
     def __init__(self) -> None:
         self.rested_at = 0.0
@@ -220,7 +220,7 @@ class Passage(asyncio.Protocol):
         self._grown: asyncio.Future[None] | None = None
         self._writer: StreamedReply | None = None
 
-    # From the connection
+    # Callbacks of the connection.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -251,7 +251,7 @@ class Passage(asyncio.Protocol):
         if self._size > HIGH_WATER and self._transport is not None and not self._lost:
             self._transport.pause_reading()
 
-    # From the parser
+    # Callbacks of the parser.
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers.append((name.lower(), value))
@@ -270,7 +270,7 @@ class Passage(asyncio.Protocol):
             self.over = True
             self.reusable = bool(self._parser.should_keep_alive())
 
-    # For whoever asks
+    # For callers.
 
     @property
     def is_open(self) -> bool:
@@ -288,20 +288,20 @@ class Passage(asyncio.Protocol):
             self._transport.write(body)
 
     async def send_more(self, piece: bytes, *, chunked: bool) -> None:
-        """Of a body that comes piece by piece; returns when there is room for the next."""
+        """Send a chunk of a streamed body; returns when there is room for the next."""
         assert self._transport is not None
         self._transport.write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
         await self._writable.wait()
 
     async def answered(self) -> bool:
-        """Waits for the head of the reply. False: the replica is gone without one."""
+        """Wait for the headers of the reply; returns False if the replica is gone without a reply."""
         while not self.status and not self._lost:
             self._grown = asyncio.get_running_loop().create_future()
             await self._grown
         return bool(self.status)
 
     async def whole(self) -> bytes:
-        """The body of a short reply. Raises OSError where it breaks off."""
+        """Return the body of a short reply. Raises OSError if it is cut off."""
         while not self.over and not self._lost:
             self._grown = asyncio.get_running_loop().create_future()
             await self._grown
@@ -325,10 +325,9 @@ class Passage(asyncio.Protocol):
 
 
 class StreamedReply(Outflow):
-    """Writes on what a passage brings, from within the callback that reads it. `done` is over at its end.
+    """Writes a replica's reply to the client, from the callback that reads it. `done` completes at its end.
 
-    Of a stream of events only whole ones are written: what is left of one whose replica died is nothing
-    that a client could read.
+    Only complete events of a stream are written: a client could not parse part of an event.
     """
 
     def __init__(self, passage: Passage, send: Send, ending: bytes | None) -> None:

@@ -1,4 +1,4 @@
-"""One request as the door reads it, and how it goes on to a replica."""
+"""A request as the ingress reads it, and how it is sent to a replica."""
 
 import asyncio
 
@@ -14,26 +14,26 @@ HOP = frozenset(
     {b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer"}
     | {b"transfer-encoding", b"upgrade", b"expect", b"content-length"}
 )
-"""Headers that are about one connection."""
+"""Hop-by-hop headers, and those that are recomputed."""
 LONG_NUMBER = 16
 
 
 class DoorRequest(Struct):
-    """One request, as far as the door reads it."""
+    """One request, as far as the ingress reads it."""
 
     scope: Scope
     receive: Receive
     headers: dict[bytes, bytes]
     owner: str
     body: bytes | None = None
-    """None: it is passed on as it comes, and can be sent once."""
+    """None for a body that is streamed to the replica, and can be sent only once."""
     model: str = ""
     again: bool = True
-    """Whether another replica may be asked after one has begun with it."""
+    """Whether another replica may be tried after one has received it."""
     maker: ReplicaBeat | None = None
-    """Who makes the response that it is about."""
+    """The replica that runs the response which the request is about."""
     counts: bool = False
-    """Whether it asks for an answer, of which each key may have so many inside."""
+    """Whether it requests an answer, of which each key may have a limited number."""
 
 
 def media_of(asked: DoorRequest) -> bytes:
@@ -41,7 +41,7 @@ def media_of(asked: DoorRequest) -> bytes:
 
 
 def length_of(asked: DoorRequest) -> int:
-    """Of a body that is passed on as it comes, as far as its client says it."""
+    """Return the length of a streamed body, if the client announced it."""
     said = asked.headers.get(b"content-length", b"")
     return int(said) if said.isdigit() and len(said) < LONG_NUMBER else 0
 
@@ -58,7 +58,7 @@ def write_head(asked: DoorRequest, beat: ReplicaBeat) -> bytes:
     lines = [b"%b %b HTTP/1.1" % (scope["method"].encode(), target)]
     if b"host" not in asked.headers:
         lines.append(b"host: %b" % f"{beat.host}:{beat.port}".encode())
-    # The name that the client has for us goes on: who may ask by which name, a replica looks at.
+    # Keep the Host header of the client: replicas check it.
     lines += [b"%b: %b" % (name, value) for name, value in scope["headers"] if name.lower() not in HOP]
     if asked.body is None and not length_of(asked):
         lines.append(b"transfer-encoding: chunked")
@@ -74,18 +74,18 @@ async def read_body(receive: Receive, most: int, held: Holding) -> bytes:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise BadRequest("The body broke off.")
+            raise BadRequest("The body was cut off.")
         pieces.append(message.get("body", b""))
         size += len(pieces[-1])
         if size > most:
-            raise BodyTooLarge(f"The body has more than {most} bytes, which is the most that is taken here.")
+            raise BodyTooLarge(f"The body has more than {most} bytes, which is the limit.")
         held.be(size)
         if not message.get("more_body"):
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 async def send_on(passage: Passage, asked: DoorRequest, beat: ReplicaBeat, patience: float) -> None:
-    """A form, as it comes. A client of which nothing more comes, or a replica that takes nothing, ends it."""
+    """Stream a form to a replica. A client that stops sending, or a replica that stops reading, ends it."""
     passage.ask(write_head(asked, beat))
     chunked = not length_of(asked)
     try:
@@ -102,4 +102,4 @@ async def send_on(passage: Passage, asked: DoorRequest, beat: ReplicaBeat, patie
                     await passage.send_more(b"", chunked=True)
                 return
     except TimeoutError:
-        raise TooSlow("The body of the request was not there in time.") from None
+        raise TooSlow("The body of the request did not arrive in time.") from None

@@ -1,4 +1,4 @@
-"""A WebSocket through the door: each message is passed on as it is, until one of the two sides leaves."""
+"""A WebSocket through the ingress: messages are relayed unchanged until one side disconnects."""
 
 import asyncio
 from collections.abc import Iterator
@@ -14,12 +14,12 @@ from dragoman.http.admission import Holding
 
 OPEN_S = 5.0
 NORMAL = frozenset({1000, 1001, 1005, 1008, 1009, 1013})
-"""Ways for a server to end a socket that are not its death."""
+"""Close codes that do not mean that the server died."""
 OWN = frozenset({b"host", b"connection", b"upgrade", b"user-agent", b"content-length", b"transfer-encoding"})
 
 
 def open_socket(scope: Scope, host: str, port: int) -> connect:
-    """To a replica, as the client asked for it: by the name that it has for us, and with its headers."""
+    """Connect to a replica with the client's headers, including its Host."""
     headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in _passed(scope)]
     name = dict(scope["headers"]).get(b"host", f"{host}:{port}".encode()).decode("latin-1")
     query = scope.get("query_string", b"").decode("latin-1")
@@ -51,7 +51,7 @@ async def relay_socket(
     held: Holding,
     died: DragomanError,
 ) -> None:
-    """`first` is what the client has sent already. A client whose replica dies is told so."""
+    """Relay messages; `first` has already been received. If the replica dies, the client gets an error."""
     up = asyncio.create_task(_pass_up(replica, first, receive, held))
     down = asyncio.create_task(_pass_down(replica, send))
     try:
@@ -65,7 +65,7 @@ async def relay_socket(
 
 
 async def _pass_up(replica: ClientConnection, message: Message, receive: Receive, held: Holding) -> None:
-    """Returns when the client leaves."""
+    """Relay messages of the client until it disconnects."""
     while message["type"] == "websocket.receive":
         text = message.get("text")
         data = text if text is not None else message["bytes"]
@@ -76,7 +76,7 @@ async def _pass_up(replica: ClientConnection, message: Message, receive: Receive
 
 
 async def _pass_down(replica: ClientConnection, send: Send) -> int:
-    """How the replica has ended it."""
+    """Relay messages of the replica; returns its close code."""
     try:
         while True:
             data = await replica.recv()
@@ -94,7 +94,7 @@ async def _end(code: int, send: Send, died: DragomanError) -> None:
 
 
 async def fail_socket(error: DragomanError, send: Send, code: int) -> None:
-    """Says why, in the form of the API, and closes it."""
+    """Send the error in the format of the API, and close the socket."""
     error.let_go()
     text = msgspec.json.encode(ERRORS.message(error)).decode()
     await send({"type": "websocket.send", "text": text})

@@ -1,1 +1,1 @@
-"""Responses: made, kept, continued and found again. No socket: `http/responses` speaks to clients."""
+"""Responses: created, stored, continued and retrieved. HTTP and WebSockets are in `http/`."""

@@ -1,4 +1,4 @@
-"""What a response begins with: what it continues, where it is kept, and the tools that it offers."""
+"""The input of a response: the items that it continues, where it is stored, and the tools it offers."""
 
 import logging
 from array import array
@@ -28,7 +28,7 @@ from dragoman.turns.queue import Workers
 from dragoman.turns.tool_loop import Outlet, Speaker, Toolbox
 from dragoman.types import Traced
 
-# What it continues: items that came before, new ones, and the place where the result is kept.
+# The items before, the new ones, and where the result is stored.
 
 
 R = TypeVar("R")
@@ -37,12 +37,12 @@ _encode = msgspec.json.Encoder().encode
 
 
 def new_id(prefix: str) -> str:
-    """`new_id("msg_")` gives `msg_` and 32 hexadecimal digits."""
+    """Return a new id: `new_id("msg_")` gives `msg_` and 32 hexadecimal digits."""
     return prefix + urandom(16).hex()
 
 
 class Context:
-    """`items` were said before, `inputs` come with the request."""
+    """What a response continues: `items` come from earlier responses, `inputs` from the request."""
 
     def __init__(
         self,
@@ -58,9 +58,9 @@ class Context:
         self.items = about.before
         self.inputs = about.inputs
         self.size = about.size
-        """Bytes that the request is about: of all of them, and of whatever else it says."""
+        """Bytes of items, inputs and the rest of the request."""
         self.trails = trails
-        """The stored ids of what the model said before, answer by answer."""
+        """The stored ids of earlier answers."""
         self._store = store
         self._sealer = sealer
         self._workers = workers
@@ -71,7 +71,7 @@ class Context:
         return [*self.items, *self.inputs]
 
     async def aside(self, size: int, work: Callable[[], R]) -> R:
-        """`work()`, in a thread where it is about much."""
+        """Run `work`, in a thread if it is large."""
         return await self._workers.run(self.owner, size, work)
 
     def seal(self, text: str) -> str:
@@ -83,26 +83,27 @@ class Context:
     async def save(
         self, response: ResponseObject, events: bytes | None, turns: Sequence[Traced] = ()
     ) -> None:
-        """Keeps the response and, in the same step, adds to its conversation what both sides said.
+        """Store the response and, in the same transaction, append its inputs and outputs to its conversation.
 
-        A turn that failed leaves the conversation as it was. A response without events is not kept itself.
+        A failed turn leaves the conversation unchanged. Without `events` the response itself is not
+        stored.
         """
         talk = self._conversation if response.status in ("completed", "incomplete") else None
         if talk is None and events is None:
             return
         ids = sum(turn.count for turn in turns)
-        # Of the events most is the same again and again, and none of it is written here.
+        # Most bytes of the events are repetitions, and none of them is encoded here.
         size = self.size + len(events or b"") // 8 + BYTES_AN_ID * ids
         more, made = await self.aside(size, partial(self._write_items, response, events, turns, bool(talk)))
         if made is not None:
             await self._store.save(made, Append(talk.id, talk.version, more) if talk else None)
         elif talk and await self._store.add_items(self.owner, talk.id, more, talk.version) is None:
-            raise Conflict(f"The conversation '{talk.id}' was deleted while the response was made.")
+            raise Conflict(f"The conversation '{talk.id}' was deleted while the response was generated.")
 
     def _write_items(
         self, response: ResponseObject, events: bytes | None, turns: Sequence[Traced], adds: bool
     ) -> tuple[tuple[StoredItem, ...], Record | None]:
-        """What is added to a conversation, and what is kept of the response itself."""
+        """Build the items to append to the conversation, and the record of the response."""
         trail = pack_turns(turns) if response.output else b""
         inputs, outputs = pack_items(self.inputs, self.size), pack_items(response.output, trail=trail)
         made = None if events is None else make_record(response.body(), self.owner, inputs, outputs, events)
@@ -110,7 +111,7 @@ class Context:
 
 
 def pack_items(items: Sequence[dict[str, Any]], size: int = 0, trail: bytes = b"") -> tuple[StoredItem, ...]:
-    """`size` is how large they are at most; `trail` goes with the last of them."""
+    """Encode items for the store. `size` is their maximum size; `trail` is stored with the last of them."""
     write = writer(size)
     trails = [b""] * (len(items) - 1) + [trail]
     return tuple(
@@ -126,7 +127,7 @@ def make_record(
     outputs: tuple[StoredItem, ...],
     events: bytes = b"",
 ) -> Record:
-    """A response object as it is stored."""
+    """Build the record of a response."""
     return Record(
         kind="response",
         id=body["id"],
@@ -146,10 +147,10 @@ def make_record(
 async def fit_items(
     items: Sequence[dict[str, Any]], planned: Callable[[Sequence[dict[str, Any]]], Awaitable[R]]
 ) -> R:
-    """`planned` with as many of the last items as fit: whole exchanges, and at least the last one.
+    """Call `planned` with as many of the last items as fit: whole exchanges, and at least the last one.
 
-    From the last exchange it goes back in growing steps, so that the trials are about what fits, however long
-    the conversation is.
+    The search starts at the last exchange and takes growing steps, so each attempt is about as long as what
+    fits, however long the conversation is.
     """
     try:
         return await planned(items)
@@ -174,18 +175,20 @@ async def fit_items(
 
 
 def _is_head(item: dict[str, Any]) -> bool:
-    """What stays whatever is left out."""
+    """Whether the item stays however much is left out."""
     return item.get("role") in ("system", "developer")
 
 
-# What it offers the model: the tools of its request, and of MCP servers once they are listed.
+# The tools of the response: those of the request, and those of MCP servers once they are listed.
 
 
 logger = logging.getLogger("dragoman.responses")
 
 
 class Offering:
-    """What an earlier response has listed is not asked for again, unless a call of it was approved since."""
+    """Tool discovery. Reuses MCP tool lists from the history; queries a server again only if one of its calls
+    was approved since.
+    """
 
     def __init__(self, toolbox: Toolbox, offer: Offer, before: Sequence[dict[str, Any]]) -> None:
         self.offer = offer
@@ -197,11 +200,11 @@ class Offering:
 
     @property
     def must_ask(self) -> bool:
-        """Whether anything is to be done before the model is offered what it is offered."""
+        """Whether a server must be queried or an approved call made before the first turn."""
         return bool(self._to_ask or self._approved)
 
     def check(self) -> None:
-        """Refuses servers that may not be asked, and takes what is known of the others."""
+        """Raise for servers that are not allowed, and take the known tool lists of the others."""
         self.toolbox.check()
         doubted = {asked["server_label"] for asked in self._approved}
         for declared in self.offer.mcp:
@@ -214,14 +217,14 @@ class Offering:
             self._offer_listed()
 
     async def ask(self, writer: ResponseWriter, outlet: Outlet, speaker: Speaker) -> None:
-        """Asks the servers what they have. One that does not say is an item, and the response goes on."""
+        """Query the servers. A failure becomes an item, and the response continues."""
         for declared in self._to_ask:
             label, error = declared.server_label, None
             before = self.toolbox.take(label, self._known[label]) if label in self._known else None
             try:
                 tools = await outlet.wait(self.toolbox.ask(label), speaker)
             except McpFailure as failure:
-                logger.warning("The tools of the MCP server %s are not known: %s", label, failure.message)
+                logger.warning("Cannot list the tools of MCP server %s: %s", label, failure.message)
                 tools, error = self.toolbox.take(label, ()), failure.message
             if tools != before:
                 written, item = describe_listing(
@@ -234,7 +237,7 @@ class Offering:
         self._offer_listed()
 
     async def open_approved(self, writer: ResponseWriter, outlet: Outlet) -> None:
-        """Calls that the client has approved since are the server's to make now."""
+        """Open the calls that the client has approved, for the server to execute."""
         for asked in self._approved:
             written, call = make_approved_call(
                 writer.place("mcp_"), asked["server_label"], asked["name"], asked["arguments"], asked["id"]
@@ -248,17 +251,19 @@ class Offering:
         return self.toolbox.needs_approval(ref.server_label or "", ref.name)
 
     def take_back(self) -> None:
-        """The model is offered nothing that it could not have."""
+        """Withdraw the MCP tools once the limit of calls is reached."""
         self.offer = self.offer.without_mcp()
 
     def _offer_listed(self) -> None:
-        """In the order in which they were declared: names that two servers have are told apart by it."""
+        """Add the listed tools in the order of declaration, which disambiguates names that two servers
+        share.
+        """
         for declared in self.offer.mcp:
             self.offer = self.offer.with_mcp(declared.server_label, self._listed[declared.server_label])
 
 
 def _lists(items: Sequence[dict[str, Any]]) -> dict[str, list[McpTool]]:
-    """The tools of each server as they were listed last."""
+    """Return the latest tool list of each server."""
     return {
         item["server_label"]: [
             McpTool(tool["name"], tool.get("description"), tool["input_schema"], tool.get("annotations"))
@@ -278,27 +283,26 @@ def _describe_tool(tool: McpTool) -> dict[str, Any]:
     }
 
 
-# Turns as they are stored beside what was said, so that any process can go on from their ids. Of a prompt
-# that goes on from an earlier turn only what is new is stored: however long a conversation becomes, each of
-# its ids is stored once.
+# Turns are stored beside the items, so that any server can continue from their ids. If a prompt continues an
+# earlier turn, only its new ids are stored: each id of a conversation is stored once.
 
 
 class StoredTurn(Struct, frozen=True, kw_only=True, array_like=True):
     key: bytes
     source: str
     mark: bytes
-    """Stands for all ids of the turn, from the first of its prompt."""
+    """Digest of all ids of the turn, from the first id of its prompt."""
     after: bytes
-    """The mark of the turn that the prompt goes on from; empty: there is none."""
+    """The digest of the turn that the prompt continues; empty if there is none."""
     prompt: tuple[int, ...]
-    """What is new in it."""
+    """The new ids of the prompt."""
     ids: tuple[int, ...]
     cut: int = 0
-    """How many of the last ids of that turn the prompt has not."""
+    """How many of the last ids of that turn the prompt lacks."""
     said: bytes = b""
-    """Stands for what the client was told."""
+    """Digest of the message as the client received it."""
     media: tuple[MediaSpan, ...] = ()
-    """What is shown in what is new in the prompt, without data."""
+    """Media in the new part of the prompt, without their data."""
 
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -306,16 +310,16 @@ _unpack = msgspec.msgpack.Decoder(list[StoredTurn]).decode
 
 
 def pack_turns(turns: Sequence[Traced]) -> bytes:
-    """The turns of one answer; those that nothing can go on from are left out."""
+    """Encode the turns of an answer, leaving out those that nothing can continue."""
     found = [_stored(turn) for turn in turns if turn.key]
     return _pack(found) if found else b""
 
 
 def recall(trails: Trails, stored: Sequence[bytes], owner: str = "") -> None:
-    """Has a prompt that goes on from these answers find the last one, be it remembered or not.
+    """Load stored turns into the cache, so that a prompt that continues these answers finds the last one.
 
-    Its prompt has the ids of those before it. Where a template rewrites that prompt, they are looked for by
-    themselves.
+    The prompt of the last turn contains the ids of those before it. These are added as well, for templates
+    that rewrite the prompt.
     """
     last = next(_backwards(stored), None)
     if last is None or trails.prefer(last.key, last.source):
@@ -357,7 +361,7 @@ def _backwards(stored: Sequence[bytes]) -> Iterator[StoredTurn]:
 
 
 def _prompt(stored: Sequence[bytes]) -> tuple[tuple[int, ...] | None, tuple[MediaSpan, ...]]:
-    """That of the last turn, put together; None where a turn that it goes on from is gone."""
+    """Reassemble the prompt of the last turn; None if a turn that it continues is missing."""
     parts: list[tuple[int, ...]] = []
     media: list[MediaSpan] = []
     wanted: bytes | None = None
@@ -370,7 +374,7 @@ def _prompt(stored: Sequence[bytes]) -> tuple[tuple[int, ...] | None, tuple[Medi
         else:
             continue
         wanted, cut = turn.after, turn.cut
-        # Each stands where it stood: what comes later begins with all that was before.
+        # Positions stay the same: each prompt begins with everything before it.
         media[:0] = turn.media
         if not wanted:
             return tuple(id_ for part in reversed(parts) for id_ in part), tuple(media)

@@ -1,4 +1,4 @@
-"""Where responses are kept, live ones and stored ones, and where they are found again."""
+"""Manages responses, running and stored: finds, runs, cancels and adopts them."""
 
 import asyncio
 import logging
@@ -35,16 +35,18 @@ if TYPE_CHECKING:
     from dragoman.responses.making import Making
 
 
-# The events of one that is being made, for those who come back to its stream.
+# The events of a running response, for clients that reconnect to its stream.
 
 
 FEW = 256
-"""Additions to a log that are passed on at once, unless they have so many bytes:"""
+"""Log entries that a follower gets at once, unless they have more bytes than:"""
 MANY_BYTES = 256 * 1024
 
 
 class EventLog:
-    """Grows while the response is made. Any number of readers follow it, each from its own place."""
+    """The events of a response, which grow while it runs. Any number of followers read from their own
+    position.
+    """
 
     def __init__(self) -> None:
         self._chunks: list[bytes] = []
@@ -60,7 +62,7 @@ class EventLog:
             self._wake()
 
     def close(self) -> None:
-        """No more events come."""
+        """Mark the log complete."""
         self._over = True
         self._wake()
 
@@ -69,13 +71,14 @@ class EventLog:
         grown.set()
 
     def whole(self, ending: bytes) -> bytes:
-        """All events and the last one. Joined, which lets other threads go on, as adding would not."""
+        """Join all events with the last one. Joining releases other threads, which adding would not."""
         return b"".join([*self._chunks, ending])
 
     async def follow(self, after: int, keep_alive: float) -> AsyncIterator[bytes]:
-        """The events that follow number `after`, those to come included; -1 gives all.
+        """Yield the events after number `after`, including future ones; -1 yields all.
 
-        Where none comes for a while there is a comment, which is no event and has no number.
+        Without events for `keep_alive` seconds it yields a comment, which is not an event and has no
+        number.
         """
         seen, skipped = 0, after + 1
         while True:
@@ -86,7 +89,7 @@ class EventLog:
             if fresh:
                 yield fresh
             if seen < len(self._chunks):
-                # A long log is no reason for others to wait.
+                # Let other requests run during a long log.
                 await asyncio.sleep(0)
             elif fresh:
                 continue
@@ -100,7 +103,7 @@ class EventLog:
                     yield KEEP_ALIVE
 
     def _few(self, begin: int) -> int:
-        """Where what is passed on at once ends: with the end of an event."""
+        """Return the end of the next portion, which is the end of an event."""
         chunks, at, size = self._chunks, begin, 0
         while at < len(chunks) and (
             (at < begin + FEW and size < MANY_BYTES) or not chunks[at - 1].endswith(END)
@@ -111,15 +114,17 @@ class EventLog:
 
 
 def from_number(events: bytes, number: int) -> bytes:
-    """The events from this number on, where the first has number 0. The end of the stream is always there."""
+    """Return the events from this number on; the first has number 0. The end of the stream is always
+    included.
+    """
     return events[place_of(events, number) :]
 
 
 def place_of(events: bytes, number: int) -> int:
-    """Where the event with this number begins, or the end of the stream if there is none."""
+    """Return the offset of the event with this number, or of the end of the stream."""
     at = 0
     for _ in range(number):
-        # One after the other: to count all of them at once would stop the process for as long.
+        # Found one by one: counting all of them in one call would block the process for as long.
         end = events.find(END, at)
         if end < 0 or events.startswith(DONE, at):
             break
@@ -131,16 +136,15 @@ def _count(events: bytes) -> int:
     return events.count(END) - events.endswith(DONE)
 
 
-# What is kept of one that is made in the background while it is made: the request, so that another server can
-# make it where this one dies.
+# While a background response runs, its request is stored, so that another server can run it if this one dies.
 
 
 TRIES = 3
-"""Servers that may die of one response."""
+"""Servers that may die while they run one response."""
 LOOK_S = 5.0
-"""How often is looked for responses whose server is gone."""
+"""Seconds between two searches for responses whose server is gone."""
 ELSEWHERE_S = 600.0
-"""So long those of models that are not here are left to servers that have them."""
+"""Seconds for which responses of other models are left to servers that have these models."""
 
 
 class Underway(msgspec.Struct):
@@ -149,7 +153,7 @@ class Underway(msgspec.Struct):
 
 
 class TakenOver(msgspec.Struct, frozen=True):
-    """A response of a server that is gone, which is made here under its own name."""
+    """A response of a server that is gone, which this server runs again under the same id."""
 
     id: str
     created_at: int
@@ -161,7 +165,7 @@ _read_underway = msgspec.json.Decoder(Underway).decode
 
 
 def write_underway(request: ResponseRequest) -> bytes:
-    """In the place of the events, which are written when there are all of them."""
+    """Encode the request, stored where the events go once they are complete."""
     again = taken_over.get()
     raw = msgspec.Raw(msgspec.json.encode(msgspec.structs.replace(request, stream=None)))
     return msgspec.json.encode(Underway(raw, again.tries if again else 1))
@@ -171,15 +175,15 @@ def is_underway(events: bytes) -> bool:
     return events.startswith(b"{")
 
 
-# The desk.
+# The manager.
 
 
 logger = logging.getLogger("dragoman.responses")
 
 ID_BYTES = 8
-"""Of an id in JSON, about."""
+"""Approximate bytes of an id in JSON."""
 LONGEST_CHAIN = 4096
-"""Responses that may continue each other."""
+"""Responses in one chain of continuations."""
 _decode = msgspec.json.Decoder().decode
 
 
@@ -197,15 +201,15 @@ class Desk:
         self, store: Store, sealer: Sealer, limits: Limits, workers: Workers, mcp: McpServers, *, keeps: bool
     ) -> None:
         self.list_models: Callable[[], Sequence[ServedModel]] = lambda: ()
-        """Those that are loaded, which remember what they have thought."""
+        """The loaded models, which remember the reasoning of answers."""
         self.mcp = mcp
         self.store = store
         self.keeps = keeps
-        """Whether there is a store at all."""
+        """Whether responses are stored at all."""
         self.keeps_ids = False
-        """Whether the ids of all answers are kept, and not only where a client asks for it."""
+        """Whether the ids of all answers are stored, or only where the client asks for it."""
         self.live: dict[str, Making] = {}
-        """Responses that are being made in the background, or are stored when they are done."""
+        """Responses that run in the background, or will be stored when they are done."""
         self.sealer = sealer
         self.limits = limits
         self._workers = workers
@@ -214,16 +218,18 @@ class Desk:
         self._tasks: set[asyncio.Task[None]] = set()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self.ask_again: Callable[[str, bytes], Awaitable[int]] | None = None
-        """Makes a request anew in its owner's name, and gives the status of the reply."""
+        """Sends a stored request again as its owner; returns the status of the reply."""
         self.serves: Callable[[str], bool] = lambda _: True
-        """Whether there is a model of this name here."""
+        """Whether this server has a model of this name."""
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         await self.store.open()
 
     async def watch(self) -> None:
-        """Once answers can be made: takes over what servers that are gone have left, now and later on."""
+        """Adopt the responses that dead servers have left, now and periodically. Called once models can
+        answer.
+        """
         await self._take_over()
         if self.keeps:
             self._watching = asyncio.create_task(self._keep_looking())
@@ -235,7 +241,7 @@ class Desk:
                 await self._take_over()
                 await self._heed()
             except StoreUnavailable as error:
-                logger.warning("Nobody can see whether responses were left behind: %s", error.message)
+                logger.warning("Cannot check for orphaned responses: %s", error.message)
 
     async def _take_over(self) -> None:
         for orphan in await self.store.orphans(self._wants):
@@ -254,35 +260,37 @@ class Desk:
     async def _make_again(self, orphan: Record, left: Underway) -> None:
         assert self.ask_again is not None
         taken_over.set(TakenOver(orphan.id, int(orphan.created_at), left.tries + 1))
-        logger.info("The response %s of a server that is gone is made here", orphan.id)
+        logger.info("Resuming response %s of a server that is gone", orphan.id)
         status = await self.ask_again(orphan.owner, bytes(left.request))
         if status != 200:
             await self._give_up(orphan)
 
     async def _give_up(self, orphan: Record) -> None:
-        error = {"code": "server_error", "message": "The server was stopped before it was done."}
+        error = {"code": "server_error", "message": "The server was stopped before the response was done."}
         await self._end(orphan, status="failed", error=error)
 
     async def _end(self, record: Record, **said: Any) -> Record:
-        """One that is not made here."""
+        """Store a new status of a response that does not run here."""
         body = _decode(record.body) | said
         over = make_record(body, record.owner, record.inputs, ())
         await self.store.save(over)
         return over
 
     async def cancel_elsewhere(self, record: Record) -> Record:
-        """One that another server makes: it is stored as cancelled, which that server finds when it looks."""
+        """Cancel a response that another server runs: that server finds the stored status on its next
+        check.
+        """
         return await self._end(record, status="cancelled")
 
     async def _heed(self) -> None:
-        """What is made here and was cancelled at another server."""
+        """Cancel running responses that were cancelled on another server."""
         for making in [each for each in self.live.values() if each.request.background]:
             found = await self.store.get("response", making.context.owner, making.id)
             if found is not None and found.status == "cancelled":
                 await self.cancel(making)
 
     async def stop(self) -> None:
-        """What still runs in the background is cut off."""
+        """Cancel what still runs in the background."""
         if self._watching is not None:
             self._watching.cancel()
         for task in self._tasks:
@@ -291,14 +299,14 @@ class Desk:
         await self.store.close()
 
     def required(self, field: str | None = None) -> Store:
-        """The store, for those who cannot do without one; `field` is what asks for it."""
+        """Return the store, or raise if there is none; `field` is the request field that needs it."""
         if not self.keeps:
-            rest = f"; leave out {field}, or send false." if field else ": nothing is kept here."
+            rest = f"; leave out {field}, or send false." if field else ": nothing is stored here."
             message = f"This server was started without a store{rest}"
             raise BadRequest(message, param=field, code="unsupported_field")
         return self.store
 
-    # What a request continues
+    # The context of a request.
 
     @asynccontextmanager
     async def context(
@@ -309,10 +317,10 @@ class Desk:
         aside: Aside | None = None,
         known: Sequence[StoredItem] | None = None,
     ) -> AsyncIterator[Context]:
-        """Inside, nobody else has a turn on the same conversation.
+        """Yield the context of a request, holding the lock of its conversation.
 
-        `size` is that of the request. `known` are the items of the response to continue, for those who have
-        them at hand.
+        `size` is the size of the request. `known` are the items of the previous response, if the caller has
+        them.
         """
         aside = aside or partial(self._workers.run, owner)
         if request.conversation_id is None:
@@ -329,9 +337,11 @@ class Desk:
             yield await self._context(request, owner, size, aside, items, found)
 
     def check_free(self, owner: str, conversation: str) -> None:
-        """Items that change while a response is made would be missing in it, and it could not be kept."""
+        """Raise if a response is running in the conversation: it would miss changes, and could not be
+        stored.
+        """
         if self._lock(owner, conversation).locked():
-            message = "A response is being made in this conversation; try again when it is done."
+            message = "A response is being generated in this conversation; retry when it is done."
             raise Conflict(message, param="conversation_id", code="conversation_locked")
 
     def _lock(self, owner: str, conversation: str) -> asyncio.Lock:
@@ -359,9 +369,10 @@ class Desk:
         before: Sequence[StoredItem] = (),
         field: str = "input",
     ) -> ToldItems:
-        """What a client sends as items, each with an id, and what references stand for in their place.
+        """Normalize the items of a request: give each an id and replace references by the items they refer
+        to.
 
-        What they stand for is in what came before, or in anything stored.
+        Referenced items come from `before` or from the store.
         """
         inputs = await aside(size, partial(normalise, given, new_id, field, self.limits))
         meant = Counter(references(inputs))
@@ -386,7 +397,9 @@ class Desk:
         except MissingRecord as missing:
             raise _unknown_previous(missing.id) from None
         if chain.status not in ("completed", "incomplete"):
-            message = f"The response '{id_}' is {chain.status}: only one that was completed can be continued."
+            message = (
+                f"The response '{id_}' is {chain.status}; only completed or incomplete ones can be continued."
+            )
             raise BadRequest(message, param="previous_response_id", code="invalid_value")
         return chain.items
 
@@ -396,10 +409,10 @@ class Desk:
             raise _unknown_conversation(id_)
         return found
 
-    # What is being made, and what was
+    # Running and stored responses.
 
     def run(self, making: "Making", work: Any) -> asyncio.Task[None]:
-        """Makes a response in a task of its own, which outlives the client."""
+        """Run a response in its own task, which outlives the client's connection."""
         self.live[making.id] = making
 
         async def run() -> None:
@@ -420,7 +433,7 @@ class Desk:
         return found if found is not None and found.context.owner == owner else None
 
     async def cancel(self, making: "Making") -> None:
-        """Returns when it has ended, and is stored as it is then."""
+        """Cancel a response; returns when it has ended and is stored."""
         for task in self._tasks:
             if task.get_name() == making.id:
                 task.cancel()
@@ -432,7 +445,7 @@ class Desk:
             raise unknown_response(id_)
         return found
 
-    # The ids of answers, for those who train on them
+    # The ids of answers, for training.
 
     async def keep_ids(
         self,
@@ -446,7 +459,7 @@ class Desk:
         previous: str | None = None,
         conversation: str | None = None,
     ) -> None:
-        """Stores the ids of an answer, if the client or the server's settings ask for it."""
+        """Store the ids of an answer, if the client or the settings ask for it."""
         if turns and (asked or self.keeps_ids):
             work = partial(
                 training.record,
@@ -462,7 +475,7 @@ class Desk:
             await self.store.save(await self._workers.run(owner, size, work))
 
     async def forget_ids(self, owner: str, id_: str) -> None:
-        """With an answer goes what it was trained on, and what was thought for it."""
+        """Delete the stored ids and the remembered reasoning of an answer."""
         for model in self.list_models():
             model.planner.thoughts.forget(id_, owner)
         await self.store.delete("trajectory", owner, id_)
@@ -477,7 +490,7 @@ def _unknown_conversation(id_: str) -> NotFound:
 
 
 def _unknown_previous(id_: str) -> BadRequest:
-    # A 404 would say that there is no such path; clients begin a new chain on a 400 with this code.
+    # A 404 would mean a wrong path; clients begin a new chain on a 400 with this code.
     return BadRequest(
         f"Previous response with id '{id_[:128]}' not found: it was never stored, or is no longer.",
         param="previous_response_id",

@@ -1,7 +1,7 @@
-"""One response while it is made: turns of the model, calls of tools between them, and one way to an end.
+"""One running response: turns of the model, tool calls between them, and one exit path.
 
-`begin_making` leads from a request and what it continues to a `Making`. Making a conversation short, or
-only saying how long it is, takes no more than a function.
+`begin_making` creates a `Making` from a request and its context. Compaction and token counting need only a
+function.
 """
 
 import asyncio
@@ -61,20 +61,22 @@ def count_tokens(
     items: Sequence[dict[str, Any]],
     offer: Offer,
 ) -> int:
-    """Of the prompt that these items make."""
+    """Count the tokens of the prompt of these items."""
     asked = spec(request, items, offer, first=True, unseal=context.unseal, modalities=model.card.modalities)
     return len(model.planner.render(request.model, asked.prompts[0])[1])
 
 
 def weigh_counting(model: ServedModel, size: int) -> int:
-    """How much counting is, of a request of so many bytes: pictures are for the engine to measure."""
+    """Estimate the cost of counting, in bytes of request: media make it slow, because the engine measures
+    them.
+    """
     return max(size, MUCH + 1) if model.card.modalities else size
 
 
 async def summarise(
     model: ServedModel, request: ResponseRequest, context: Context, items: Sequence[dict[str, Any]]
 ) -> tuple[Compacted, Usage]:
-    """What the model makes of the items; the oldest are left out where it cannot read them all."""
+    """Have the model summarize the items; the oldest are left out if it cannot read them all."""
     plain, nothing = for_summary(request), offer_tools(None, model.limits)
     tell = partial(spec, modalities=model.card.modalities)
 
@@ -96,15 +98,15 @@ logger = logging.getLogger("dragoman.responses")
 
 R = TypeVar("R")
 HEAVY = 64 * 1024
-"""Bytes of a response that is not told again and again."""
+"""Above this many bytes, a response is not repeated as a keep-alive."""
 BEFORE_THE_MODEL = ("mcp_list_tools", "compaction")
-"""Items that a response may begin with before the model has said anything."""
+"""Items of a response that may come before the model's first output."""
 
 
 class Making:
-    """`prepare()` refuses what can be refused; `make(outlet)` runs to the end, whatever that is.
+    """One response. `prepare()` rejects what can be rejected; `make(outlet)` runs it to its end.
 
-    To the tool loop it is what answers: it plans turns out of items, and writes items of what comes.
+    It is the `Answering` of the tool loop: it plans turns from items, and writes items from events.
     """
 
     def __init__(
@@ -122,9 +124,11 @@ class Making:
         self.response = response
         self.log: EventLog | None = EventLog() if response.fields["store"] else None
         self.generates = True
-        """If not, the request is a rehearsal: everything is checked, and nothing is asked of the model."""
+        """If False, the request is a dry run: everything is checked, and nothing is generated."""
         self.reason: Callable[[], Exception | None] = lambda: None
-        """Why the work was ended from outside; then it has failed, rather than being cancelled."""
+        """The reason for which the work was ended from outside; with one, the response has failed, else it
+        was cancelled.
+        """
         self._desk = desk
         self._model = model
         self._wire = Wire(obfuscates=request.wants_obfuscation)
@@ -135,9 +139,9 @@ class Making:
         self._triggered = is_triggered(context.inputs)
         self._first: Turn | None = None
         self._said = context.all
-        """What the model is told, before what it says itself."""
+        """The input items of the model, before its own output."""
         self._since = 0
-        """The first item of the answer that is not in `_said`."""
+        """Index of the first output item that is not in `_said`."""
         self._outlet: Outlet
         self._closing: asyncio.Task[None] | None = None
         self._ended = asyncio.get_running_loop().create_future()
@@ -148,7 +152,7 @@ class Making:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the access log and the metrics say of it."""
+        """The fields for access log and metrics."""
         return self._loop.facts
 
     @facts.setter
@@ -162,16 +166,16 @@ class Making:
         return self._loop.traced
 
     async def prepare(self, *, streams: bool) -> None:
-        """What cannot be done is refused before anything is answered.
+        """Reject before the reply begins what cannot be done.
 
-        The first turn is planned here, if all that the model is to be told is known by now. It is not where
-        tools must be listed first, nor in a rehearsal, in which the user may have said nothing yet that a
-        template could ask for: then the turn is checked, as far as it is known.
+        The first turn is planned here, if all its input is known by now. That is not so if tools must be
+        listed first, or in a dry run, whose conversation may not have a user message yet: then the turn is
+        only checked as far as it is known.
         """
         self._offering.check()
         unknown = self._offering.must_ask or self._triggered
         if unknown or not self.generates:
-            # A choice may speak of tools that are not known yet.
+            # `tool_choice` may name tools that are not listed yet.
             request = replace(self.request, tool_choice=None) if unknown else self.request
             asked = await self._asked(request, self._items())
             await self._model.check(asked, self.context.owner, self.context.size)
@@ -179,8 +183,8 @@ class Making:
         try:
             self._first = await self.plan()
         except ContextOverflow:
-            # Codex makes the conversation shorter if a stream says so, and gives up on a status of 400: a
-            # stream is let begin, and fails where the turn is planned again.
+            # Codex compacts the conversation if a stream fails with this error, and gives up on a 400: a
+            # stream may begin, and fails when the turn is planned again.
             if not streams and not self._may_compact:
                 raise
 
@@ -212,7 +216,7 @@ class Making:
                 self._ended.set_result(None)
 
     async def ended(self) -> None:
-        """Returns when the response has come to its end, whatever that was."""
+        """Wait until the response has ended, however it ended."""
         await asyncio.shield(self._ended)
 
     async def _answer(self) -> None:
@@ -231,7 +235,7 @@ class Making:
         if calls:
             await self.tell(await self._outlet.wait(self._offering.toolbox.call(calls), self))
 
-    # What the loop asks
+    # The loop's callbacks.
 
     async def plan(self) -> Turn:
         items, fits = self._items(), self.request.truncation == "auto"
@@ -250,7 +254,7 @@ class Making:
         )
 
     def _items(self) -> list[dict[str, Any]]:
-        """All that was said so far."""
+        """All items so far."""
         return [*self._said, *self._writer.items[self._since :]]
 
     async def hear(self, turn: Turn) -> Heard:
@@ -278,7 +282,9 @@ class Making:
         return self.request.compact_threshold is not None or self._triggered
 
     async def _compact(self) -> None:
-        """What was said becomes a summary, if it is longer than the client wants, or the client says so."""
+        """Replace the items by a summary, if they exceed the client's threshold, or the client requests
+        it.
+        """
         if not self._triggered and await self._count() <= (self.request.compact_threshold or 0):
             return
         summing_up = summarise(self._model, self.request, self.context, self._said)
@@ -290,7 +296,9 @@ class Making:
         self._first, self._said, self._since = None, made.items, len(self._writer.items)
 
     async def _count(self) -> int:
-        """Tokens of the prompt. One that was planned is counted; it may be the shorter for truncation."""
+        """Count the tokens of the prompt. A planned prompt is counted, unless truncation may have shortened
+        it.
+        """
         if self._first is not None and self.request.truncation != "auto":
             return len(self._first.jobs[0].prompt)
         model, offer = self._model, self._offering.offer
@@ -303,7 +311,9 @@ class Making:
         return self._logged(self._writer.write(events))
 
     def idle(self) -> Written:
-        """Some clients count only data as a sign of life, not comments; but much is not said for it."""
+        """Return a keep-alive. Some clients accept only data, not comments, but large responses are not
+        repeated.
+        """
         if self.response.weight > HEAVY:
             return KEEP_ALIVE
         return self._logged(self.response.event(self._wire, "in_progress"))
@@ -320,13 +330,15 @@ class Making:
         await self._end("incomplete" if short else "completed")
 
     async def _end(self, status: Life, error: Exception | None = None) -> None:
-        """The first end is the end, and is not cut short. Only what could not be stored fails after all."""
+        """End the response. The first call decides, and is not interrupted; only a failure to store can
+        change the status.
+        """
         if self._closing is None:
             self._closing = asyncio.create_task(self._close(status, error))
         await asyncio.shield(self._closing)
 
     async def _close(self, status: Life, error: Exception | None) -> None:
-        """What was made is stored before anybody is told that it is, or finds it so."""
+        """Store the result before any client is told of it, or can find it."""
         if left := self._writer.abandon():
             with suppress(ClientGone):
                 await self._outlet.write(left)
@@ -336,7 +348,7 @@ class Making:
         if response.error is not None:
             self.facts["error"] = response.error["message"]
         try:
-            # The conversation goes on with the last of these, so nothing may fail after it.
+            # Saving the conversation comes last, so nothing may fail after it.
             await self._keep_ids()
             await self.context.save(response, events, self._turns)
         except DragomanError as refused:
@@ -350,12 +362,12 @@ class Making:
 
     @property
     def amount(self) -> int:
-        """How much there is to write. What was written before is only copied, which is quick."""
+        """Estimate how much is written at the end. Earlier output is only copied, which is quick."""
         written = 0 if self.log is None else self.log.size
         return self.response.weight + written // 16 + sum(turn.count for turn in self._turns)
 
     def _written(self, response: ResponseObject) -> tuple[bytes, bytes | None]:
-        """The last events, and all of them."""
+        """Return the last events, and all events."""
         ending = response.ending(self._wire)
         return ending, None if self.log is None else self.log.whole(ending)
 
@@ -373,7 +385,7 @@ class Making:
         )
 
     async def _keep_ids(self) -> None:
-        """What was sampled, for those who train on it."""
+        """Store the sampled ids, for training."""
         await self._desk.keep_ids(
             self.context.owner,
             self.id,
@@ -387,7 +399,7 @@ class Making:
 
 
 class _Logged:
-    """An outlet that has a log of what goes out. What a speaker says of turns, it logs itself."""
+    """An output that also logs what is written. Events of turns are logged by the encoder."""
 
     def __init__(self, outlet: Outlet, log: EventLog) -> None:
         self._outlet = outlet
@@ -404,15 +416,15 @@ class _Logged:
         return await self._outlet.wait(work, speaker)
 
 
-# From a request and what it continues to a response that is about to be made.
+# From a request and its context to a `Making`.
 
 
 REPEATED = ("tools", "tool_choice", "text")
-"""Fields of a request that are told again, as they came, with each event of a response's life."""
+"""Request fields that the events of a response repeat."""
 
 
 async def begin_making(desk: Desk, model: ServedModel, request: ResponseRequest, context: Context) -> Making:
-    """Raises for what is wrong with the request itself."""
+    """Create the response; raises if the request itself is not valid."""
     store = _keeps(desk, request)
     limits, again = model.limits, taken_over.get()
 
@@ -429,7 +441,7 @@ async def begin_making(desk: Desk, model: ServedModel, request: ResponseRequest,
 
     offer, response = await context.aside(context.size + sum(map(len, context.trails)), work)
     if offer.hidden:
-        logger.info("Tools that this server does not have are left out: %s", ", ".join(offer.hidden))
+        logger.info("Tools not supported by this server are left out: %s", ", ".join(offer.hidden))
     most = min(request.max_tool_calls or limits.tool_calls, limits.tool_calls)
     sight = Sight(model, context.owner, show_items(context.all).media)
     toolbox = Toolbox(desk.mcp, [declared.wish for declared in offer.mcp], most, sight)
@@ -448,7 +460,9 @@ def _manner(model: ServedModel, request: ResponseRequest, context: Context) -> M
 
 
 def _keeps(desk: Desk, request: ResponseRequest) -> bool:
-    """Responses are stored unless somebody does not want it."""
+    """Whether to store the response, which is the default; raises if the request needs a store and there is
+    none.
+    """
     for field in ("store", "background"):
         if getattr(request, field):
             desk.required(field)

@@ -1,4 +1,4 @@
-"""Texts that a client keeps for us, and can neither read nor change: reasoning and summaries."""
+"""Sealed texts: reasoning and summaries that clients keep for us and can neither read nor change."""
 
 import os
 import secrets
@@ -18,7 +18,7 @@ from dragoman.store import folder_of, make_folder
 from dragoman.store.sqlite import FILE as DATABASE
 
 PREFIX = "dgm1_"
-"""The version: how everything after it is to be read."""
+"""The format version."""
 PURPOSE = b"dragoman sealed text 1"
 NONCE_BYTES = 12
 TAG_BYTES = 16
@@ -26,26 +26,27 @@ LEAST_KEY_BYTES = 16
 
 
 class Sealer:
-    """Seals texts for one owner each: nobody else's request can use them."""
+    """Authenticated encryption per owner: a request of another owner cannot open a text."""
 
     def __init__(self, key: bytes) -> None:
         if len(key) < LEAST_KEY_BYTES:
             raise ValueError(f"A key for sealing must have at least {LEAST_KEY_BYTES} bytes.")
-        # Derived, so that a key which is used for something else too gives nothing away there.
+        # Derived, so that nothing leaks if the key is also used elsewhere.
         derived = HKDF(SHA256(), length=32, salt=None, info=PURPOSE).derive(key)
         self._cipher = AESGCM(derived)
 
     def seal(self, text: str, owner: str) -> str:
         nonce = os.urandom(NONCE_BYTES)
-        # A model may write a lone surrogate, which is no UTF-8.
+        # A model may write a lone surrogate, which is not valid UTF-8.
         sealed = self._cipher.encrypt(nonce, text.encode("utf-8", "surrogatepass"), _bound(owner))
         return _encode(nonce + sealed)
 
     def open(self, sealed: str, owner: str) -> str | None:
-        """None for whatever was not sealed here, for this owner, as it is."""
+        """Decrypt a text; None unless it was sealed here, for this owner, and is unchanged."""
         try:
             raw = urlsafe_b64decode(sealed.removeprefix(PREFIX))
-            # The decoder skips what it does not know, so one text has many codings: only ours counts.
+            # The decoder skips unknown characters, so one text has many encodings; only the canonical one
+            # counts.
             if _encode(raw) != sealed or len(raw) < NONCE_BYTES + TAG_BYTES:
                 return None
             opened = self._cipher.decrypt(raw[:NONCE_BYTES], raw[NONCE_BYTES:], _bound(owner))
@@ -59,15 +60,14 @@ def _encode(raw: bytes) -> str:
 
 
 def _bound(owner: str) -> bytes:
-    """What the seal covers beside the text."""
+    """Return the data that the seal authenticates besides the text."""
     return PURPOSE + b"\0" + owner.encode("utf-8", "surrogatepass")
 
 
-# The key with which reasoning and summaries are sealed: kept beside the store, and as long as it.
+# The key that seals reasoning and summaries, stored beside the database.
 #
-# It is written elsewhere, made sure to be on disk, and only then given its name, by a link: there never is
-# a file of that name which is not whole, and of two servers that start together one makes it, and both read
-# it.
+# It is written to a temporary file, synced, and only then linked to its name: a file of that name is always
+# complete, and if two servers start together, one creates the key and both read it.
 
 
 FILE = "seal.key"
@@ -75,7 +75,7 @@ BYTES = 32
 
 
 def seal_key(settings: Settings) -> bytes:
-    """Without a store on disk nothing outlives the process, and neither does the key."""
+    """Return the key; without a store on disk, a new one for the life of the process."""
     if settings.store in ("memory", "none"):
         return secrets.token_bytes(BYTES)
     folder = make_folder(folder_of(settings))
@@ -84,12 +84,12 @@ def seal_key(settings: Settings) -> bytes:
         if not path.exists():
             _make(path)
         elif path.stat().st_size < BYTES and not _is_used(folder / DATABASE):
-            # Of a start that was cut off before anything was sealed.
+            # Left by a start that was interrupted before anything was sealed.
             path.unlink(missing_ok=True)
             _make(path)
         key = path.read_bytes()
     except OSError as error:
-        raise SettingsError(f"The key {path} cannot be read or made: {error.strerror}.") from error
+        raise SettingsError(f"The key {path} cannot be read or created: {error.strerror}.") from error
     if len(key) < BYTES:
         raise SettingsError(
             f"The key {path} is damaged: it has {len(key)} of {BYTES} bytes. Restore it from a backup;"
@@ -118,7 +118,7 @@ def _name(unnamed: Path, path: Path) -> None:
     except FileExistsError:
         raise
     except OSError:
-        # A file system without links: whoever comes last has the name, and whoever reads after that its key.
+        # File systems without links: the last server to rename wins, and later readers get its key.
         unnamed.rename(path)
 
 
@@ -132,12 +132,12 @@ def _sync(folder: Path) -> None:
 
 
 def _is_used(database: Path) -> bool:
-    """Whether anything was ever stored, as far as can be seen."""
+    """Whether the database ever stored anything, as far as that can be read."""
     if not database.exists():
         return False
     try:
         with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-            # Of what was ever counted up, also if it is gone by now.
+            # The sequence counters, which deletions leave in place.
             query = "SELECT EXISTS (SELECT 1 FROM sqlite_sequence WHERE seq > 0)"
             return bool(connection.execute(query).fetchone()[0])
     except sqlite3.Error as error:

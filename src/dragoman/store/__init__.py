@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 
-# Which store: by the settings `store`, `data_dir`, `store_max_bytes` and `store_max_age`.
+# Opening the store that the settings `store`, `data_dir`, `store_max_bytes` and `store_max_age` describe.
 
 
 def open_store(
@@ -51,7 +51,7 @@ def open_store(
     max_bytes: int | None = None,
     max_age: float | None = None,
 ) -> Store | None:
-    """The store of that name, still to be opened; None for "none"."""
+    """Create the store of this name, not yet opened; None for "none"."""
     bounds = StoreBounds(max_bytes=max_bytes, max_age=max_age)
     if which == "none":
         return None
@@ -61,7 +61,7 @@ def open_store(
         return SqliteStore(data_dir or default_folder(), bounds)
     if which.startswith(("postgresql://", "postgres://")):
         return _postgres(which, bounds)
-    # Not the whole of it: there may be a password in it.
+    # Not the whole value: it may contain a password.
     scheme = which.partition(":")[0]
     raise SettingsError(f"`store` is sqlite, memory, none or postgresql://..., not {scheme}.", param="store")
 
@@ -76,23 +76,23 @@ def store_of(settings: Settings) -> Store | None:
 
 
 def folder_of(settings: Settings) -> Path:
-    """`data_dir`, or `dragoman` in the user's folder for data."""
+    """Return `data_dir`, or `dragoman` in the user's data folder."""
     return Path(settings.data_dir).expanduser() if settings.data_dir else default_folder()
 
 
 def kept_folder(settings: Settings) -> Path | None:
-    """Where something is kept; None where nothing is."""
+    """Return the folder of the store; None if nothing is stored on disk."""
     return None if settings.store in ("memory", "none") else folder_of(settings)
 
 
 def check_folder(settings: Settings) -> Path | None:
-    """The same, made and tried. Raises if it cannot be."""
+    """Create the store's folder and test that it can be written; raises if not."""
     folder = kept_folder(settings)
     return None if folder is None else make_folder(folder)
 
 
 def shelf_of(settings: Settings) -> FileShelf:
-    """Where files are kept: in `files_dir`, else beside the store, else for as long as the process lives."""
+    """Create the file store: in `files_dir`, else beside the store, else temporary."""
     limits = settings.limits
     quota = Quota(files=limits.files, bytes=limits.files_bytes, file_bytes=limits.file_bytes)
     if settings.files_dir:
@@ -102,15 +102,15 @@ def shelf_of(settings: Settings) -> FileShelf:
 
 
 def make_folder(folder: Path) -> Path:
-    """A folder that can be written. Only a try tells: of permissions, and of disks that are read-only."""
+    """Create a writable folder. Only an attempt to write reveals missing permissions and read-only disks."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
         raise SettingsError(
-            f"The data folder {folder} cannot be written: {error.strerror}. Choose another data_dir, or"
-            " store = memory, which keeps nothing on disk.",
+            f"The data folder {folder} cannot be written: {error.strerror}. Choose "
+            "another data_dir, or store = memory, which writes nothing to disk.",
             param="data_dir",
         ) from error
     return folder

@@ -1,4 +1,4 @@
-"""Operations on conversations."""
+"""SQL operations on conversations."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from dragoman.store.records import Append, Most, Operation, Page, Query, StoredC
 
 COLUMNS = "id, owner, created_at, metadata, version"
 THIS = "owner = ? AND id = ?"
-# The owner is that of the conversation: with it, an item is found by its name, not by going through all.
+# The owner is that of the conversation; with it, the index finds an item without a scan.
 NAMED = "owner = ? AND id = ? AND conversation = ?"
 
 
@@ -42,7 +42,7 @@ def get(owner: str, id: str) -> Operation[StoredConversation | None]:
 
 
 def make_conversation(row: Sequence[Any]) -> StoredConversation:
-    """The conversation of a row of COLUMNS."""
+    """Build the conversation of a row of COLUMNS."""
     id, owner, created_at, metadata, version = row
     return StoredConversation(
         id=id,
@@ -59,7 +59,7 @@ def _holder(owner: str, id: str) -> Operation[Holder | None]:
 
 
 def append(owner: str, more: Append, now: float, most: int | None = None) -> Operation[None]:
-    """Adds the items, or raises if somebody else was there first, or it would take more than `most` bytes."""
+    """Add items; raises if the version has changed, or if the conversation would exceed `most` bytes."""
     grown = items.size_of(more.items)
     holder = yield from _change(owner, more.conversation, more.version, grown, now, most)
     if holder is None:
@@ -85,7 +85,7 @@ def add_items(
 def _change(
     owner: str, id: str, version: int | None, grown: int, now: float, most: int | None = None
 ) -> Operation[Holder | None]:
-    """Counts the version up, if it is still this one; None stands for any."""
+    """Increment the version, if it is still this one; None matches any."""
     rows = yield Query(
         f"""UPDATE conversations SET version = version + 1, changed_at = ?, size = size + ?
             WHERE {THIS} AND version = coalesce(?, version) RETURNING seq, size""",

@@ -1,4 +1,4 @@
-"""What lies on disk beside a database: signs of living servers, room kept back, things in folders."""
+"""Files beside a database: locks of living servers, a disk reserve, and named objects in folders."""
 
 import contextlib
 import errno
@@ -23,14 +23,16 @@ except ImportError:  # Windows: then there is only one server to a folder
     fcntl = None  # type: ignore[assignment]
 
 
-# Which servers of a folder are alive: each holds a lock on a file of its own, and the lock ends with it.
+# Which servers that share a folder are alive: each holds a lock on its own file, which ends with its process.
 
 
 PREFIX = ".server-"
 
 
 class Presence:
-    """`Presence(folder, "a")` is seen by others as alive until `leave`, or until the process ends."""
+    """The lock file of a living server: other servers see it as alive until `leave`, or until the process
+    ends.
+    """
 
     def __init__(self, folder: Path, instance: str) -> None:
         self._folder = folder
@@ -45,7 +47,7 @@ class Presence:
             self.is_alive(left.name.removeprefix(PREFIX))
 
     def _locked(self, unnamed: Path) -> int:
-        """Locked before it has its name, so that nobody ever sees it without the lock."""
+        """Lock the file before it gets its name, so that no server ever sees it unlocked."""
         lock = os.open(unnamed, os.O_RDWR | os.O_CREAT, 0o600)
         if fcntl is not None:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -59,7 +61,7 @@ class Presence:
             self._lock = -1
 
     def is_alive(self, instance: str) -> bool:
-        """Whether a server of this name lives. The file of one that does not is cleared away."""
+        """Whether the server of this name is alive. The file of a dead one is deleted."""
         path = self._file(instance)
         try:
             handle = os.open(path, os.O_RDWR)
@@ -81,7 +83,9 @@ class Presence:
 
 
 def take_lock(place: Path) -> int | None:
-    """A lock that ends with the process; None if another has it, or there is nothing to be locked."""
+    """Lock a file until the process ends; None if another process holds the lock, or the folder is
+    missing.
+    """
     try:
         lock = os.open(place, os.O_RDWR | os.O_CREAT, 0o600)
     except FileNotFoundError:
@@ -95,22 +99,22 @@ def take_lock(place: Path) -> int | None:
     return lock
 
 
-# Room that is kept back on the disk of a database, so that something can be deleted when the disk is full.
+# A disk reserve, which lets records be deleted when the disk is full.
 #
-# To delete is to write first: the log of changes grows before anything becomes free.
+# Deleting needs disk space first: the write-ahead log grows before anything becomes free.
 
 
 BYTES = 4 * 1024 * 1024
 
 
 class Reserve:
-    """A file beside the database, which is there while there is room for it."""
+    """A spare file beside the database, present while there is space for it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def keep(self) -> None:
-        """Takes the room, if there is any. Servers that share the folder share the file."""
+        """Allocate the file, if there is space. Servers that share the folder share it."""
         with suppress(OSError):
             if self._path.stat().st_size == BYTES:
                 return
@@ -135,19 +139,19 @@ def _fill(file: int) -> None:
         os.write(file, bytes(BYTES))
 
 
-# Things in a folder: bytes under a name, and beside them what is said of them.
+# Objects in a folder: the bytes under a name, and metadata beside them.
 
 
 S = TypeVar("S", bound=Struct)
 NEW, SAID = ".new-", ".json"
-"""What the name begins with of something that is being written, and ends with of what is said."""
+"""Prefix of names that are being written, and suffix of metadata."""
 _ID = re.compile(r"[a-z]+[-_][0-9a-f]{32}")
 _last = 0
 _naming = threading.Lock()
 
 
 def new_name(prefix: str, now: float) -> str:
-    """A name that nobody can guess, and that comes after all that this process made before."""
+    """Return a name that cannot be guessed and sorts after all names this process made before."""
     global _last
     with _naming:
         _last = max(int(now * 1000), _last + 1)
@@ -155,12 +159,12 @@ def new_name(prefix: str, now: float) -> str:
 
 
 def is_name(text: str, prefix: str) -> bool:
-    """Whether it has the shape of a name that was made here."""
+    """Whether the text has the format of a generated name."""
     return text.startswith(prefix) and _ID.fullmatch(text) is not None
 
 
 def names_after(folder: Path, prefix: str, after: str | None, descending: bool) -> Iterator[str]:
-    """Of what is described in a folder, in order. Raises UnknownCursor if `after` is the name of none."""
+    """Yield the names with metadata, in order. Raises UnknownCursor if `after` is not one of them."""
     names = sorted(
         name.removesuffix(SAID)
         for name in os.listdir(folder)
@@ -175,7 +179,7 @@ def names_after(folder: Path, prefix: str, after: str | None, descending: bool) 
 
 
 def read_said(folder: Path, name: str, kind: type[S]) -> S | None:
-    """None if there is nothing of this name, or nothing that was written here. Any text may be asked for."""
+    """Read metadata; None if there is none of this name, or it cannot be decoded. `name` may be any text."""
     if not _ID.fullmatch(name):
         return None
     try:
@@ -185,7 +189,7 @@ def read_said(folder: Path, name: str, kind: type[S]) -> S | None:
 
 
 def write_said(folder: Path, name: str, said: Any) -> None:
-    """All of it or nothing, and on disk when this returns."""
+    """Write metadata atomically, synced to disk when this returns."""
     number, made = tempfile.mkstemp(prefix=NEW, dir=folder)
     try:
         with os.fdopen(number, "wb", buffering=0) as file:
@@ -200,7 +204,7 @@ def write_said(folder: Path, name: str, said: Any) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """So that the names in it survive a loss of power."""
+    """Sync a folder, so that the names in it survive a power failure."""
     number = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(number)
@@ -213,14 +217,14 @@ def open_bytes(place: Path) -> IO[bytes]:
 
 
 def write_all(file: IO[bytes], data: bytes | bytearray) -> None:
-    """An unbuffered file may take less than it is given."""
+    """Write all bytes; an unbuffered file may accept fewer than it is given."""
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]
 
 
 def explain_trouble(error: OSError) -> StoreUnavailable:
-    """Where the folder is, is not for clients."""
+    """Translate an OSError without the path of the folder, which clients must not see."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StoreUnavailable("The disk of the files has no room left.")
-    return StoreUnavailable("The folder of the files cannot be read or written; the log says more.")
+        return StoreUnavailable("The disk of the files is full; free some space.")
+    return StoreUnavailable("The folder of the files cannot be read or written; see the server's log.")

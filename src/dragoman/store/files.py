@@ -1,16 +1,15 @@
-"""Files that clients keep: their bytes in a folder, and beside each what is said of it.
+"""Uploaded files: their bytes in a folder, and metadata beside each.
 
-    FOLDER/OWNER/file-0199....json     what is said of a file, which is there from when this is
+    FOLDER/OWNER/file-0199....json     metadata of a file; the file exists once this does
     FOLDER/OWNER/file-0199...          its bytes
     FOLDER/OWNER/upload_0199....json   a file that is sent in parts
     FOLDER/OWNER/upload_0199.../       its parts
-    FOLDER/OWNER/.new-...              what is being written, and has no name yet
+    FOLDER/OWNER/.new-...              a file that is being written and has no name yet
 
-The folder is all there is: no database knows of it, so several servers may share it. Nothing that a client
-says is ever part of a path: ids are made here, and one that is asked for has their shape or is unknown. They
-begin with the time, so that the order of names is the order of creation. What is said of a file is written
-once and never changed; what is changed (an upload) is replaced as a whole. So whatever moment a server is
-killed at, a file is there or it is not.
+The folder is the only storage, without a database, so several servers may share it. Text from clients is
+never part of a path: ids are generated here, and a requested id must have their format. Ids begin with the
+time, so names sort by creation. Metadata of a file is written once and never changed; metadata of an upload
+is replaced as a whole. Whenever a server is killed, a file exists completely or not at all.
 """
 
 import asyncio
@@ -53,19 +52,19 @@ logger = logging.getLogger("dragoman.store")
 T = TypeVar("T")
 
 FILE, UPLOAD, UPLOAD_PART = Part("file"), Part("upload"), Part("upload_part")
-"""Which one is meant."""
+"""What a request names: a file, an upload or a part."""
 CONTENT = Part("content")
 """The bytes of a file."""
 PIECE = 256 * 1024
-"""Bytes that are written or read in one go."""
+"""Bytes that are written or read at once."""
 THREADS = 2
 SWEEP_S = 60.0
 UPLOAD_S = 3600
-"""How long the parts of a file may take to come."""
+"""Seconds in which all parts of a file must arrive."""
 LEFT_S = 24 * 3600
-"""After so long nobody writes any more what has no name."""
+"""Age in seconds at which unfinished files are abandoned and deleted."""
 EVERYBODY = "everybody"
-"""The folder of those who have no key."""
+"""The folder of requests without a key."""
 
 
 class StoredFile(Struct, frozen=True):
@@ -84,26 +83,26 @@ class StoredUpload(Struct, frozen=True, kw_only=True):
     filename: str
     purpose: str
     bytes: int
-    """Of all parts together, as was said before they came."""
+    """Bytes of all parts together, as announced at the start."""
     created_at: int
     expires_at: int
     keep_s: int | None
-    """How long the file is kept from when it is there."""
+    """Seconds for which the complete file is kept."""
     status: str = "pending"
     file: StoredFile | None = None
 
 
 class Quota(Struct, frozen=True, kw_only=True):
-    """What one owner may have."""
+    """The limits of one owner."""
 
     files: int
     bytes: int
     file_bytes: int
-    """Of one file."""
+    """Limit of a single file."""
 
 
 class FileShelf:
-    """`FileShelf(folder, quota)`. Without a folder there is one for as long as the process lives."""
+    """The store of uploaded files: `FileShelf(folder, quota)`. Without a folder it uses a temporary one."""
 
     def __init__(
         self, folder: Path | None, quota: Quota, *, clock: Callable[[], float] | None = None
@@ -113,7 +112,7 @@ class FileShelf:
         self._given = folder
         self._made: tempfile.TemporaryDirectory[str] | None = None
         self._coming: Counter[str] = Counter()
-        """Bytes of each owner that are being written, and are counted among the files later."""
+        """Bytes per owner that are being written, and count as files only later."""
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
         self._sweeping: asyncio.Task[None] | None = None
@@ -129,13 +128,13 @@ class FileShelf:
         return self._given
 
     def of(self, owner: str) -> Path:
-        """The folder of an owner, which is a hash of a key."""
+        """Return the folder of an owner, named by the hash of the key."""
         place = self.folder / (owner or EVERYBODY)
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         return place
 
     async def do(self, work: Callable[[], T]) -> T:
-        """`work()`, in a thread: a disk may be slow. What the system says against it is said in our words."""
+        """Run disk work in a thread, because disks may be slow, and translate its OSErrors."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(THREADS, "dragoman-files")
         try:
@@ -144,7 +143,7 @@ class FileShelf:
             raise explain_trouble(error) from error
 
     async def start(self) -> None:
-        """From now on what has had its time goes. A folder is made when there is something to put there."""
+        """Start deleting expired files. Folders are created on first use."""
         await self._try_sweep()
         self._sweeping = asyncio.create_task(self._sweep_always())
 
@@ -157,7 +156,7 @@ class FileShelf:
         try:
             await self.sweep()
         except StoreUnavailable:
-            logger.warning("Files that have had their time could not be deleted", exc_info=True)
+            logger.warning("Expired files could not be deleted", exc_info=True)
 
     async def close(self) -> None:
         if self._sweeping is not None:
@@ -173,7 +172,7 @@ class FileShelf:
     # Files
 
     def incoming(self, owner: str, most: int | None = None) -> "IncomingFile":
-        """`async with` it, something is written; nothing is left of it if it is not kept."""
+        """Begin a file: `async with` it and write; it is deleted unless it is kept."""
         return IncomingFile(self, owner, min(most or self.quota.file_bytes, self.quota.file_bytes))
 
     async def get(self, owner: str, id_: str) -> StoredFile:
@@ -186,7 +185,7 @@ class FileShelf:
         return file
 
     async def open(self, owner: str, id_: str) -> tuple[StoredFile, IO[bytes]]:
-        """The file and its bytes, which stay there while they are read, whatever becomes of it."""
+        """Open a file; its bytes stay readable even if it is deleted meanwhile."""
 
         def opened() -> tuple[StoredFile, IO[bytes]]:
             file = self.found(owner, id_)
@@ -224,7 +223,7 @@ class FileShelf:
     def _is_over(self, file: StoredFile) -> bool:
         return file.expires_at is not None and file.expires_at <= self.clock()
 
-    # Files that come in parts
+    # Files sent in parts.
 
     async def begin_upload(
         self, owner: str, *, filename: str, purpose: str, size: int, keep_s: int | None
@@ -259,7 +258,7 @@ class FileShelf:
     def pending(self, owner: str, id_: str) -> StoredUpload:
         upload = self._upload(owner, id_)
         if upload.status != "pending":
-            message = f"This upload is {upload.status}; begin another one."
+            message = f"This upload is {upload.status}; start another one."
             raise Conflict(message, param=UPLOAD, code="invalid_state")
         return upload
 
@@ -275,18 +274,18 @@ class FileShelf:
     async def complete_upload(
         self, owner: str, id_: str, parts: Sequence[str], md5: str | None
     ) -> StoredUpload:
-        """The parts in this order are the file."""
+        """Join the parts, in this order, to a file."""
         upload = await self.do(lambda: self.pending(owner, id_))
         places = [self.of(owner) / id_ / part for part in parts]
         for number, (part, place) in enumerate(zip(parts, places, strict=True)):
             if not is_name(part, "part_") or not await self.do(place.is_file):
-                message = f"There is no part '{part[:128]}' of this upload, which is number {number + 1}."
+                message = f"Part {number + 1}, '{part[:128]}', is not a part of this upload."
                 raise BadRequest(message, param=UPLOAD_PART, code="not_found")
         if len({*parts}) < len(parts):
             raise BadRequest("A part is named twice.", param=UPLOAD_PART, code="invalid_value")
         size = await self.do(lambda: sum(place.stat().st_size for place in places))
         if size != upload.bytes:
-            message = f"The parts have {size} bytes, and the upload was to have {upload.bytes}."
+            message = f"The parts have {size} bytes, but the upload was created with {upload.bytes}."
             raise BadRequest(message, param=UPLOAD_PART, code="invalid_value")
         file = await self._join(owner, upload, places, md5)
         over = replace(upload, status="completed", file=file)
@@ -297,7 +296,7 @@ class FileShelf:
     async def _join(
         self, owner: str, upload: StoredUpload, places: Sequence[Path], md5: str | None
     ) -> StoredFile:
-        """Its bytes are counted as parts already."""
+        """Join the parts; their bytes count already."""
         digest = hashlib.md5(usedforsecurity=False)
         incoming = IncomingFile(self, owner, upload.bytes, counts=False)
         async with incoming:
@@ -306,17 +305,17 @@ class FileShelf:
                     await self.do(partial(digest.update, piece))
                     await incoming.write(piece)
             if md5 is not None and digest.hexdigest() != md5.lower():
-                message = "The bytes that came are not those of this MD5 checksum; send them again."
+                message = "The MD5 checksum does not match the received bytes; send them again."
                 raise BadRequest(message, param=Part("md5"), code="checksum_mismatch")
             return await incoming.keep(upload.filename, upload.purpose, upload.keep_s)
 
-    # What one owner has, and what has had its time
+    # Quotas and expiry.
 
     def check_room(self, owner: str, more: int) -> int:
-        """Raises where there is no room for one more file of so many bytes. Gives how many may follow."""
+        """Raise if the owner has no room for a file of `more` bytes; return how many bytes may follow."""
         files, size = _taken(self.of(owner))
         if files >= self.quota.files:
-            message = f"This key has {files} files, and may have {self.quota.files}; delete some."
+            message = f"This key has {files} of {self.quota.files} files; delete some."
             raise BadRequest(message, param=CONTENT, code="quota_exceeded")
         if more > self.quota.file_bytes:
             raise self.too_large()
@@ -329,7 +328,7 @@ class FileShelf:
         return BodyTooLarge(f"The file is larger than {self.quota.file_bytes} bytes.", param=CONTENT)
 
     def too_much(self) -> BodyTooLarge:
-        message = f"The files of this key would take more than {self.quota.bytes} bytes; delete some."
+        message = f"The files of this key would exceed {self.quota.bytes} bytes; delete some."
         return BodyTooLarge(message, param=CONTENT, code="quota_exceeded")
 
     def coming(self, owner: str, more: int) -> None:
@@ -337,11 +336,11 @@ class FileShelf:
             self._coming[owner] += more
 
     async def sweep(self) -> None:
-        """Does away with what has had its time, and with what was left half written."""
+        """Delete expired files, and abandoned unfinished ones."""
         await self.do(self._sweep)
 
     def places(self, pattern: str) -> list[Path]:
-        """Of all owners."""
+        """Return the matching paths of all owners."""
         there = self._given is not None or self._made is not None
         return list(self.folder.glob(f"*/{pattern}")) if there else []
 
@@ -357,9 +356,11 @@ class FileShelf:
                 self._expiries.pop(place, None)
 
     def _expiry(self, place: Path) -> int | None:
-        """Read once: what is said of a file never changes. An upload is kept for as long again."""
+        """Return the expiry, which is read once, because it never changes. An upload is kept for another
+        `UPLOAD_S`.
+        """
         if place not in self._expiries:
-            # What both have is read as a file.
+            # The fields that files and uploads share are read as those of a file.
             said = read_said(place.parent, place.stem, StoredFile)
             more = UPLOAD_S if place.name.startswith("upload_") else 0
             self._expiries[place] = said.expires_at + more if said and said.expires_at else None
@@ -367,7 +368,9 @@ class FileShelf:
 
 
 class IncomingFile:
-    """What is being written: it counts for its owner from the first byte, and has a name after the last."""
+    """A file that is being written: it counts for its owner from the first byte, and gets its name at the
+    end.
+    """
 
     def __init__(self, shelf: FileShelf, owner: str, most: int, *, counts: bool = True) -> None:
         self.size = 0
@@ -390,7 +393,7 @@ class IncomingFile:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """What was kept has another name by now."""
+        """Delete the temporary file; a file that was kept has another name by now."""
         self._shelf.coming(self._owner, -self.size if self._counts else 0)
         file, place = self._file, self._place
 
@@ -400,7 +403,7 @@ class IncomingFile:
             if place is not None:
                 place.unlink(missing_ok=True)
 
-        # Not awaited by one who is cancelled, and done all the same.
+        # Completes even if the caller is cancelled.
         await asyncio.shield(self._shelf.do(dropped))
 
     async def write(self, data: bytes) -> None:
@@ -423,7 +426,7 @@ class IncomingFile:
             await self._shelf.do(lambda: write_all(file, held))
 
     async def keep(self, filename: str, purpose: str, keep_s: int | None) -> StoredFile:
-        """It has a name from now on. `keep_s`: for how long; None: until somebody deletes it."""
+        """Give the file its name. It is kept for `keep_s` seconds; None: until it is deleted."""
         await self._flush()
         now = int(self._shelf.clock())
         expires_at = None if keep_s is None else now + keep_s
@@ -435,7 +438,8 @@ class IncomingFile:
     def _keep(self, made: StoredFile) -> None:
         assert self._file is not None and self._place is not None
         if self._counts:
-            # What others of this key have finished meanwhile is counted as well; this one is, as coming.
+            # Other files of this key may have been finished meanwhile; this one still counts as being
+            # written.
             self._shelf.check_room(self._owner, 0)
         os.fsync(self._file.fileno())
         folder = self._shelf.of(self._owner)
@@ -443,7 +447,7 @@ class IncomingFile:
         write_said(folder, made.id, made)
 
     async def keep_part(self, upload: str) -> str:
-        """The same for a part of a file; gives its id."""
+        """Keep the file as a part of an upload; returns its id."""
         await self._flush()
         name = new_name("part_", self._shelf.clock())
 
@@ -453,7 +457,9 @@ class IncomingFile:
             folder = self._shelf.of(self._owner) / upload
             there = sum(part.stat().st_size for part in folder.iterdir())
             if there + self.size > declared:
-                message = f"The parts have {there + self.size} bytes, and the upload was to have {declared}."
+                message = (
+                    f"The parts have {there + self.size} bytes, but the upload was created with {declared}."
+                )
                 raise BodyTooLarge(message, param=CONTENT, code="limit_exceeded")
             self._shelf.check_room(self._owner, 0)
             os.fsync(self._file.fileno())
@@ -464,19 +470,19 @@ class IncomingFile:
 
 
 def clean_name(filename: str) -> str:
-    """What a client calls its file, as one line without folders; it is told, and never used as a path."""
+    """Reduce a client's file name to one line without folders. It is only displayed, never used as a path."""
     last = re.split(r"[/\\]", filename)[-1]
     plain = "".join(letter for letter in last if letter.isprintable()).strip()
     return plain[:255] or "file"
 
 
 def _is_unsaid(place: Path) -> bool:
-    """Bytes of which nothing is said: whoever wrote them was ended just then."""
+    """Whether a file has no metadata, because its writer was killed."""
     return is_name(place.name, "file-") and not place.with_name(f"{place.name}{SAID}").exists()
 
 
 def _remove_file(folder: Path, id_: str) -> None:
-    """What is said of it goes first: without it there is nothing."""
+    """Delete a file, metadata first: without it the file does not exist."""
     (folder / f"{id_}{SAID}").unlink(missing_ok=True)
     if id_.startswith("upload_"):
         shutil.rmtree(folder / id_, ignore_errors=True)
@@ -485,14 +491,14 @@ def _remove_file(folder: Path, id_: str) -> None:
 
 
 def _taken(folder: Path) -> tuple[int, int]:
-    """Files and uploads, and the bytes of all there is."""
+    """Count files and uploads, and the bytes of everything in the folder."""
     count = size = 0
     for entry in os.scandir(folder):
         with suppress(FileNotFoundError):
             if entry.name.endswith(SAID):
                 count += "batch_" not in entry.name
             elif entry.is_dir():
-                # The input of a batch is a file, and counts there.
+                # The input of a batch is a link to a file, which counts there.
                 size += sum(one.stat().st_size for one in os.scandir(entry.path) if one.name != "input")
             elif not entry.name.startswith(NEW):
                 size += entry.stat().st_size

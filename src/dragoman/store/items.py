@@ -1,4 +1,4 @@
-"""Operations on the items of records and conversations."""
+"""SQL operations on the items of records and conversations."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -14,21 +14,21 @@ from dragoman.store.records import LONGEST_ID, Many, Most, Operation, Page, Quer
 T = TypeVar("T")
 
 ROW_BYTES = 128
-"""What a row takes beside its documents: keys, indexes, headers."""
+"""Bytes of a row besides its documents: keys, indexes, headers."""
 BEYOND = 2**62
-"""After every seq there will ever be."""
+"""Larger than any `seq`."""
 PAGE_BYTES = 4 * 1024 * 1024
-"""A page ends before the entry that would make it larger; the first is on it whatever its size."""
+"""A page ends before the entry that would make it larger; the first entry always fits."""
 TRAIL_BYTES = 4 * 1024 * 1024
-"""Of the trails that are read beside items, the latest: what goes on from ids needs the last ones."""
+"""Bytes of trails that are read with items, latest first: continuing from ids needs the last ones."""
 FEW = 500
-"""Values of one IN."""
+"""Values in one IN list."""
 
 COLUMNS = "seq, id, body, trail, shown"
 WHOLE = "length(body) + coalesce(shown, 0)"
-"""The bytes of a body as it is given back."""
+"""The size of a body with its media restored."""
 SIZE = f"length(body) + coalesce(length(trail), 0) + length(id) + {ROW_BYTES}"
-"""What `size_of` says of one."""
+"""The size of an item, as `size_of` computes it."""
 INSERT = """INSERT INTO items (owner, record, conversation, part, id, body, trail, shown)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?)"""
 
@@ -36,21 +36,21 @@ INSERT = """INSERT INTO items (owner, record, conversation, part, id, body, trai
 def check_share(size: int, share: int | None) -> None:
     if share is not None and size > share:
         raise BodyTooLarge(
-            f"This would take {size} bytes, and a key's share of the store is {share}: send less,"
-            " or raise store_max_bytes.",
+            f"This would take {size} bytes, and a key's share of the store is {share}: "
+            "send less, or raise store_max_bytes.",
             code="store_share_exceeded",
         )
 
 
 class Holder(Struct, frozen=True):
-    """Whose items: `Holder("record", 7, "input")`. The items of a conversation are all of one part."""
+    """The parent of items: `Holder("record", 7, "input")`. All items of a conversation are one part."""
 
     column: str
     seq: int
     part: str = "item"
 
     def keys(self) -> tuple[int | None, int | None]:
-        """The values of the columns `record` and `conversation`."""
+        """Return the values of the columns `record` and `conversation`."""
         return (self.seq, None) if self.column == "record" else (None, self.seq)
 
 
@@ -59,13 +59,13 @@ def size_of(items: Iterable[StoredItem]) -> int:
 
 
 def size_of_shown(items: Iterable[StoredItem]) -> int:
-    """What their pictures and sounds take, each once."""
+    """Return the bytes of the items' media, each counted once."""
     found = {digest: len(data) for item in items for digest, data in item.media.items()}
     return sum(found.values())
 
 
 def make_items(rows: Sequence[Sequence[Any]]) -> Operation[list[StoredItem]]:
-    """The items of rows of COLUMNS, with what they show."""
+    """Build the items of rows of COLUMNS, with their media."""
     showing = [row[0] for row in rows if row[4]]
     found = (yield from media.of_items(showing)) if showing else {}
     return [
@@ -101,9 +101,9 @@ def page(
     where, values = f"{holder.column} = ? AND part = ?", (holder.seq, holder.part)
     start = BEYOND if descending else 0
     if after is not None:
-        # Of several with this id the last on the way is meant, or whoever pages would go in circles.
+        # If several items have this id, the last one in reading order is meant; otherwise paging would loop.
         last = "min" if descending else "max"
-        # The owner is that of the holder: with it, the item is found by its name, not by going through all.
+        # The owner is that of the parent; with it, the index finds the item without a scan.
         found = yield Query(
             f"SELECT {last}(seq) FROM items WHERE owner = ? AND id = ? AND {where}", (owner, after, *values)
         )
@@ -119,13 +119,13 @@ def page(
 
 
 def fitting(sizes: Iterable[Row], most_bytes: int) -> int:
-    """How many entries a page takes of those with these sizes."""
+    """Return how many entries with these sizes fit on a page."""
     sums = accumulate(size for (size,) in sizes)
     return sum(1 for number, size in enumerate(sums) if not number or size <= most_bytes)
 
 
 def of_records(seqs: Sequence[int]) -> Operation[dict[tuple[int, str], list[StoredItem]]]:
-    """The items of these records, by record and part."""
+    """Return the items of these records, by record and part."""
     rows = yield Query(
         f"SELECT record, part, {COLUMNS} FROM items WHERE record IN ({marks(seqs)}) ORDER BY seq",
         tuple(seqs),
@@ -138,7 +138,9 @@ def of_records(seqs: Sequence[int]) -> Operation[dict[tuple[int, str], list[Stor
 
 
 def within(column: str, seqs: Sequence[int], most: Most) -> Operation[list[StoredItem]]:
-    """All items of these records one after the other, or of a conversation; too much is refused unread."""
+    """Return all items of these records in order, or of a conversation; too many are rejected before they are
+    read.
+    """
     sizes: list[tuple[int, int, int, int]] = []
     for some in batches(seqs):
         sizes += yield Query(
@@ -163,11 +165,11 @@ def within(column: str, seqs: Sequence[int], most: Most) -> Operation[list[Store
 
 def check_stored(size: int, shown: int, most: Most) -> None:
     check_count(size, most.bytes, CONVERSATION, "bytes of stored items")
-    check_count(shown, most.shown, CONVERSATION, "bytes of stored pictures and sounds, in base64,")
+    check_count(shown, most.shown, CONVERSATION, "bytes of stored media, in base64,")
 
 
 def _first_trail(sizes: Sequence[tuple[int, int, int, int]]) -> int:
-    """From which item on trails are read."""
+    """Return the first item whose trail is read."""
     total, since = 0, BEYOND
     for seq, _, trail, _ in sorted(sizes, reverse=True):
         total += trail
@@ -182,9 +184,9 @@ def batches(values: Sequence[T]) -> Iterator[Sequence[T]]:
 
 
 def find(owner: str, wanted: Mapping[str, int], most: Most) -> Operation[list[StoredItem]]:
-    """Items of any record or conversation; of several with an id, that which was stored last.
+    """Return items of any record or conversation; if several have an id, the one stored last.
 
-    `wanted` says how often each is meant: so often its bytes count.
+    `wanted` gives the number of references to each, as often as its bytes count.
     """
     places: list[int] = []
     total = shown = 0

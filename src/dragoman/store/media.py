@@ -1,14 +1,14 @@
-"""Pictures and sounds of stored items: each is kept once for an owner, however many items have it.
+"""Media of stored items: each image or audio clip is stored once per owner, however many items contain it.
 
-An item is JSON, and what it shows is base64 in it. Before it is stored, long base64 gives way to a mark, and
-the bytes go to a table of their own; when the item is read, they come back to the very place. So whoever
-stores an item gets it as it was, byte for byte, and nobody else need know.
+An item is JSON with its media in base64. Before it is stored, long base64 is replaced by a marker, and the
+bytes go to a separate table; when the item is read, the base64 is put back. The caller gets the item byte for
+byte as it was stored.
 
     {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0..."}
     {"type": "input_image", "image_url": "data:image/png;base64,\xff<sha256>\xff"}
 
-The mark begins and ends with a byte that no JSON has, so nothing that a client sends can be one. A row knows
-how many items have it, and goes with the last of them: a trigger sees to that, whatever deletes them.
+The marker begins and ends with a byte that JSON cannot contain, so clients cannot send one. A row counts the
+items that use it, and a trigger deletes it with the last of them.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ from msgspec.structs import replace
 from dragoman.store.records import Operation, Query, Record, Row, StoredItem, marks
 
 LEAST = 4096
-"""Characters of base64 that are worth a row of their own."""
+"""Minimum of base64 characters that are stored separately."""
 QUICK = 65536
-"""Bytes that are dealt with on the spot; with more, the event loop does not wait."""
+"""Up to this many bytes are processed at once; more go to a thread, so as not to block the event loop."""
 FEW = 500
-# How PNG, JPEG, GIF, WebP and WAV, MP3 (two ways), FLAC and PDF begin in base64: other texts are texts.
+# The base64 prefixes of PNG, JPEG, GIF, WebP and WAV, MP3 (two variants), FLAC and PDF; other base64 stays.
 _STARTS = rb"iVBORw|/9j/|R0lGOD|UklGR|SUQz|//|ZkxhQ|JVBERi"
 _BASE64 = re.compile(rb'(?<=[",])(?=%s)[A-Za-z0-9+/]{%d,}={0,2}(?=")' % (_STARTS, LEAST))
 _MARK = re.compile(rb"\xff([0-9a-f]{64})\xff")
@@ -36,7 +36,7 @@ LINK = "INSERT INTO shown (item, media) VALUES (?, ?)"
 
 
 async def take_out(items: Sequence[StoredItem]) -> tuple[StoredItem, ...]:
-    """The items as they are stored, with what was taken out of them."""
+    """Replace the media of items by markers, for the store."""
     if sum(len(item.body) for item in items) <= QUICK:
         return tuple(map(_take_out, items))
     return await asyncio.to_thread(lambda: tuple(map(_take_out, items)))
@@ -53,7 +53,7 @@ def _take_out(item: StoredItem) -> StoredItem:
         except ValueError:
             return match[0]
         if binascii.b2a_base64(data, newline=False) != match[0]:
-            # Written otherwise than it would come back.
+            # This spelling of base64 could not be restored exactly.
             return match[0]
         digest = sha256(data).hexdigest()
         found[digest] = data
@@ -64,7 +64,7 @@ def _take_out(item: StoredItem) -> StoredItem:
 
 
 async def put_back(items: Sequence[StoredItem]) -> list[StoredItem]:
-    """The items as they were sent."""
+    """Restore the media of items."""
     if sum(item.shown for item in items) <= QUICK:
         return [*map(put_item_back, items)]
     return await asyncio.to_thread(lambda: [*map(put_item_back, items)])
@@ -88,7 +88,7 @@ def put_record_back(record: Record) -> Record:
 
 
 def keep(owner: str, item: int, media: Mapping[str, bytes]) -> Operation[None]:
-    """In an order that all have, or they might wait for each other."""
+    """Store media in a fixed order, so that transactions do not deadlock."""
     for digest in sorted(media):
         data = media[digest]
         rows = yield Query(UPSERT, (owner, digest, len(data), data))
@@ -96,7 +96,7 @@ def keep(owner: str, item: int, media: Mapping[str, bytes]) -> Operation[None]:
 
 
 def of_items(seqs: Sequence[int]) -> Operation[dict[str, bytes]]:
-    """What these items show, by digests."""
+    """Return the media of these items, by digest."""
     found: dict[str, bytes] = {}
     for at in range(0, len(seqs), FEW):
         some = tuple(seqs[at : at + FEW])
@@ -113,7 +113,7 @@ def of_items(seqs: Sequence[int]) -> Operation[dict[str, bytes]]:
 
 
 def size_of(column: str, seqs: Sequence[int]) -> Operation[dict[int, int]]:
-    """Bytes of what records or conversations show, each its part of what several have."""
+    """Return the media bytes of records or conversations; shared media counts as a fraction for each user."""
     if not seqs or not (yield Query("SELECT 1 FROM media LIMIT 1")):
         return {}
     rows: list[Row] = yield Query(

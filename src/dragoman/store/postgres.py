@@ -29,30 +29,30 @@ from dragoman.store.records import (
 )
 from dragoman.store.store import Store
 
-# PostgreSQL through psycopg: how an operation is run, how text is written, what its errors mean.
+# PostgreSQL through psycopg: running operations, escaping text, translating errors.
 
 
 T = TypeVar("T")
 Connection: TypeAlias = AsyncConnection[Row]
 SCHEMA = "dragoman"
 WAIT_S = 10
-"""For a connection."""
+"""Seconds to wait for a connection."""
 MIGRATION_LOCK = 0x64726167
-"""Servers that start together migrate one after another."""
+"""The lock that makes servers which start together migrate one after another."""
 
 TROUBLES: dict[type[Exception], str] = {
-    pg.DiskFull: "it has no room left: make some on its disk",
-    pg.InsufficientPrivilege: "its user may not do that: let it make the schema `dragoman`, or own it",
+    pg.DiskFull: "it has no room left: free some space on its disk",
+    pg.InsufficientPrivilege: "its user lacks permissions: let it create the schema `dragoman`, or own it",
     pg.ReadOnlySqlTransaction: "it is read-only: name the primary server in `store`",
-    psycopg.OperationalError: "it cannot be reached: check that it runs, and its address in `store`",
-    PoolTimeout: "it cannot be reached, or has too much to do",
-    psycopg.ProgrammingError: "it refused what was asked: check its address in `store`",
+    psycopg.OperationalError: "it cannot be reached: check that it runs, and its URL in `store`",
+    PoolTimeout: "it cannot be reached, or is overloaded",
+    psycopg.ProgrammingError: "it rejected a statement: check its URL in `store`",
 }
 
 
 def unavailable(error: Exception) -> StoreUnavailable:
-    """Without the words of the error, which may quote what a client sent, or an address with its password."""
-    why = next((text for kind, text in TROUBLES.items() if isinstance(error, kind)), "the log says more")
+    """Translate an error without its text, which may quote what a client sent, or a URL with its password."""
+    why = next((text for kind, text in TROUBLES.items() if isinstance(error, kind)), "see the server's log")
     return StoreUnavailable(f"The database of the store failed: {why}.")
 
 
@@ -63,12 +63,12 @@ async def connect(url: str) -> Connection:
 
 
 async def use_schema(connection: Connection) -> None:
-    """The database may be shared with others, so our tables have a schema of their own."""
+    """Use our own schema, because the database may be shared with other applications."""
     await connection.execute(f"SET search_path TO {SCHEMA}".encode())
 
 
 async def drive(connection: Connection, operation: Operation[T]) -> T:
-    """Runs an operation to its end, in whatever transaction there is."""
+    """Run an operation to its end, in the current transaction."""
     try:
         statement = next(operation)
         while True:
@@ -91,7 +91,7 @@ async def _execute(connection: Connection, statement: Statement) -> list[Row]:
 
 
 def _escape(values: Row) -> Row:
-    """PostgreSQL's text cannot hold the character 0, and a client's may; so a backslash stands for it."""
+    """Escape NUL characters with a backslash: PostgreSQL's text cannot contain them."""
     return tuple(
         value.replace("\\", "\\\\").replace("\0", "\\0") if isinstance(value, str) else value
         for value in values
@@ -118,8 +118,9 @@ async def migrate(connection: Connection) -> None:
         version = await version_of(connection)
         if version > VERSION:
             raise StoreUnavailable(
-                f"The database of the store was made by a newer dragoman (its tables have version {version},"
-                f" this one knows {VERSION}): update dragoman, or choose another database."
+                "The database of the store was created by a newer dragoman (its tables have "
+                f"version {version}, this one knows {VERSION}): update dragoman, or choose "
+                "another database."
             )
         for sql in steps(version, POSTGRES):
             await connection.execute(sql.encode())
@@ -137,9 +138,9 @@ async def version_of(connection: Connection) -> int:
 _log = logging.getLogger("dragoman.store")
 LEASE_S = 30.0
 TRIES = 5
-"""Of a transaction that got in another's way."""
+"""Attempts of a transaction that conflicts with others."""
 SLACK = 64
-"""Adding up all sizes is no small thing, so it is done after every 64th of the bound."""
+"""Summing all sizes is expensive, so it is done after every 64th of the limit."""
 SWEEP_LOCK = 0x64726168
 
 NOW = "extract(epoch FROM now())::float8"
@@ -166,7 +167,7 @@ class PostgresStore(Store):
         self._upkeep: asyncio.Task[None] | None = None
 
     async def _open(self) -> None:
-        # A connection of its own: the pool would go on trying for long where one failure says enough.
+        # A separate connection: the pool would retry for long, where one failure is conclusive.
         with _translating_errors():
             async with await connect(self._url) as connection:
                 await migrate(connection)
@@ -178,7 +179,7 @@ class PostgresStore(Store):
                 timeout=WAIT_S,
                 open=False,
                 configure=use_schema,
-                # So that a restart of the database is not noticed by the next request.
+                # A restart of the database must not fail the next request.
                 check=AsyncConnectionPool.check_connection,
             )
             await self._pool.open()
@@ -197,7 +198,7 @@ class PostgresStore(Store):
             self._pool = None
 
     async def vacuum(self) -> None:
-        """The tables can be used meanwhile, so only what is free at their ends goes back to the disk."""
+        """Vacuum without locking tables, so only free space at their ends is returned to the disk."""
         async with self._connection() as connection:
             await connection.execute("VACUUM (ANALYZE) records, labels, conversations, items, media, shown")
 
@@ -221,13 +222,13 @@ class PostgresStore(Store):
         return await self._write(lambda: store.adopt(dead, self.instance))
 
     async def _read(self, make: Callable[[], Operation[T]]) -> T:
-        # All statements see the same state.
+        # All statements see the same snapshot.
         return await self._run(make, IsolationLevel.REPEATABLE_READ)
 
     async def _write(self, make: Callable[[], Operation[T]], *, frees: bool = False) -> T:
         answer = await self._run(make)
         if self.bounds.max_bytes is not None and self._grown > self.bounds.max_bytes // SLACK:
-            # What was written is written, whatever becomes of this.
+            # The write is committed, even if this fails.
             with _logging_trouble():
                 await self._sweep()
         return answer
@@ -239,7 +240,7 @@ class PostgresStore(Store):
                     await connection.set_isolation_level(level)
                     async with connection.transaction():
                         return await drive(connection, make())
-        raise StoreUnavailable("The database of the store is contended; try again.")
+        raise StoreUnavailable("The database of the store is contended; retry.")
 
     @contextlib.asynccontextmanager
     async def _connection(self) -> AsyncIterator[Connection]:
@@ -252,19 +253,19 @@ class PostgresStore(Store):
     async def _sweep(self) -> None:
         most, self._grown = self.bounds.max_bytes if self._grown else None, 0
         within = StoreBounds(
-            # Room for what comes until the next time.
+            # Leave room for what is written before the next sweep.
             max_bytes=None if most is None else most - most // SLACK,
             max_age=self.bounds.max_age,
         )
         await self._run(lambda: self._sweep_alone(within))
 
     def _sweep_alone(self, bounds: StoreBounds) -> Operation[None]:
-        """Unless another server is at it."""
+        """Sweep, unless another server does."""
         if (yield Query("SELECT pg_try_advisory_xact_lock(?)", (SWEEP_LOCK,)))[0][0]:
             yield from store.sweep(bounds, store.BYTES, self._clock())
 
     async def _keep_up(self) -> None:
-        """Says again and again that this server lives, and drops what has grown too old."""
+        """Renew this server's lease and drop expired records, periodically."""
         while True:
             await asyncio.sleep(self._lease_s / 3)
             with _logging_trouble():
@@ -281,11 +282,11 @@ class PostgresStore(Store):
 
 @contextlib.contextmanager
 def _logging_trouble() -> Iterator[None]:
-    """For what nobody waits for, and is done again later."""
+    """Log errors of background work, which runs again later."""
     try:
         yield
     except StoreUnavailable as error:
-        _log.warning("the upkeep of the store failed: %s", error.message)
+        _log.warning("Upkeep of the store failed: %s", error.message)
 
 
 def _rows(sql: str) -> Operation[list[Row]]:
@@ -299,5 +300,5 @@ def _translating_errors() -> Iterator[None]:
     except (pg.DeadlockDetected, pg.SerializationFailure):
         raise
     except (psycopg.Error, PoolTimeout) as error:
-        _log.error("the store failed: %s", getattr(error, "sqlstate", None) or type(error).__name__)
+        _log.error("Store failed: %s", getattr(error, "sqlstate", None) or type(error).__name__)
         raise unavailable(error) from error

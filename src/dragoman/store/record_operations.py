@@ -1,4 +1,4 @@
-"""Operations on records: responses and chat completions."""
+"""SQL operations on records: responses, chat completions and trajectories."""
 
 from collections.abc import Mapping, Sequence
 
@@ -34,7 +34,7 @@ INSERT = """INSERT INTO records
         metadata = excluded.metadata, body = excluded.body, events = excluded.events
     RETURNING seq"""
 
-# A record more than asked for tells a chain that is too long from one that ends.
+# Reads one record more than the limit, to tell a chain that is too long from one that ends.
 CHAIN = """WITH RECURSIVE chain (link, earlier, depth) AS (
         SELECT seq, previous, 1 FROM records WHERE owner = ? AND kind = 'response' AND id = ?
         UNION ALL
@@ -45,7 +45,7 @@ CHAIN = """WITH RECURSIVE chain (link, earlier, depth) AS (
 
 
 def size_of(record: Record, events: bytes) -> int:
-    """What a record takes, by our own count; `events` as they are stored."""
+    """Compute the size of a record in bytes; `events` as they are stored."""
     labels = sum(len(name) + len(value) + ROW_BYTES for name, value in record.metadata.items())
     own = len(record.body) + len(events) + len(record.id) + ROW_BYTES + 2 * labels
     return own + items.size_of(record.inputs) + items.size_of(record.outputs)
@@ -59,8 +59,8 @@ def save(
     now: float,
     most: int | None = None,
 ) -> Operation[None]:
-    """`most` is what a conversation may become."""
-    # The conversation comes first here and in `sweep`: whoever locks rows in one order cannot deadlock.
+    """Store a record; `most` limits the bytes of its conversation."""
+    # The conversation comes first here and in `sweep`: a fixed lock order prevents deadlocks.
     if more is not None:
         yield from append(record.owner, more, now, most)
     rows = yield Query(
@@ -97,7 +97,7 @@ def _label(seq: int, metadata: Mapping[str, str]) -> Operation[None]:
 
 
 def get(kind: Kind, owner: str, id: str, events: bool) -> Operation[tuple[Record | None, bytes]]:
-    """The record, and its events as they are stored if they are asked for."""
+    """Read a record, and its stored events if requested."""
     last = "events" if events else "NULL"
     rows = yield Query(f"SELECT {COLUMNS}, {last} FROM records WHERE {THIS}", (owner, kind, id))
     records = yield from load([row[:-1] for row in rows])
@@ -105,7 +105,7 @@ def get(kind: Kind, owner: str, id: str, events: bool) -> Operation[tuple[Record
 
 
 def get_within(owner: str, id: str, most_bytes: int) -> Operation[Record | None]:
-    """A trajectory, unless it is too large to be read."""
+    """Read a trajectory, unless it is larger than `most_bytes`."""
     this = (owner, "trajectory", id)
     sizes = yield Query(f"SELECT length(body) FROM records WHERE {THIS}", this)
     if not sizes:
@@ -117,7 +117,7 @@ def get_within(owner: str, id: str, most_bytes: int) -> Operation[Record | None]
 
 
 def load(rows: Sequence[Row]) -> Operation[list[Record]]:
-    """Records of rows of COLUMNS, with their items."""
+    """Build the records of rows of COLUMNS, with their items."""
     if not rows:
         return []
     found = yield from items.of_records([row[0] for row in rows])
@@ -130,7 +130,7 @@ def load(rows: Sequence[Row]) -> Operation[list[Record]]:
 def make_record(
     row: Row, inputs: tuple[StoredItem, ...] = (), outputs: tuple[StoredItem, ...] = ()
 ) -> Record:
-    """The record of a row of COLUMNS."""
+    """Build the record of a row of COLUMNS."""
     _, kind, id, owner, created_at, status, model, metadata, previous, body = row
     return Record(
         kind=kind,
@@ -181,7 +181,7 @@ def page(
     model: str | None,
     metadata: Mapping[str, str],
 ) -> Operation[Page[Record]]:
-    """Records in the order in which they were created, without their items."""
+    """Read a page of records in order of creation, without their items."""
     where, values = ["owner = ?", "kind = ?"], [owner, kind]
     if model is not None:
         where.append("model = ?")

@@ -1,4 +1,4 @@
-"""What is stored, as structs and as tables, and what an operation on it is."""
+"""Stored objects as structs and tables, and the type of operations on them."""
 
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
@@ -6,13 +6,13 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar
 from msgspec import Struct, field
 
 # Records (responses and chat completions), conversations, and the items of both. Bodies are JSON that the
-# store keeps and gives back as it got it, without looking inside.
+# store returns as it was stored, without parsing it.
 
 
 T = TypeVar("T")
 Kind: TypeAlias = Literal["response", "chat", "trajectory"]
 LONGEST_ID = 512
-"""Characters of an id; PostgreSQL cannot index what is much longer."""
+"""Maximum characters of an id; PostgreSQL cannot index much longer values."""
 
 
 class StoredItem(Struct, frozen=True):
@@ -21,33 +21,33 @@ class StoredItem(Struct, frozen=True):
     id: str
     body: bytes
     trail: bytes = b""
-    """The ids that the model sampled up to it, as `turns` packs them; with the last item of an answer."""
+    """The sampled ids up to this item, packed by `pack_turns`; set on the last item of an answer."""
     shown: int = 0
-    """How many bytes of the body are pictures and sounds, in base64."""
+    """Bytes of the body that are media in base64."""
     media: Mapping[str, bytes] = field(default_factory=dict)
-    """Inside of the store: what the body has marks for, by digests."""
+    """Inside the store: the media that the body has markers for, by digest."""
 
 
 class Record(Struct, frozen=True, kw_only=True):
-    """A response or a chat completion."""
+    """A response, chat completion or trajectory."""
 
     kind: Kind
     id: str
     owner: str
-    """A hash of the API key; empty where keys are off."""
+    """The hashed API key; empty where keys are off."""
     created_at: float
     status: str
-    """While it is "queued" or "in_progress" a record is never dropped to make room."""
+    """A record that is "queued" or "in_progress" is never evicted."""
     model: str
     metadata: dict[str, str] = field(default_factory=dict)
     previous: str | None = None
     """The id of the record that this one continues."""
     body: bytes
-    """The whole API object."""
+    """The complete API object."""
     inputs: tuple[StoredItem, ...] = ()
     outputs: tuple[StoredItem, ...] = ()
     events: bytes = b""
-    """The log of the stream. It is read back only where it is asked for."""
+    """The events of the stream, read only on request."""
 
 
 class StoredConversation(Struct, frozen=True, kw_only=True):
@@ -56,11 +56,11 @@ class StoredConversation(Struct, frozen=True, kw_only=True):
     created_at: float
     metadata: dict[str, str] = field(default_factory=dict)
     version: int = 0
-    """Grows with every change of the items."""
+    """Incremented with every change of the items."""
 
 
 class LineFault(Struct, frozen=True):
-    """What is wrong with a line of a batch; without a line, with all of it."""
+    """An error in a line of a batch; without a line, in the whole batch."""
 
     code: str
     message: str
@@ -69,11 +69,11 @@ class LineFault(Struct, frozen=True):
 
 
 class StoredBatch(Struct, frozen=True, kw_only=True):
-    """Many requests that nobody waits for. Times are seconds."""
+    """A batch of requests that run in the background. Times are in seconds."""
 
     id: str
     kind: str
-    """Which API it was asked for in."""
+    """The API that created it."""
     owner: str
     endpoint: str
     window: str
@@ -83,13 +83,13 @@ class StoredBatch(Struct, frozen=True, kw_only=True):
     input_file: str | None = None
     metadata: dict[str, str] | None = None
     keep_s: int | None = None
-    """How long what it made is kept."""
+    """Seconds for which result files are kept."""
     model: str | None = None
     total: int = 0
     completed: int = 0
     failed: int = 0
     undone: int = 0
-    """Lines that were not asked before it ended."""
+    """Lines that were not run before it ended."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
@@ -98,13 +98,13 @@ class StoredBatch(Struct, frozen=True, kw_only=True):
     output_file: str | None = None
     error_file: str | None = None
     ends: str | None = None
-    """The state that it ends in, once that is certain and only its files are still to be made."""
+    """The final status, set once it is decided and only the result files are missing."""
     at: dict[str, int] = field(default_factory=dict)
-    """When it came into each of its states."""
+    """The time of each status."""
 
 
 class Append(Struct, frozen=True):
-    """Items to add to a conversation, if its version is still this; None stands for any."""
+    """Items to append to a conversation, if its version is still this one; None matches any."""
 
     conversation: str
     version: int | None
@@ -112,28 +112,28 @@ class Append(Struct, frozen=True):
 
 
 class Most(Struct, frozen=True, kw_only=True):
-    """How much may be read for one request. It is compared with what is there before any of it is read."""
+    """Limits of what one request may read, checked before reading."""
 
     items: int
     bytes: int
-    """Of their bodies, without what they show."""
+    """Bytes of the bodies without their media."""
     shown: int = 2**62
-    """Of what they show."""
+    """Bytes of their media."""
 
 
 class Chain(Struct, frozen=True):
-    """A response and those that it continues."""
+    """A response with all that it continues."""
 
     status: str
-    """That of the response itself."""
+    """The status of the response itself."""
     items: list[StoredItem]
-    """All that was said in them, the oldest first."""
+    """The items of all of them, oldest first."""
 
 
 class Page(Struct, Generic[T]):
-    """A piece of a list; with `has_more`, the id of its last entry is the cursor to the next.
+    """A page of a list; with `has_more`, the id of its last entry is the cursor to the next page.
 
-    It has fewer entries than were asked for where more would be too many bytes.
+    It has fewer entries than requested if more would be too many bytes.
     """
 
     data: list[T]
@@ -141,42 +141,42 @@ class Page(Struct, Generic[T]):
 
 
 class StoreBounds(Struct, frozen=True, kw_only=True):
-    """How much is kept, and for how long; None is without a bound."""
+    """Limits of size and age; None means no limit."""
 
     max_bytes: int | None = None
     max_age: float | None = None
-    """Seconds."""
+    """Age in seconds."""
 
 
 class Stats(Struct, frozen=True, kw_only=True):
     counts: dict[str, int]
-    """Records by kind, conversations and items."""
+    """The number of records by kind, of conversations and of items."""
     bytes: int
-    """What the documents take, by the store's own count."""
+    """The size of the documents, as the store counts it."""
     file_bytes: int
-    """What the database takes on disk, with its indexes and its free space."""
+    """The size of the database on disk, with indexes and free space."""
     oldest: float | None
     schema_version: int
     bounds: StoreBounds
 
 
-# An operation is a generator: it yields statements, is sent their rows, and returns its answer.
+# An operation is a generator: it yields statements, receives their rows, and returns its result.
 #
-# So it is written once, in SQL that SQLite and PostgreSQL both know, and knows neither threads nor sockets:
-# one driver runs it in a thread, the other awaits each statement. An operation runs in one transaction.
+# It is written once, in SQL that SQLite and PostgreSQL share, and is independent of threads and sockets: one
+# driver runs it in a thread, the other awaits each statement. An operation runs in one transaction.
 
 Row: TypeAlias = tuple[Any, ...]
 
 
 class Query(Struct, frozen=True):
-    """One statement; a `?` stands for each value."""
+    """One statement; `?` stands for each value."""
 
     sql: str
     values: tuple[Any, ...] = ()
 
 
 class Many(Struct, frozen=True):
-    """One statement, once for each row of values. It gives no rows back."""
+    """One statement that runs once per row of values, and returns no rows."""
 
     sql: str
     rows: Sequence[tuple[Any, ...]]
@@ -187,18 +187,18 @@ Operation: TypeAlias = Generator[Statement, list[Row], T]
 
 
 def marks(values: Sequence[object]) -> str:
-    """`marks("abc")` is `?, ?, ?`: the right side of an IN."""
+    """Format the placeholders of an IN list: `marks("abc")` is `?, ?, ?`."""
     return ", ".join("?" * len(values))
 
 
-# The tables, as the steps that lead to them. A step that was released is never changed; a new one is added.
+# The tables, as a list of migrations. A released migration is never changed; changes are new migrations.
 #
-# What the databases call differently stands in braces: `{serial}`, a key that counts upwards,
-# `{blob}`, and `{when_unshown}`, a trigger.
+# Braces mark what the databases spell differently: `{serial}`, an auto-incremented key, `{blob}`, and
+# `{when_unshown}`, a trigger.
 
 
 Dialect: TypeAlias = Mapping[str, str]
-# What nothing shows any more goes.
+# Media without any item is deleted.
 LET_GO = """UPDATE media SET uses = uses - 1 WHERE seq = OLD.media;
     DELETE FROM media WHERE seq = OLD.media AND uses < 1;"""
 SQLITE: Dialect = {
@@ -215,7 +215,7 @@ POSTGRES: Dialect = {
 }
 
 FIRST = (
-    # `events` is the last column: SQLite goes through a row from its start, and few readers want them.
+    # `events` is the last column: SQLite reads a row from its start, and few queries need the events.
     """CREATE TABLE records (
         seq {serial}, owner TEXT NOT NULL, kind TEXT NOT NULL, id TEXT NOT NULL,
         created_at DOUBLE PRECISION NOT NULL, status TEXT NOT NULL, model TEXT NOT NULL, previous TEXT,
@@ -225,7 +225,7 @@ FIRST = (
     "CREATE INDEX records_in_order ON records (owner, kind, created_at, seq)",
     "CREATE INDEX records_by_age ON records (created_at)",
     "CREATE INDEX records_unfinished ON records (instance) WHERE status IN ('queued', 'in_progress')",
-    # The pairs of the metadata once more, to be searched.
+    # The pairs of the metadata again, for searching.
     """CREATE TABLE labels (
         record BIGINT NOT NULL REFERENCES records (seq) ON DELETE CASCADE,
         name TEXT NOT NULL, value TEXT NOT NULL,
@@ -236,7 +236,7 @@ FIRST = (
         version BIGINT NOT NULL, size BIGINT NOT NULL, metadata {blob} NOT NULL,
         UNIQUE (owner, id))""",
     "CREATE INDEX conversations_by_age ON conversations (changed_at)",
-    # An item belongs to the input or the output of a record, or to a conversation.
+    # An item belongs to the input or output of a record, or to a conversation.
     """CREATE TABLE items (
         seq {serial}, owner TEXT NOT NULL, id TEXT NOT NULL,
         record BIGINT REFERENCES records (seq) ON DELETE CASCADE,
@@ -247,22 +247,22 @@ FIRST = (
     "CREATE INDEX items_of_conversations ON items (conversation, seq) WHERE conversation IS NOT NULL",
 )
 
-# The ids that were sampled, with the last item of an answer.
+# The sampled ids, with the last item of an answer.
 TRAILS = ("ALTER TABLE items ADD COLUMN trail {blob}",)
 
-# What each owner has, and the oldest of it, without a look at the rows.
+# Indexes for the size of each owner's data and its oldest rows, without reading the rows.
 SHARES = (
     "CREATE INDEX records_of_owners ON records (owner, created_at, seq, size)",
     "CREATE INDEX conversations_of_owners ON conversations (owner, changed_at, seq, size)",
 )
 
-# Pictures and sounds, each once for an owner, and which items show them.
+# Media, once per owner, and the items that contain it.
 MEDIA = (
     "ALTER TABLE items ADD COLUMN shown BIGINT",
     """CREATE TABLE media (
         seq {serial}, owner TEXT NOT NULL, digest TEXT NOT NULL, size BIGINT NOT NULL, uses BIGINT NOT NULL,
         data {blob} NOT NULL, UNIQUE (owner, digest))""",
-    # The row of media goes after those that name it, so it is no key of another table.
+    # The row in `media` is deleted after the rows that name it, so no foreign key is used.
     """CREATE TABLE shown (
         item BIGINT NOT NULL REFERENCES items (seq) ON DELETE CASCADE, media BIGINT NOT NULL,
         PRIMARY KEY (item, media))""",
@@ -274,5 +274,5 @@ VERSION = len(MIGRATIONS)
 
 
 def steps(version: int, dialect: Dialect) -> list[str]:
-    """The statements that lead from the tables of `version` to those of today."""
+    """Return the statements that migrate the tables from `version` to the current one."""
     return [sql.format_map(dialect) for migration in MIGRATIONS[version:] for sql in migration]

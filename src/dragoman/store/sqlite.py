@@ -1,4 +1,4 @@
-"""The store in a file, or in memory: SQLite with one thread that writes and one that reads."""
+"""The store in a file or in memory: SQLite with one writer thread and one reader thread."""
 
 import asyncio
 import contextlib
@@ -32,24 +32,26 @@ from dragoman.store.records import (
 )
 from dragoman.store.store import Store
 
-# A database: how it is opened, brought up to date, and what its errors mean.
+# The database: opening, migration, translation of errors.
 
 
 LEAST = (3, 35, 0)
-"""The first with RETURNING."""
+"""The first version with RETURNING."""
 WAL_BYTES = 16 * 1024 * 1024
-"""What the log of the last writes is cut back to after it was copied into the database."""
+"""The size that the write-ahead log is truncated to after a checkpoint."""
 
-# By the names of SQLite's primary error codes.
+# By SQLite's primary error codes.
 TROUBLES = {
-    "SQLITE_FULL": "{where} has no room left: make some on its disk.",
+    "SQLITE_FULL": "{where} has no room left: free some space on its disk.",
     "SQLITE_READONLY": "{where} cannot be written: check its permissions and those of its folder.",
     "SQLITE_PERM": "{where} cannot be written: check its permissions and those of its folder.",
-    "SQLITE_CANTOPEN": "{where} cannot be opened: check that its folder is there and can be written.",
-    "SQLITE_BUSY": "{where} is locked by another process for too long: end that, or try again.",
-    "SQLITE_LOCKED": "{where} is locked by another process for too long: end that, or try again.",
+    "SQLITE_CANTOPEN": "{where} cannot be opened: check that its folder exists and is writable.",
+    "SQLITE_BUSY": ("{where} is locked by another process for too long: end that process, or retry."),
+    "SQLITE_LOCKED": ("{where} is locked by another process for too long: end that process, or retry."),
     "SQLITE_NOTADB": "{where} is not a database of dragoman: move it away, or choose another data_dir.",
-    "SQLITE_CORRUPT": "{where} is damaged: restore it from a backup, or move it away to begin anew.",
+    "SQLITE_CORRUPT": (
+        "{where} is damaged: restore it from a backup, or move it away to start with an empty one."
+    ),
     "SQLITE_IOERR": "{where} cannot be read or written: its disk reports an error.",
 }
 
@@ -62,15 +64,15 @@ def unavailable(error: sqlite3.Error, where: str) -> StoreUnavailable:
     name = getattr(error, "sqlite_errorname", None) or ""
     # An extended code, like SQLITE_IOERR_FSYNC, begins with its primary one.
     primary = "_".join(name.split("_")[:2])
-    text = TROUBLES.get(primary, "{where} could not do what was asked; the log says more.")
+    text = TROUBLES.get(primary, "{where} failed; see the server's log.")
     return StoreUnavailable(text.format(where=where))
 
 
 def prepare(path: Path) -> None:
-    """Makes the file, for its owner alone: what SQLite makes itself can be read by others.
+    """Create the file, readable by its owner only: files that SQLite creates can be read by others.
 
-    A file that is there is not even opened: to close it again would end the locks that other connections of
-    this process have on it.
+    An existing file is not even opened: closing it would release the locks that other connections of this
+    process hold on it.
     """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -78,17 +80,17 @@ def prepare(path: Path) -> None:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     except OSError as error:
         raise StoreUnavailable(
-            f"The database {path} cannot be made or opened: {error.strerror}. Choose another data_dir."
+            f"The database {path} cannot be created or opened: {error.strerror}. Choose another data_dir."
         ) from error
 
 
 def connect(path: Path | None, busy_s: float) -> sqlite3.Connection:
-    """A connection for the thread that asks. Transactions are begun and ended by hand."""
+    """Open a connection for the calling thread. Transactions begin and end explicitly."""
     if sqlite3.sqlite_version_info < LEAST:
         raise StoreUnavailable(f"SQLite is {sqlite3.sqlite_version}; the store needs 3.35 or newer.")
     connection = sqlite3.connect(path or ":memory:", timeout=busy_s, isolation_level=None)
     connection.execute("PRAGMA foreign_keys = ON")
-    # What was acknowledged is there after a loss of power, too.
+    # Acknowledged writes survive a power failure.
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
@@ -131,7 +133,7 @@ T = TypeVar("T")
 Connection: TypeAlias = sqlite3.Connection
 _log = logging.getLogger("dragoman.store")
 MOST = 256
-"""Operations in one transaction: the first of them waits for the last."""
+"""Operations in one transaction: the first one waits for the last."""
 IDLE_S = 60.0
 
 
@@ -139,13 +141,13 @@ class StoreJob(Struct, Generic[T]):
     work: Callable[[Connection], T]
     future: Future[T]
     alone: bool = False
-    """Outside of a transaction, as VACUUM wants it."""
+    """Runs outside of a transaction, as VACUUM requires."""
     frees: bool = False
-    """It makes room, so it is done on a full disk, too."""
+    """Frees space, so it runs even if the disk is full."""
 
 
 def run(connection: Connection, operation: Operation[T]) -> T:
-    """Runs an operation to its end, in whatever transaction there is."""
+    """Run an operation to its end, in the current transaction."""
     try:
         statement = next(operation)
         while True:
@@ -163,7 +165,9 @@ def _execute(connection: Connection, statement: Statement) -> list[Row]:
 
 
 class StoreWorker:
-    """`finish` is done at the end of every transaction, and once in a while when there are none."""
+    """A thread with a connection. It calls `finish` at the end of every transaction, and periodically when
+    idle.
+    """
 
     def __init__(
         self,
@@ -184,7 +188,7 @@ class StoreWorker:
         self._opened: Future[None] = Future()
 
     def start(self) -> Future[None]:
-        """Done when the connection is there, or has failed to be."""
+        """Start the thread; the future completes once the connection is open or has failed."""
         self._thread.start()
         return self._opened
 
@@ -199,7 +203,7 @@ class StoreWorker:
         return future
 
     def stop(self) -> None:
-        """Does what waits, and ends the thread."""
+        """Complete waiting jobs and end the thread."""
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -224,7 +228,7 @@ class StoreWorker:
             connection.close()
 
     def _waiting(self) -> list[StoreJob[Any]] | None:
-        """All that waits now, or nothing after a while, or None at the end."""
+        """Return the waiting jobs, an empty list after an idle period, or None at the end."""
         try:
             jobs = [self._jobs.get(timeout=IDLE_S)]
         except Empty:
@@ -232,7 +236,7 @@ class StoreWorker:
         while len(jobs) < MOST and not self._jobs.empty():
             jobs.append(self._jobs.get())
         if jobs[-1] is None:
-            # The end waits for those before it.
+            # Jobs queued before the end still run.
             jobs.pop()
             if not jobs:
                 return None
@@ -254,7 +258,7 @@ class StoreWorker:
             job.future.set_exception(self._explain(error))
 
     def _do_together(self, connection: Connection, jobs: list[StoreJob[Any]]) -> None:
-        """One transaction. An operation that fails is undone alone; if the database fails, all are."""
+        """Run jobs in one transaction. A failed job is rolled back alone; if the database fails, all are."""
         answers: list[tuple[StoreJob[Any], Any]] = []
         try:
             connection.execute(self._begin)
@@ -275,7 +279,7 @@ class StoreWorker:
             job.future.set_result(answer)
 
     def _do_with_reserve(self, connection: Connection, jobs: list[StoreJob[Any]], reserve: Reserve) -> None:
-        """What makes room is done in the room that was kept back for it. What fails then has failed."""
+        """Run jobs that free space, using the disk reserve. Jobs that fail now have failed."""
         reserve.give()
         try:
             connection.execute(self._begin)
@@ -287,20 +291,22 @@ class StoreWorker:
             return
         finally:
             with suppress(sqlite3.Error):
-                # The log goes back to nothing, and there is room again for the reserve.
+                # Truncating the log makes space for the reserve again.
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             reserve.keep()
         for job, answer in answers:
             job.future.set_result(answer)
 
     def _attempt(self, connection: Connection, job: StoreJob[Any]) -> list[Any]:
-        """The answer of a job, or none: then its future knows why, and nothing of it is left."""
+        """Run a job; return its result in a list, or an empty list after rolling it back and failing its
+        future.
+        """
         connection.execute("SAVEPOINT job")
         try:
             answer = job.work(connection)
         except Exception as error:
             if not connection.in_transaction or is_full(error):
-                # The database has given up the whole transaction, or soon will.
+                # The database has aborted the whole transaction, or will.
                 raise
             connection.execute("ROLLBACK TO job")
             connection.execute("RELEASE job")
@@ -310,12 +316,12 @@ class StoreWorker:
         return [answer]
 
     def _explain(self, error: Exception) -> Exception:
-        """What whoever waits gets to hear: an error of ours as it is, one of SQLite's in our words."""
+        """Translate an SQLite error for the caller; our own errors pass unchanged."""
         if not isinstance(error, sqlite3.Error):
             return error
         name = getattr(error, "sqlite_errorname", type(error).__name__)
-        _log.error("the store failed: %s (%s)", name, self._where)
-        # Where it is, is not for clients.
+        _log.error("Store failed: %s (%s)", name, self._where)
+        # Clients must not see the path.
         return unavailable(error, "The database of the store")
 
 
@@ -324,13 +330,13 @@ class StoreWorker:
 FILE = "dragoman.sqlite3"
 RESERVE = "dragoman.reserve"
 BUSY_S = 5.0
-# What deleting has freed is used again before the file grows, so it does not count.
+# Free pages are reused before the file grows, so they do not count.
 USED = """SELECT (page_count - freelist_count) * page_size
     FROM pragma_page_count, pragma_freelist_count, pragma_page_size"""
 
 
 class SqliteStore(Store):
-    """`SqliteStore(folder, bounds)`; without a folder nothing outlives the process."""
+    """The store in SQLite: `SqliteStore(folder, bounds)`; without a folder it lives in memory."""
 
     def __init__(
         self,
@@ -354,7 +360,7 @@ class SqliteStore(Store):
             finish=self._sweep,
             reserve=Reserve(folder / RESERVE) if folder else None,
         )
-        # A database in memory belongs to its one connection.
+        # An in-memory database belongs to its single connection.
         self._reader = StoreWorker("dragoman-store-read", self._connect, where) if folder else self._writer
 
     async def _open(self) -> None:

@@ -1,8 +1,8 @@
-"""The store as the rest of the program knows it, and the operations on all that it holds.
+"""The interface of the store, and operations on all of its contents.
 
-Operations on single records and conversations have files of their own. About making room: it is made by
-those who have most. Each loses its oldest until all that have more than a certain level are down to it. So
-whoever has no more than an equal share of what the store holds loses nothing to the others.
+Operations on single records and conversations have their own files. Eviction takes from the owners with the
+most: each loses its oldest records until all of these owners are down to the same level. An owner with no
+more than an equal share of the store loses nothing to the others.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from dragoman.store.records import (
     marks,
 )
 
-# Make room, find what was left unfinished, count.
+# Evict records, find unfinished ones, count.
 
 
 AT_WORK = "status IN ('queued', 'in_progress')"
@@ -46,14 +46,14 @@ FINISHED = f"NOT {AT_WORK}"
 BYTES = """SELECT CAST((SELECT coalesce(sum(size), 0) FROM records)
     + (SELECT coalesce(sum(size), 0) FROM conversations)
     + (SELECT coalesce(sum(size), 0) FROM media) AS BIGINT)"""
-"""What everything takes, by our own count."""
+"""The size of everything, as the store counts it."""
 
 BYTES_OF_OWNERS = """SELECT owner, CAST(sum(size) AS BIGINT) FROM (SELECT owner, size FROM records
     UNION ALL SELECT owner, size FROM conversations
     UNION ALL SELECT owner, size FROM media) AS everything GROUP BY owner"""
 OWNERS = "SELECT owner FROM records UNION SELECT owner FROM conversations"
 
-# A conversation is as old as its last change.
+# The age of a conversation is that of its last change.
 OLDEST = f"""SELECT 'records' AS kind, seq, size, created_at AS age FROM records
         WHERE owner = ? AND {FINISHED}
     UNION ALL SELECT 'conversations', seq, size, changed_at FROM conversations WHERE owner = ?
@@ -64,12 +64,12 @@ SPARE = 256
 
 
 def answer() -> Operation[None]:
-    """Asks for something that costs nothing."""
+    """Run a trivial query, for health checks."""
     yield Query("SELECT 1 FROM records LIMIT 1")
 
 
 def sweep(bounds: StoreBounds, measure: str, now: float) -> Operation[None]:
-    """Drops what is too old, then as much until `measure`, a query for bytes, is within its bound."""
+    """Delete expired records, then evict until `measure`, a query for bytes, is within its limit."""
     if bounds.max_age is not None:
         before = now - bounds.max_age
         yield Query("DELETE FROM conversations WHERE changed_at < ?", (before,))
@@ -78,7 +78,7 @@ def sweep(bounds: StoreBounds, measure: str, now: float) -> Operation[None]:
         excess = (yield Query(measure))[0][0] - bounds.max_bytes
         if excess <= 0:
             return
-        # A little more than is needed, so that not every write has to make room, and to add up all sizes.
+        # Evict a little more than needed, so that not every write has to evict and to sum all sizes.
         wanted = excess + bounds.max_bytes // SPARE
         victims: list[Row] = []
         for owner, surplus in surpluses(dict((yield Query(BYTES_OF_OWNERS))), wanted).items():
@@ -86,14 +86,14 @@ def sweep(bounds: StoreBounds, measure: str, now: float) -> Operation[None]:
             victims += _oldest(oldest, surplus)
         if not victims:
             return
-        # Conversations first, as in `save`.
+        # Conversations first, as in `save`: a fixed lock order.
         for table in ("conversations", "records"):
             if seqs := [seq for kind, seq, *_ in victims if kind == table]:
                 yield Query(f"DELETE FROM {table} WHERE seq IN ({marks(seqs)})", tuple(seqs))
 
 
 def surpluses(bytes_of: Mapping[str, int], wanted: int) -> dict[str, int]:
-    """What those who have most give up, so that it is as much as is wanted, and they all have as much then.
+    """Return how many bytes each of the largest owners loses, so that they end at the same level.
 
     `surpluses({"a": 10, "b": 7, "c": 2}, 5)` is `{"a": 4, "b": 1}`.
     """
@@ -108,12 +108,12 @@ def surpluses(bytes_of: Mapping[str, int], wanted: int) -> dict[str, int]:
 
 
 def owners() -> Operation[set[str]]:
-    """Who has anything here."""
+    """Return all owners of records or conversations."""
     return {row[0] for row in (yield Query(OWNERS))}
 
 
 def _with_shown(rows: Sequence[Row]) -> Operation[list[Row]]:
-    """With what they show in their sizes."""
+    """Add the size of media to rows."""
     shown: dict[tuple[str, int], int] = {}
     for kind in ("records", "conversations"):
         seqs = [seq for each, seq, *_ in rows if each == kind]
@@ -123,7 +123,7 @@ def _with_shown(rows: Sequence[Row]) -> Operation[list[Row]]:
 
 
 def _oldest(rows: Sequence[Row], excess: int) -> list[Row]:
-    """As many of them, from the start, as make up for the excess."""
+    """Return the first rows that together cover the excess."""
     chosen: list[Row] = []
     for row in rows:
         if excess <= 0:
@@ -134,17 +134,17 @@ def _oldest(rows: Sequence[Row], excess: int) -> list[Row]:
 
 
 Wants: TypeAlias = Callable[[str, float], bool]
-"""Whether a server takes over records of this model, of which the last is from then."""
+"""Whether a server adopts unfinished records of this model, the latest of which was created at this time."""
 
 
 def find_unfinished() -> Operation[list[Row]]:
-    """The servers that work, or worked, on unfinished records: their models, and when the last was made."""
+    """Return server, model and latest creation time of unfinished records."""
     query = f"SELECT instance, model, max(created_at) FROM records WHERE {AT_WORK} GROUP BY instance, model"
     return [*(yield Query(query))]
 
 
 def adopt(dead: Iterable[tuple[str, str]], instance: str) -> Operation[list[Record]]:
-    """Takes over the unfinished records of servers that are gone, so that nobody else does."""
+    """Adopt the unfinished records of dead servers, so that no other server does."""
     rows: list[Row] = []
     for pair in sorted(dead):
         change = (
@@ -160,7 +160,7 @@ def adopt(dead: Iterable[tuple[str, str]], instance: str) -> Operation[list[Reco
 
 
 def counts() -> Operation[tuple[dict[str, int], int, float | None]]:
-    """How many there are of each kind, their bytes, and when the oldest was created."""
+    """Return the number of objects per kind, their bytes, and the creation time of the oldest."""
     rows = yield Query("SELECT kind, count(*) FROM records GROUP BY kind")
     found = {"response": 0, "chat": 0, **dict(rows)}
     for name, table in (("conversation", "conversations"), ("item", "items")):
@@ -173,11 +173,11 @@ def counts() -> Operation[tuple[dict[str, int], int, float | None]]:
     return found, size, oldest[0][0]
 
 
-# Event logs are stored compressed: they repeat themselves, and few are ever read again.
+# Event logs are stored compressed: they are repetitive, and few are ever read again.
 
 
 QUICK = 65536
-"""Bytes that are dealt with on the spot; with more, the event loop does not wait."""
+"""Up to this many bytes are processed at once; more go to a thread, so as not to block the event loop."""
 PIECE = 1024 * 1024
 
 
@@ -196,7 +196,7 @@ def pack(events: bytes) -> bytes:
 
 
 def unpack(stored: bytes) -> bytes:
-    """In pieces that are joined, which lets other threads go on."""
+    """Decompress in chunks that are then joined, which lets other threads run."""
     unpacking = zlib.decompressobj()
     pieces: list[bytes] = []
     while stored or (pieces and pieces[-1] and not unpacking.eof):
@@ -207,14 +207,14 @@ def unpack(stored: bytes) -> bytes:
     return b"".join(pieces)
 
 
-# Everything there is as lines of JSON, a few at a time.
+# Export of everything as JSON lines, a few at a time.
 
 
 FEW = 50
 
 
 def record_lines(after: int) -> Operation[tuple[list[bytes], int]]:
-    """Lines for a few records after a place, and the place of the last of them."""
+    """Return JSON lines of a few records after `after`, and the position of the last one."""
     rows = yield Query(
         f"SELECT {record_operations.COLUMNS}, events FROM records WHERE seq > ? ORDER BY seq LIMIT {FEW}",
         (after,),
@@ -241,7 +241,7 @@ def conversation_lines(after: int) -> Operation[tuple[list[bytes], int]]:
 def _record_line(record: Record, events: bytes) -> bytes:
     facts = msgspec.structs.asdict(record)
     facts |= {"body": Raw(record.body), "inputs": _raw(record.inputs), "outputs": _raw(record.outputs)}
-    # Not JSON, so it is written in base64.
+    # Not JSON, so they are encoded in base64.
     facts["events"] = unpack(events)
     return msgspec.json.encode({"type": "record", **facts})
 
@@ -254,8 +254,8 @@ def _raw(held: Iterable[StoredItem]) -> list[dict[str, Any]]:
     ]
 
 
-# The store. Each method is one operation, in one transaction. The owner is part of every look-up: what
-# belongs to another is not there.
+# The store. Each method is one operation in one transaction. Every query includes the owner, so records of
+# other owners do not exist for it.
 
 
 T = TypeVar("T")
@@ -278,15 +278,15 @@ class Store(ABC):
     def __init__(self, bounds: StoreBounds, clock: Callable[[], float] | None = None) -> None:
         self.bounds = bounds
         self.instance = uuid.uuid4().hex
-        """Names this process in the records that it works on."""
+        """Identifies this process in the records that it works on."""
         self._clock = clock or time.time
         self._owners: set[str] = set()
-        """Who has, or had lately, anything here."""
+        """Owners that have or recently had data here."""
         self._grown = 0
-        """Bytes that came in since room was last made, for stores that do not look each time."""
+        """Bytes written since the last eviction, for stores that do not check at every write."""
 
     async def open(self) -> None:
-        """Makes or migrates the tables. Until then nothing else may be called."""
+        """Create or migrate the tables. Must be called before anything else."""
         try:
             await self._open()
             if self.bounds.max_bytes is not None:
@@ -300,32 +300,34 @@ class Store(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Finishes what was begun. May be called twice."""
+        """Complete what was begun. May be called twice."""
 
     @abstractmethod
     async def vacuum(self) -> None:
-        """Gives what is free in the database back to the disk."""
+        """Return free space in the database to the disk."""
 
     @abstractmethod
     async def stats(self) -> Stats: ...
 
     @abstractmethod
     async def orphans(self, wants: Wants = lambda *_: True) -> list[Record]:
-        """Records "queued" or "in_progress" that no living server works on; this one takes them over."""
+        """Adopt and return the "queued" or "in_progress" records of servers that are gone."""
 
     @abstractmethod
     async def _read(self, make: Callable[[], Operation[T]]) -> T: ...
 
     @abstractmethod
     async def _write(self, make: Callable[[], Operation[T]], *, frees: bool = False) -> T:
-        """Returns when the change is on disk. What `frees` is done on a full disk, too."""
+        """Run an operation; returns when the change is on disk. With `frees`, it runs even if the disk is
+        full.
+        """
 
     async def check(self) -> None:
-        """Raises StoreUnavailable if the database does not answer."""
+        """Raise StoreUnavailable if the database does not answer."""
         await self._read(answer)
 
     async def save(self, record: Record, append: Append | None = None) -> None:
-        """Stores or replaces a record and adds to a conversation, both or neither.
+        """Store or replace a record and append to a conversation, in one transaction.
 
         Raises Conflict if the conversation is gone or has another version.
         """
@@ -346,17 +348,17 @@ class Store(ABC):
         return replace(record, events=await unpack_log(stored)) if record and stored else record
 
     async def chain(self, owner: str, id: str, longest: int, most: Most) -> Chain:
-        """What was said in a response and those that it continues.
+        """Return the items of a response and of all that it continues.
 
-        Raises MissingRecord for the first that is not there, and ChainTooLong for more than `longest`.
+        Raises MissingRecord for the first one that is missing, and ChainTooLong for more than `longest`.
         """
         found = await self._read(lambda: record_operations.chain(owner, id, longest, most))
         return replace(found, items=await _put_back(found.items))
 
     async def lineage(self, owner: str, id: str, most: int, most_bytes: int = BEYOND) -> list[Record]:
-        """A trajectory and those that it goes on from, as far as they are there, the oldest first.
+        """Return a trajectory and those that it continues, as far as they exist, oldest first.
 
-        Raises TrajectoryTooLarge before their bodies are more than so many bytes.
+        Raises TrajectoryTooLarge if their bodies would exceed `most_bytes`.
         """
         found: list[Record] = []
         following: str | None = id
@@ -383,7 +385,7 @@ class Store(ABC):
         limit: int = 20,
         descending: bool = False,
     ) -> Page[StoredItem] | None:
-        """Raises UnknownCursor if `after` is the id of none of them."""
+        """Return a page of input items. Raises UnknownCursor if `after` is not the id of one."""
         return await _whole(
             await self._read(lambda: record_operations.inputs(kind, owner, id, after, limit, descending))
         )
@@ -399,7 +401,9 @@ class Store(ABC):
         model: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> Page[Record]:
-        """In the order of their creation, those that have this model and all these pairs, without items."""
+        """Return a page of records with this model and all these metadata pairs, by creation, without their
+        items.
+        """
         return await self._read(
             lambda: record_operations.page(
                 kind,
@@ -415,13 +419,13 @@ class Store(ABC):
     async def set_metadata(
         self, kind: Kind, owner: str, id: str, metadata: Mapping[str, str], body: bytes
     ) -> bool:
-        """`body` is the API object with the new metadata in it."""
+        """Set the metadata; `body` is the API object with the new metadata in it."""
         return await self._write(lambda: record_operations.set_metadata(kind, owner, id, metadata, body))
 
     async def create_conversation(
         self, conversation: StoredConversation, first: Sequence[StoredItem] = ()
     ) -> None:
-        """Raises Conflict if there is one of this id."""
+        """Create a conversation. Raises Conflict if the id exists."""
         first = await _take_out(first)
         self._admit(conversation.owner, items.size_of(first) + items.size_of_shown(first))
         now = self._clock()
@@ -440,7 +444,9 @@ class Store(ABC):
     async def add_items(
         self, owner: str, id: str, more: Sequence[StoredItem], version: int | None = None
     ) -> StoredConversation | None:
-        """The conversation with them, or None if there is none. Raises Conflict if its version is another."""
+        """Append items and return the conversation, or None if it does not exist. Raises Conflict for another
+        version.
+        """
         more = await _take_out(more)
         most = self._admit(owner, items.size_of(more) + items.size_of_shown(more))
         now = self._clock()
@@ -449,13 +455,13 @@ class Store(ABC):
     async def conversation_items(
         self, owner: str, id: str, *, after: str | None = None, limit: int = 20, descending: bool = False
     ) -> Page[StoredItem] | None:
-        """Raises UnknownCursor if `after` is the id of none of them."""
+        """Return a page of items. Raises UnknownCursor if `after` is not the id of one."""
         return await _whole(
             await self._read(lambda: conversations.item_page(owner, id, after, limit, descending))
         )
 
     async def all_items(self, owner: str, id: str, most: Most) -> list[StoredItem] | None:
-        """Those of a conversation, or None if there is none."""
+        """Return all items of a conversation, or None if it does not exist."""
         found = await self._read(lambda: conversations.all_items(owner, id, most))
         return None if found is None else await _put_back(found)
 
@@ -468,15 +474,15 @@ class Store(ABC):
         return await self._write(lambda: conversations.delete_item(owner, id, item_id, now), frees=True)
 
     async def find_items(self, owner: str, wanted: Mapping[str, int], most: Most) -> dict[str, StoredItem]:
-        """Items of any record or conversation; of several with an id, that which was stored last.
+        """Return items of any record or conversation; if several have an id, the one stored last.
 
-        `wanted` says how often each is meant: so often its bytes count.
+        `wanted` gives the number of references to each, as often as its bytes count.
         """
         found = await self._read(lambda: items.find(owner, wanted, most))
         return {item.id: item for item in await _put_back(found)}
 
     async def export(self) -> AsyncIterator[bytes]:
-        """Everything of every owner: a line of JSON for each record, then one for each conversation."""
+        """Yield everything of every owner: a JSON line per record, then one per conversation."""
         for lines_after in (record_lines, conversation_lines):
             place = 0
             while True:
@@ -487,9 +493,10 @@ class Store(ABC):
                     yield line
 
     def _admit(self, owner: str, size: int) -> int | None:
-        """What one thing of this owner may take, if there is a bound. Raises for what takes more.
+        """Return the bytes that one object of this owner may take, None without a limit; raises if it takes
+        more.
 
-        It would push out everything else that the owner has, and itself after that.
+        A larger object would evict all other data of its owner, and finally itself.
         """
         self._grown += size
         if self.bounds.max_bytes is None:

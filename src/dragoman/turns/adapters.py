@@ -1,8 +1,8 @@
-"""The LoRA adapters of a model while it serves: which there are, how much of each is usual, and who uses one.
+"""LoRA adapters of a served model: names, default scales, and which turns use them.
 
-An engine knows an adapter by a key, and a key is never given twice. So whatever it keeps of one (prefixes,
-requests that were made before) is never taken for that of another which came later by the same name; and one
-that is taken away stays with the engine, by its key, until the last turn that uses it has ended.
+The engine knows an adapter by a key, and keys are never reused. Whatever the engine caches for an adapter
+(prefixes, built requests) is therefore never used for a later adapter of the same name, and an unloaded
+adapter stays with the engine until the last turn that uses its key has ended.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from dragoman.types import Adapters
 logger = logging.getLogger("dragoman.turns")
 
 AGAIN = "#"
-"""Stands in the keys of those that have the name of an earlier one, and in no name."""
+"""Separates name and number in the key of a second adapter of the same name; not allowed in names."""
 ONE_AT_A_TIME = "The engine behind this model uses one adapter at a time; name one."
 NO_SCALES = "The engine behind this model has no scales of adapters; leave out the scale."
 
@@ -44,19 +44,21 @@ NO_SCALES = "The engine behind this model has no scales of adapters; leave out t
 class LoadedAdapter(Struct, kw_only=True):
     name: str
     id: int
-    """Its number for clients: those that come later have others, whatever was taken away."""
+    """The number for clients; numbers of unloaded adapters are not reused."""
     key: str
-    """Its name for the engine."""
+    """The name that the engine knows it by."""
     path: str = ""
-    """For people: where it came from."""
+    """Where it was loaded from, for display."""
     scale: float = 0.0
-    """How much of it has what names no adapter."""
+    """The scale for requests that name no adapter."""
     contents: str = ""
-    """Stands for what is in its files; of those that were there at the start the engine's numerics do."""
+    """Digest of its files; empty for adapters loaded at the start, which the engine's numerics cover."""
 
 
 class AdapterShelf:
-    """Turns are planned in threads, so what is looked at there is replaced as a whole and never changed."""
+    """Registry of adapters. Turns are planned in threads, so the mapping is replaced, never changed in
+    place.
+    """
 
     def __init__(self, card: ModelCard) -> None:
         self.card = card
@@ -65,13 +67,13 @@ class AdapterShelf:
         }
         self._first = _state(self._by_name)
         self.fingerprint = ""
-        """Stands for what answers depend on beyond what was there at the start, if anything."""
+        """Digest of everything answers depend on that changed since the start; empty if nothing did."""
         self._count = len(self._by_name)
         self._loads = Counter(self._by_name)
         self._users: Counter[str] = Counter()
-        """Turns, by key."""
+        """The number of turns per key."""
         self._leaving: dict[str, Callable[[], None]] = {}
-        """What is to be done when nobody uses a key any more."""
+        """Callbacks to run once the last turn with a key has ended."""
 
     @property
     def all(self) -> list[LoadedAdapter]:
@@ -79,19 +81,19 @@ class AdapterShelf:
 
     @property
     def used(self) -> list[str]:
-        """The names of those that turns use now."""
+        """The names of the adapters that running turns use."""
         return [each.name for each in self.all if self._users[each.key]]
 
     def get(self, name: str) -> LoadedAdapter | None:
         return self._by_name.get(name)
 
     def new_key(self, name: str) -> str:
-        """`poet`, and for the second of that name `poet#2`."""
+        """Return a new key: `poet`, and for the second adapter of that name `poet#2`."""
         self._loads[name] += 1
         return name if self._loads[name] == 1 else f"{name}{AGAIN}{self._loads[name]}"
 
     def put(self, name: str, key: str, path: str, contents: str) -> LoadedAdapter | None:
-        """In the place of one that has the name, which is returned."""
+        """Add an adapter, or replace and return the one of the same name."""
         before = self._by_name.get(name)
         number = self._count if before is None else before.id
         self._count += before is None
@@ -100,13 +102,13 @@ class AdapterShelf:
         return before
 
     def take(self, name: str) -> LoadedAdapter:
-        """Away: from now on nobody can name it."""
+        """Remove an adapter; new requests can no longer name it."""
         found = self._known(name)
         self._set({other: each for other, each in self._by_name.items() if other != name})
         return found
 
     def set_scales(self, scales: Mapping[int, float]) -> None:
-        """By number; those that are not named are off."""
+        """Set default scales by number; adapters that are missing get 0."""
         known = {each.id for each in self.all}
         for place, number in enumerate(scales):
             if number not in known:
@@ -121,7 +123,9 @@ class AdapterShelf:
         self._set({each.name: replace(each, scale=chosen.get(each.id, 0.0)) for each in self.all})
 
     def choose(self, named: str | None, wishes: Sequence[AdapterWish] | None) -> Adapters:
-        """`named` is the adapter that the model's name stands for; what has a scale of 0 is not there."""
+        """Return keys and scales for a request; `named` is the adapter that its model name stands for. Scales
+        of 0 are left out.
+        """
         by_name = self._by_name
         if wishes is None and named is None:
             return _keys(by_name, {each.name: each.scale for each in by_name.values()})
@@ -131,11 +135,13 @@ class AdapterShelf:
         raise BadRequest(message, param=ADAPTERS, code="invalid_value")
 
     def hold(self, used: Adapters) -> Callable[[], None]:
-        """Keeps them with the engine until what is returned is called."""
+        """Count a turn as a user of the adapters until the returned callback is called."""
         keys = [key for key, _ in used]
         there = {each.key for each in self.all} | self._leaving.keys()
         if keys and not there.issuperset(keys):
-            raise ModelNotFound("An adapter of this request was just taken away.", param=MODEL)
+            raise ModelNotFound(
+                "An adapter of this request was just unloaded; choose another one.", param=MODEL
+            )
         self._users.update(keys)
 
         def release() -> None:
@@ -149,7 +155,7 @@ class AdapterShelf:
         return release
 
     def when_unused(self, key: str, then: Callable[[], None]) -> None:
-        """Now, if nobody uses it."""
+        """Call `then` once no turn uses the key, at once if none does."""
         if self._users[key]:
             self._leaving[key] = then
         else:
@@ -174,7 +180,7 @@ class AdapterShelf:
         for wish in wishes:
             name = _find(by_name, wish).name
             if name in scales:
-                message = f"The adapter '{name}' is there a second time; name it once."
+                message = f"The adapter '{name}' is named twice; name it once."
                 raise BadRequest(message, param=wish.place, code="invalid_value")
             scales[name] = wish.scale
         if not self.card.mixes_adapters:
@@ -213,17 +219,17 @@ def _check_single(scales: Mapping[str, float], wishes: Sequence[AdapterWish]) ->
             raise BadRequest(NO_SCALES, param=f"{wish.place}.scale", code="unsupported_field")
 
 
-# Adapters that come and go while a model is served, as far as the operator allows it.
+# Loading and unloading while the model is served, if the operator allows it.
 
 
 _OFF = (
-    "Adapters are not changed while this server runs: its owner has not set --lora-dir FOLDER (`lora_dir`), "
-    "which allows it, and has what may be loaded."
+    "Adapters cannot be changed while this server runs: start it with --lora-dir FOLDER (`lora_dir`), the "
+    "folder of adapters that may be loaded."
 )
 
 
 class AdapterChanges:
-    """One change at a time, however many ask."""
+    """Loads and unloads adapters, one change at a time."""
 
     def __init__(
         self, engine: Engine, shelf: AdapterShelf, settings: Settings, taken: Sequence[str] = ()
@@ -241,7 +247,7 @@ class AdapterChanges:
         self._freeing: set[asyncio.Task[None]] = set()
 
     async def load(self, name: str, path: str, *, in_place: bool = False) -> None:
-        """With `in_place` one of that name gives way: what is at work with it goes on."""
+        """Load an adapter. With `in_place` it replaces one of that name; running turns keep the old one."""
         file, told = self._allowed(path)
         engine = self._adaptable()
         async with self._lock:
@@ -251,27 +257,27 @@ class AdapterChanges:
                 contents = await asyncio.to_thread(digest_samples, file)
                 await ask_engine(engine, "load_adapter", key, str(file))
             except ModelFileError as error:
-                # Where the folder lies is for its owner to know.
+                # Clients must not learn where the operator's folder is.
                 message = error.message.replace(str(file), told)
                 raise BadRequest(message, param=ADAPTER_PATH, code="invalid_value") from error
             except OSError as error:
                 message = f"{told} cannot be read ({error.strerror})."
                 raise BadRequest(message, param=ADAPTER_PATH, code="invalid_value") from None
             before = self._shelf.put(name, key, told, contents.hex())
-            logger.info("The adapter %s was loaded from %s", name, told)
+            logger.info("Adapter %s loaded from %s", name, told)
             if before is not None:
                 self._let_go(engine, before)
 
     async def unload(self, name: str) -> None:
-        """Nobody can name it any more; the engine is rid of it when nobody uses it."""
+        """Remove an adapter; the engine frees it once no turn uses it."""
         self._check_allowed()
         engine = self._adaptable()
         async with self._lock:
             self._let_go(engine, self._shelf.take(name))
-            logger.info("The adapter %s was taken away", name)
+            logger.info("Adapter %s unloaded", name)
 
     def set_scales(self, scales: Mapping[int, float]) -> None:
-        """Of each by its number, for requests that name no adapter."""
+        """Set the scale of each adapter by number, for requests that name none."""
         self._check_allowed()
         self._shelf.set_scales(scales)
 
@@ -286,12 +292,12 @@ class AdapterChanges:
     def _adaptable(self) -> AdaptableEngine:
         if isinstance(self._engine, AdaptableEngine):
             return self._engine
-        message = "This engine takes adapters at its start only: name them with --lora NAME=FILE."
+        message = "This engine loads adapters only at its start: name them with --lora NAME=FILE."
         raise BadRequest(message, code="unsupported_model")
 
     def _check_name(self, name: str, in_place: bool) -> None:
         if not name.isprintable() or not name.strip() or AGAIN in name:
-            message = f"A name of an adapter has characters that can be printed, and no {AGAIN}."
+            message = f"The name of an adapter must have printable characters and no {AGAIN}."
             raise BadRequest(message, param=ADAPTER_NAME, code="invalid_value")
         known = self._shelf.get(name) is not None
         if name in self._taken or (known and not in_place):
@@ -306,7 +312,7 @@ class AdapterChanges:
             raise Forbidden(_OFF, code="lora_dir_not_set")
 
     def _allowed(self, path: str) -> tuple[Path, str]:
-        """What a path stands for, and how it is told. Only what lies in the operator's folder counts."""
+        """Resolve a path inside the operator's folder; return it with the path that errors may show."""
         self._check_allowed()
         assert self._folder is not None
         folder = Path(self._folder).expanduser().resolve()
@@ -316,7 +322,7 @@ class AdapterChanges:
         except (OSError, ValueError, RuntimeError):
             inside = False
         if not inside:
-            message = "There is no such adapter in the folder of adapters; 'lora_path' is a path within it."
+            message = "There is no such adapter in the adapter folder; 'lora_path' is a path within it."
             raise BadRequest(message, param=ADAPTER_PATH, code="invalid_value")
         return found, str(found.relative_to(folder))
 
@@ -325,5 +331,5 @@ async def _free(engine: AdaptableEngine, gone: LoadedAdapter) -> None:
     try:
         await ask_engine(engine, "unload_adapter", gone.key)
     except Exception:
-        # Nobody can name it any more, so all that is lost is its memory.
-        logger.warning("The engine keeps the adapter %s, which was taken away", gone.name, exc_info=True)
+        # The adapter is already unregistered, so only its memory leaks.
+        logger.warning("Adapter %s is unloaded, but the engine did not free it", gone.name, exc_info=True)

@@ -1,9 +1,9 @@
-"""Turns on engines that cannot be held to what was asked: what comes out is looked at.
+"""Turns on engines that cannot constrain their output: answers are checked instead.
 
-Where a tool is `strict` and the model calls it by itself, the answer passes through, and whether its calls
-fit is said beside it. Where a call was forced, or the text must be something, and the operator allows it
-(`unconstrained: check`), the answer is held until all of it is there. One that does not fit is not told: the
-model is told what is wrong with it and asked again, a few times, and then the turn fails.
+If a tool is `strict` and the model calls it on its own, the answer streams as it comes, and its arguments are
+checked afterwards. If a call is required or the text has a format, and the operator allows it
+(`unconstrained: check`), the answer is buffered until it is complete. An answer that fails the check is not
+sent: the model is told what is wrong and answers again, a few times, and then the turn fails.
 """
 
 import asyncio
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("dragoman.turns")
 
 TRIES = 3
-"""Answers that a model may write before the turn fails."""
+"""Answers that the model may write before the turn fails."""
 
 
 def checked_turn(model: "ServedModel", plan: TurnPlan, spec: TurnSpec, source: str) -> Turn:
-    """A turn of which something is asked that the engine is not held to, or whose key has a budget."""
+    """Create a turn that is checked, or whose tokens count toward the budget of its key."""
     if not plan.unenforced:
         return model.made(MeteredTurn, plan, spec, source)
     holds, metered = must_hold(spec) is not None, model.queue.meter is not None
@@ -56,13 +56,13 @@ class CheckedTurn(Turn):
     source: str
 
     async def _look(self, answers: Sequence[Answer]) -> str | None:
-        """What is wrong with the answers. In a thread: a schema may be long, and so may they."""
+        """Find what is wrong with the answers, in a thread: schemas and answers may be long."""
         looking = partial(find_faults, self.spec, self.model.limits, answers)
         return await self.model.workers.run(self.spec.owner, 0, looking, slow=True)
 
 
 class LookedTurn(CheckedTurn):
-    """Its events pass; `fault()` says afterwards what is wrong with the answers."""
+    """A turn that streams; `fault()` checks the answers afterwards."""
 
     _seen: Fold | None = None
 
@@ -76,19 +76,19 @@ class LookedTurn(CheckedTurn):
         if self._seen is None or len(self.finishes) < self.choices:
             return None
         with suppress(ConstraintFailed):
-            # An answer that cannot be checked is no worse for it.
+            # An answer that cannot be checked is passed on as it is.
             return await self._look(self._seen.done())
         return None
 
 
 class HeldTurn(CheckedTurn):
-    """Nothing of it is there before an answer fits, or none did."""
+    """A turn that emits no event before an answer passes the check, or all attempts failed."""
 
     _held = True
     _work: asyncio.Task[None] | None = None
     _released: asyncio.Future[None] | None = None
     _spent: Usage | None = None
-    """By all tries, once there is a second one."""
+    """Tokens of all attempts, set once there is a second one."""
 
     @property
     def usage(self) -> Usage:
@@ -110,7 +110,7 @@ class HeldTurn(CheckedTurn):
         return await super().next()
 
     async def begun(self, most: float) -> None:
-        """As long as nothing is told, what goes wrong can be told by the status."""
+        """Until the first event is sent, an error can still set the HTTP status."""
         with suppress(TimeoutError):
             async with asyncio.timeout(most):
                 await self._release()
@@ -143,7 +143,7 @@ class HeldTurn(CheckedTurn):
         except DragomanError as error:
             self._fail_with(error)
         except Exception:
-            logger.exception("An answer could not be checked")
+            logger.exception("Checking an answer failed")
             self._fail_with(EngineFailed("The answer was not checked; the server's log says why."))
         self._held = False
         self.wake()
@@ -161,19 +161,19 @@ class HeldTurn(CheckedTurn):
             try:
                 await self._hear(await self._again(answers, fault))
             except ContextOverflow:
-                # What is wrong was too long to tell.
+                # The description of the fault does not fit into the context.
                 break
-        self._fail_with(UnfitAnswer(f"The model's answer was not what was asked for: {fault}."))
+        self._fail_with(UnfitAnswer(f"The model's answer does not match the request: {fault}."))
 
     async def _again(self, answers: Sequence[Answer], fault: str) -> Turn:
         spec = ask_again(self.spec, answers, fault)
         plan = await self.model.planned(spec, 0)
-        # To the client it is the answer to what it asked itself.
+        # For the client, the retry answers its original messages.
         plan = replace(plan, asked=self._plan.asked)
         return self.model.made(Turn, plan, spec, self.source)
 
     async def _hear(self, turn: Turn) -> None:
-        """One more try, whose events are ours if it is the last, and so is its prompt."""
+        """Run another attempt; its events and its prompt replace those of the last one."""
         events: list[Event] = []
         spent = self.usage
         async with turn:
@@ -193,7 +193,7 @@ class HeldTurn(CheckedTurn):
 
 
 class MeteredTurn(Turn):
-    """What it may take is set aside of the budget of its key; in the end, what it took is what counts."""
+    """A turn that reserves tokens of its key's budget; in the end only the tokens it used count."""
 
     _settle: Callable[[int], None] | None = None
 
@@ -211,7 +211,7 @@ class MeteredTurn(Turn):
         super().close()
         if (settle := self._settle) is not None:
             self._settle = None
-            # What the engine was never given costs nothing.
+            # Turns that never reached the engine cost nothing.
             settle(self.usage.prompt_tokens + self.usage.completion_tokens if self._started else 0)
 
 
@@ -220,7 +220,7 @@ class MeteredLookedTurn(MeteredTurn, LookedTurn):
 
 
 class MeteredHeldTurn(MeteredTurn, HeldTurn):
-    """Of several tries each counts."""
+    """A checked turn whose attempts all count toward the budget."""
 
 
 def _fold(events: Sequence[Event], choices: int) -> list[Answer]:
@@ -229,30 +229,30 @@ def _fold(events: Sequence[Event], choices: int) -> list[Answer]:
     return fold.done()
 
 
-# What is wrong with an answer.
+# Faults of an answer.
 
 
 async def note_fault(facts: dict[str, Any], turn: Turn) -> None:
-    """Whether what came out is other than what was asked, where the engine was not held to it."""
+    """Record in the access log that the answer violates what the engine could not enforce."""
     if (fault := await turn.fault()) is not None:
-        logger.info("An answer is not what '%s' asks for: %s", turn.unenforced, fault)
+        logger.info("An answer violates '%s': %s", turn.unenforced, fault)
         facts["broken"] = turn.unenforced
 
 
 def find_faults(spec: TurnSpec, limits: Limits, answers: Sequence[Answer]) -> str | None:
-    """The first fault of all answers, as a sentence without its end."""
+    """Return the first fault of all answers, as a sentence without its period."""
     faults = (_fault(spec, limits, answer) for answer in answers)
     return next((fault for fault in faults if fault is not None), None)
 
 
 def _fault(spec: TurnSpec, limits: Limits, answer: Answer) -> str | None:
     if answer.finish != "stop" or answer.stop is not None:
-        # It was cut, as it is where a constraint is kept to.
+        # A truncated answer may be incomplete, as under a constraint.
         return None
     if answer.calls:
         return _call_fault(spec, answer)
     if spec.calling is not None and spec.calling.required:
-        return "there is no call of a tool in it"
+        return "it contains no tool call"
     return None if spec.wanted is None else _text_fault(spec.wanted, limits, answer.text.strip())
 
 
@@ -281,14 +281,16 @@ def _text_fault(wanted: Wanted, limits: Limits, text: str) -> str | None:
         case "json_schema":
             schema = json.loads(wanted.value) if isinstance(wanted.value, str) else wanted.value
             return find_json_fault(text, schema)
-    return None if wanted_text(wanted, limits).accepts(text) else "the text is not what was asked for"
+    return (
+        None if wanted_text(wanted, limits).accepts(text) else "the text does not match the requested format"
+    )
 
 
-# What the model is told of it.
+# The correction for the model.
 
 
 def ask_again(spec: TurnSpec, answers: Sequence[Answer], fault: str) -> TurnSpec:
-    """The same conversation, with the answer and what is wrong with it; else the same once more."""
+    """Return the conversation with the rejected answer and its fault, or the same one with another seed."""
     if spec.sampling.seed is not None:
         spec = replace(spec, sampling=replace(spec.sampling, seed=spec.sampling.seed + 1))
     told = spec.prompts[0]

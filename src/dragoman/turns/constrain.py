@@ -1,4 +1,4 @@
-"""From what a client wants of an answer to a constraint on its token ids."""
+"""Turns the format that a client requires of an answer into a constraint on token ids."""
 
 import json
 from collections import OrderedDict
@@ -33,13 +33,13 @@ from dragoman.limits import Limits
 from dragoman.turns.spec import Calling, TurnSpec, Wanted
 from dragoman.types import ConstraintSource, JobConstraint
 
-# Constraints as text, for engines that keep to one by themselves instead of stepping a matcher.
+# Constraints as text, for engines that enforce them instead of stepping a matcher.
 
 
 def source_of(
     spec: TurnSpec, dialect: Dialect, whole: Constraint, card: ModelCard, *, in_reasoning: bool
 ) -> ConstraintSource | None:
-    """The first form in which the engine takes it; `whole` is the grammar of everything the answer may be."""
+    """Return the first form that the engine accepts; `whole` is the grammar of the complete answer."""
     ways = [*_alone(spec, dialect, card, in_reasoning)]
     if "structural_tag" in card.sources:
         ways += _write_tagged(spec, dialect, card, in_reasoning)
@@ -51,7 +51,7 @@ def source_of(
 def _alone(
     spec: TurnSpec, dialect: Dialect, card: ModelCard, in_reasoning: bool
 ) -> Iterator[ConstraintSource]:
-    """Where text is all there is, or all that follows reasoning, what the client sent is the constraint."""
+    """Yield the client's own constraint, if the answer is only text or only text follows the reasoning."""
     if spec.wanted is None:
         return
     if spec.reading is None:
@@ -70,7 +70,7 @@ def _wraps_text(dialect: Dialect) -> bool:
 
 
 def _reasons(spec: TurnSpec, dialect: Dialect, in_reasoning: bool) -> bool:
-    """Whether reasoning may come before what is wanted."""
+    """Whether reasoning may come before the constrained text."""
     unwanted = spec.thinking is not None and not spec.thinking.tokens
     exclude = spec.reading is not None and spec.reading.reasoning
     return in_reasoning or (dialect.reasoning is not None and exclude and not unwanted)
@@ -99,7 +99,7 @@ def _write_source(wanted: Wanted) -> Iterator[ConstraintSource]:
 def _write_tagged(
     spec: TurnSpec, dialect: Dialect, card: ModelCard, in_reasoning: bool
 ) -> Iterator[ConstraintSource]:
-    """Calls, and text after reasoning, as far as xgrammar's tags can say it."""
+    """Yield calls, and text after reasoning, if xgrammar's tags can express them."""
     inside = _format(spec, dialect)
     if inside is None:
         return
@@ -150,11 +150,11 @@ def _text_format(wanted: Wanted) -> Format | None:
 
 
 LEAST_BYTES = 1024
-"""Of what is kept beside the text of a grammar."""
+"""Bytes that a cached grammar takes in addition to its text."""
 
 
 class Ready:
-    """A compiled constraint: each answer walks through a copy of its own."""
+    """A compiled constraint; every answer gets its own copy of the matcher."""
 
     source = None
 
@@ -167,7 +167,7 @@ class Ready:
 
 
 class Handed:
-    """A constraint that the engine keeps to by itself; compiled only if a matcher is asked for after all."""
+    """A constraint that the engine enforces; compiled only if a matcher is needed after all."""
 
     def __init__(self, source: ConstraintSource, compile: Callable[[], GrammarMatcher]) -> None:
         self.source = source
@@ -179,12 +179,14 @@ class Handed:
 
 
 class Constrainer:
-    """Makes the constraints of one model. Safe to call from worker threads."""
+    """Builds the constraints of one model. Safe to call from worker threads."""
 
     def __init__(
         self, card: ModelCard, tokenizer: Tokenizer, limits: Limits, *, checks: bool = False
     ) -> None:
-        """`checks`: what the engine cannot be held to is not refused, because answers are looked at."""
+        """With `checks`, constraints that the engine cannot enforce are accepted, because answers are
+        checked.
+        """
         self._card = card
         self._checks = checks
         self._tokenizer = tokenizer
@@ -194,12 +196,12 @@ class Constrainer:
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """Made at the first use: it takes a while for a large vocabulary."""
+        """The vocabulary, built on first use, because that takes a while for a large one."""
         tokenizer = self._tokenizer
         return Vocabulary(tokenizer.pieces, tokenizer.special, tokenizer.end_ids)
 
     def check(self, spec: TurnSpec) -> None:
-        """Raises where the engine cannot do it: an answer without its constraint would be a wrong one."""
+        """Raise if the engine cannot enforce what is required: the answer could violate it."""
         if self._card.constrains:
             return
         hard = spec.thinking is not None and not spec.thinking.soft
@@ -212,17 +214,19 @@ class Constrainer:
             raise BadRequest(message, param=asked.param, code="unsupported_field")
 
     def _can_check(self, asked: Wanted | Calling) -> bool:
-        """Whether an answer may be looked at instead. Raises for what no answer could be held to."""
+        """Whether the answer can be checked instead. Raises if the constraint itself is not valid."""
         if not self._checks or isinstance(asked, Calling):
             return self._checks
         if asked.syntax == "structural_tag":
-            # It speaks of special tokens, which a text does not have.
+            # Structural tags contain special tokens, which a text does not have.
             return False
         wanted_text(asked, self._limits)
         return True
 
     def check_grammar(self, spec: TurnSpec, dialect: Dialect) -> None:
-        """Raises for what no grammar could be written of. None is compiled: not all tools may be known."""
+        """Raise if no grammar can express the request. Nothing is compiled: some tools may not be known
+        yet.
+        """
         asked = spec.wanted or spec.calling
         if asked is not None and (self._card.constrains or self._card.sources):
             try:
@@ -231,10 +235,10 @@ class Constrainer:
                 raise _name_field(error, asked) from None
 
     def constraint(self, spec: TurnSpec, dialect: Dialect, *, in_reasoning: bool) -> JobConstraint | None:
-        """What the engine is to keep to. Whatever is wrong with it is told here, by the name of its field."""
+        """Return the constraint for the engine. Errors name the request field."""
         if not self._card.constrains and not self._card.sources:
             return None
-        # That there is one call at most needs no engine's help: the turn ends before a second one.
+        # A limit of one call needs no constraint: the turn ends before a second call.
         asked = spec.constrained if self._card.constrains else spec.wanted or spec.calling
         grammar = self._grammar(spec, dialect, in_reasoning) if asked else None
         if spec.thinking is None or spec.reading is None or not self._card.constrains:
@@ -261,7 +265,8 @@ class Constrainer:
             return Ready(self._compiled(whole), Recipe(whole))
         except BadRequest as error:
             if asked is None:
-                # At most one call was asked for: the turn ends before a second one without a grammar too.
+                # Only the number of calls is limited, and the turn ends before a second one without a
+                # grammar, too.
                 return None
             raise _name_field(error, asked) from None
 
@@ -277,12 +282,12 @@ class Constrainer:
             return None
         if source is None:
             taken = ", ".join(self._card.sources)
-            message = f"This engine cannot constrain its answers in this way; what it can is: {taken}."
+            message = f"This engine cannot enforce this kind of constraint; it can enforce: {taken}."
             raise BadRequest(message, code="unsupported_field")
         return Handed(source, lambda: self._compiled(whole))
 
     def _whole(self, spec: TurnSpec, dialect: Dialect, in_reasoning: bool) -> Constraint:
-        """The grammar of a whole answer: reasoning as the model writes it, and then what is wanted."""
+        """Return the grammar of the complete answer: reasoning in the model's format, then text or calls."""
         text = None if spec.wanted is None else self._text(spec.wanted)
         reading, calling = spec.reading, spec.calling or Calling()
         if reading is None:
@@ -316,7 +321,7 @@ class Constrainer:
 
 
 def wanted_text(wanted: Wanted, limits: Limits) -> Constraint:
-    """What is the same for all models."""
+    """Return the constraint for formats that do not depend on the model."""
     match wanted.syntax:
         case "json_schema":
             return Constraint.from_json_schema(wanted.value, wanted.param, limits)
@@ -332,21 +337,23 @@ def wanted_text(wanted: Wanted, limits: Limits) -> Constraint:
 
 
 def _name_field(error: BadRequest, asked: Wanted | Calling) -> BadRequest:
-    """What names no part itself is about what was asked for."""
+    """Add the field of the request to an error that names none."""
     error.param = error.param or asked.param
     return error
 
 
 def _reasoning_as_text(dialect: Dialect, in_reasoning: bool) -> Dialect:
-    """Where reasoning is left in the text, and the text must be something, there can be none."""
+    """Remove reasoning from a dialect that leaves it in the text, because constrained text has no place for
+    it.
+    """
     if in_reasoning or dialect.channels is not None:
-        message = "Reasoning that is left in the text is not in the constraint; have it set apart."
+        message = "Reasoning that is left in the text cannot be constrained; have it separated."
         raise BadRequest(message, param=Part("separate_reasoning"), code="invalid_value")
     return _without_reasoning(dialect)
 
 
 def _without_reasoning(dialect: Dialect) -> Dialect:
-    """The dialect of answers that begin with what is wanted."""
+    """Return the dialect without reasoning, for answers that begin with the constrained part."""
     if dialect.channels is None:
         return replace(dialect, reasoning=None)
     written = ("", *dialect.channels.written[1:])
@@ -354,14 +361,14 @@ def _without_reasoning(dialect: Dialect) -> Dialect:
 
 
 def must_hold(spec: TurnSpec) -> Wanted | Calling | None:
-    """What an answer is wrong without. A strict tool, called as the model likes, leaves it of use."""
+    """Return what makes an answer wrong if violated. An optional call of a strict tool does not count."""
     return spec.wanted or (spec.calling if spec.calling is not None and spec.calling.required else None)
 
 
 class Grammars:
-    """By what was asked for: a long list of tools is made a grammar once, not at every turn.
+    """Cache of grammars by request fields: a long list of tools is compiled once, not in every turn.
 
-    Bounded by the bytes of the grammars. Threads may share it.
+    Bounded by the bytes of the grammars. Safe for threads.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -371,7 +378,7 @@ class Grammars:
         self.bytes = 0
 
     def get(self, asked: Any, make: Callable[[], Constraint]) -> Constraint:
-        """What was made of this before, or is now. `asked` is anything that msgpack can write."""
+        """Return the cached grammar, or create it. `asked` is anything that msgpack can encode."""
         key = sha256(encode(asked)).digest()
         with self._lock:
             kept = self._kept.get(key)

@@ -1,7 +1,6 @@
-"""From what a client asked to what an engine is asked. Everything that can be refused is refused here.
+"""Turns a request into jobs for the engine. Everything that can be rejected is rejected here.
 
-A prompt goes on from the very ids of earlier turns where it can, so the turns that a model has had lately
-are kept here, too.
+A prompt reuses the exact ids of earlier turns where it can, so recent turns are cached here, too.
 """
 
 import gc
@@ -47,23 +46,25 @@ from dragoman.turns.spec import (
 from dragoman.turns.thoughts import Thoughts, tokens_in
 from dragoman.types import UNBOUNDED, Adapters, Conversation, Job, JobConstraint, Prompt, Sampling, Traced
 
-# The turns of lately. A turn is remembered by its key, which is made of three things:
+# Recent turns. The key of a turn has three parts:
 #
-# - the chain of the messages that it answered: by it a turn is found;
-# - the text of its prompt, as a digest and a length: what begins with that very text goes on from it;
-# - what else the prompt was made of (tools, template, its variables), as a digest.
+# - the chained digest of the messages that it answered, by which a turn is found;
+# - digest and length of the prompt's text: a longer text that begins with it can continue the turn;
+# - a digest of what else the prompt depends on (tools, template, template variables).
 
 
 MOST_IDS = 8 * 1024 * 1024
-"""Ids that are kept, those of prompts and of answers: about 64 MB."""
+"""Cached ids of prompts and answers: about 64 MB."""
 MOST_ANSWERS = 16
-"""To one prompt."""
+"""Cached answers per prompt."""
 _DIGEST = 16
 _LENGTH = 4
 
 
 class Trails:
-    """Threads may share it. Of the owner with the most ids the least lately used go first."""
+    """Cache of recent turns, safe for threads. The owner with the most ids loses the least recently used
+    first.
+    """
 
     def __init__(
         self,
@@ -72,21 +73,25 @@ class Trails:
         most_ids: int = MOST_IDS,
         share: SharedIds | None = None,
     ) -> None:
-        """`pieces` are the model's vocabulary: ids of another one must not be found, whatever its name."""
+        """`pieces` is the model's vocabulary: turns of another vocabulary must not be found, whatever the
+        name.
+        """
         self.share = share or SharedIds(len(pieces))
         self._model = blake2b(b"\0".join([model.encode(), *pieces]), digest_size=16).digest()
         self._most_ids = most_ids
         self._kept: dict[bytes, list[Traced]] = {}
-        """By the part of their keys that stands for the messages."""
+        """Turns by the first part of their keys, the digest of the messages."""
         self._owner_of: dict[bytes, str] = {}
         self._used: dict[str, OrderedDict[bytes, None]] = {}
-        """The keys of each owner, the least lately used first."""
+        """The keys of each owner, least recently used first."""
         self._ids: Counter[str] = Counter()
-        """How many are kept of each owner."""
+        """The number of cached ids per owner."""
         self._lock = threading.Lock()
 
     def key(self, prompt: str, salt: str = "", known: KnownPrompt | None = None) -> bytes:
-        """What a turn is remembered by, in every process. `prompt` is a text, `known` what it was made of."""
+        """Return the key of a turn, the same in every process. `known` is what the text `prompt` was
+        made of.
+        """
         chain = known.chain.answered(known.conversation) if known else b""
         frame = digest_frame(known.conversation) if known else b""
         large = known if len(prompt) >= LEAST_KEPT else None
@@ -95,7 +100,7 @@ class Trails:
 
     @staticmethod
     def outline(key: bytes) -> bytes:
-        """The key of a turn of which nothing is known but its answer: no prompt goes on from it."""
+        """Return the key of a turn of which only the answer is known; no prompt continues it."""
         return key[:_DIGEST] + bytes(2 * _DIGEST + _LENGTH)
 
     def _hash(self, salt: str) -> blake2b:
@@ -107,7 +112,7 @@ class Trails:
         return made.digest()
 
     def begins(self, turn: Traced, text: str, salt: str) -> int | None:
-        """How many characters of the text are those of the turn's prompt; None: it begins differently."""
+        """Return the length of the turn's prompt if the text begins with it, else None."""
         length = int.from_bytes(turn.key[-_LENGTH:], "big")
         if length > len(text):
             return None
@@ -118,7 +123,9 @@ class Trails:
         return self._digest(frame) == turn.key[2 * _DIGEST : 3 * _DIGEST]
 
     def add(self, turn: Traced, owner: str = "", *, planned: bool = False) -> None:
-        """The prompt of one that was `planned` is shared already, which takes long for a long one."""
+        """Add a turn. With `planned`, its prompt ids are shared already, which would take long for a long
+        one.
+        """
         prompt = turn.prompt if planned else self.share(turn.prompt)
         turn = replace(turn, prompt=prompt, ids=self.share(turn.ids))
         key = turn.key[:_DIGEST]
@@ -126,7 +133,7 @@ class Trails:
             known = self._kept.setdefault(key, [])
             owner = self._owner_of.setdefault(key, owner)
             self._use(key)
-            # Answers to one prompt have it in common, and it may be long: what tells them apart comes first.
+            # Answers to one prompt share the prompt, which may be long: compare what differs first.
             if any(each.source == turn.source and each.ids == turn.ids and each == turn for each in known):
                 return
             known.append(turn)
@@ -149,11 +156,11 @@ class Trails:
             del self._used[owner], self._ids[owner]
 
     def answers(self, chain: bytes, salt: str = "") -> Sequence[Traced]:
-        """What was answered to these messages, the latest first."""
+        """Return the answers to these messages, latest first."""
         return self.find(self._digest(chain, salt))
 
     def find(self, key: bytes) -> Sequence[Traced]:
-        """The same, by the key of one of them."""
+        """Return the turns with the same messages as the turn of this key, latest first."""
         key = key[:_DIGEST]
         with self._lock:
             if key not in self._kept:
@@ -162,7 +169,7 @@ class Trails:
             return self._kept[key][::-1]
 
     def prefer(self, key: bytes, source: str) -> bool:
-        """Has the turn of this answer be found first; false if it is not known."""
+        """Make the turn of this answer the first to be found; returns False if it is not cached."""
         with self._lock:
             known = self._kept.get(key[:_DIGEST], [])
             number = next((number for number, turn in enumerate(known) if turn.source == source), None)
@@ -180,38 +187,40 @@ class Trails:
 
 Ids: TypeAlias = tuple[int, ...]
 Rendered: TypeAlias = tuple[str, Ids, GoneOn | None, Split, KnownPrompt | None, tuple[MediaSpan, ...]]
-"""A prompt as text and as ids, what it goes on from, and why from no more; whose it is, and what it shows."""
-# Collecting garbage looks at every id of the tuples that are new, once, while all threads wait: these many
-# take some milliseconds. Those of hundreds of prompts at once would take 50.
+"""A prompt: text, ids, the turn that it continues, why it continues no more, its cached form, its media."""
+# The garbage collector visits every id of new tuples once, while all threads wait: this many take some
+# milliseconds, the ids of hundreds of prompts would take 50.
 _YOUNG_IDS = 2**19
 
 
 class TurnPlan(Struct, frozen=True):
-    """What an engine is asked for a turn, and what the prompts say about how the answers begin."""
+    """The jobs of a turn, with what the prompts imply for reading the answers."""
 
     jobs: list[Job]
     in_reasoning: list[bool]
     """For each job, whether its prompt has opened reasoning."""
     dialect: Dialect
-    """How the answers are written."""
+    """The dialect of the answers."""
     stop: tuple[str, ...] = ()
-    """What the client, the operator and the template have the answers end at."""
+    """Stop strings of client, operator and template."""
     keys: Sequence[Callable[[], bytes]] = ()
-    """For each job, what its answers are remembered by; empty if it is no conversation that may go on."""
+    """For each job, a function that returns the key to cache its answers by; empty if nothing can continue
+    them.
+    """
     after: Sequence[GoneOn | None] = ()
-    """For each job, what its prompt goes on from."""
+    """For each job, the turn that its prompt continues."""
     unenforced: str = ""
-    """The field that asks for what the engine is not held to, if there is one."""
+    """The request field that the engine cannot enforce, if there is one."""
     splits: Sequence[Split] = ()
-    """For each job, why its prompt does not go on from the answer before it, if it does not."""
+    """For each job, the reason why its prompt does not continue the answer before it."""
     history: History = "template"
     asked: Sequence[tuple[Prompt, Callable[[], bytes]]] = ()
-    """What the jobs answer, and the digests of the messages; empty where nobody asks what was said."""
+    """The prompts with their message digests; empty if answers are not remembered."""
     restored_tokens: int = 0
-    """Of the prompts: what was thought before, and is given back."""
+    """Prompt tokens of reasoning that was put back."""
 
     def facts(self, number: int) -> dict[str, Any]:
-        """What the turn of a job says of its prompt."""
+        """Return the fields of a `Traced` turn that describe a job's prompt."""
         after = self.after[number] if self.after else None
         gone_on = {"after": after.turn.source or None, "kept": after.kept, "cut": after.cut} if after else {}
         shown = {"media": strip_spans(media)} if (media := self.jobs[number].media) else {}
@@ -253,11 +262,11 @@ class Planner:
         self._check_defaults()
 
     def warm_up(self) -> None:
-        """Make what the first constrained answer would wait for."""
+        """Build the vocabulary that the first constrained answer would wait for."""
         self._constrainer.vocabulary  # noqa: B018
 
     def adapter(self, model: str | None) -> str | None:
-        """The adapter a model name stands for; None is the model itself."""
+        """Return the adapter that a model name stands for; None is the model itself."""
         if model is None or model in self.names:
             return None
         if model in self.card.adapters:
@@ -265,15 +274,17 @@ class Planner:
         if self._any_name:
             return None
         known = ", ".join([*self.names, *self.card.adapters])
-        raise ModelNotFound(f"The model '{model}' does not exist here; there is: {known}.", param=MODEL)
+        raise ModelNotFound(f"The model '{model}' does not exist here; available: {known}.", param=MODEL)
 
     def name(self, model: str | None) -> str:
-        """What replies call the model that a request has called so: the same, or the name of who answers."""
+        """Return the model name for replies: the one in the request, or the served model's if that is
+        unknown.
+        """
         known = model in self.names or model in self.card.adapters
         return model if model is not None and known else self.card.name
 
     def check(self, spec: TurnSpec) -> None:
-        """Raises for all that is wrong with a turn, whatever its prompt will be."""
+        """Check a turn without rendering its prompt; raises if it is not valid."""
         self._checked(spec)
         if spec.bounded:
             self._constrainer.check_grammar(spec, dialect_for(spec, self.dialect))
@@ -292,7 +303,7 @@ class Planner:
         return adapters, settled, self._sampling(settled)
 
     def _with_stops(self, spec: TurnSpec) -> TurnSpec:
-        """With those of the template; and where one is a control token, which has no text, by its id."""
+        """Add the template's stop strings; stop strings that are control tokens are added as stop ids."""
         stop = (*spec.stop, *(text for prompt in spec.prompts for text in self.prompter.stops(prompt)))
         if not stop:
             return spec
@@ -303,7 +314,7 @@ class Planner:
         return replace(spec, stop=tuple(dict.fromkeys(stop)))
 
     def _check_defaults(self) -> None:
-        """What an operator has set is refused at the start, and not with each request."""
+        """Check the operator's settings at the start rather than with each request."""
         for defaults in self._defaults.values():
             asked = defaults.settle(TurnSpec(model=None, prompts=(), sampling=Sampling(max_tokens=0)))
             try:
@@ -314,12 +325,12 @@ class Planner:
                 raise SettingsError(message, param="sampling") from None
 
     def defaults(self, model: str | None) -> Defaults:
-        """What holds for requests that name the model so."""
+        """Return the defaults for requests that use this model name."""
         own = "" if model in self.card.adapters else self.card.name
         return self._defaults.get(model or own) or self._defaults[own]
 
     def render(self, model: str | None, prompt: Prompt) -> tuple[str, tuple[int, ...]]:
-        """A prompt as text and as ids, as a turn of the model of this name would have it."""
+        """Render a prompt to text and ids, as a turn of this model name would."""
         self.adapter(model)
         text, ids = self.prompter.render(self.defaults(model).settle_prompt(prompt))
         return self.prompter.spell(text, prompt), ids
@@ -365,10 +376,12 @@ class Planner:
     def _with_thoughts(
         self, spec: TurnSpec, dialect: Dialect, salt: str
     ) -> tuple[TurnSpec, list[Rendered], int]:
-        """What was asked with what the model thought before, its prompts, and how many tokens that added."""
+        """Put remembered reasoning back and render the prompts; also return the number of tokens that it
+        added.
+        """
         if self.thoughts.count and spec.remembers:
             restored, given = self.thoughts.restore(spec)
-            # If there is no room for more than what the client has sent, it knows of nothing else.
+            # If the prompt with reasoning does not fit, use the client's own messages: it knows of no others.
             with suppress(ContextOverflow) if restored is not spec else nullcontext():
                 prompts = [*self._fit_all(restored, dialect, salt)]
                 told = zip(prompts, given, strict=True)
@@ -378,7 +391,7 @@ class Planner:
     def remember(
         self, plan: TurnPlan, spec: TurnSpec, turn: Traced, job: int, reader: ChoiceReader
     ) -> Traced:
-        """What was sampled, and what was thought: a later prompt may go on from it."""
+        """Cache the turn and its reasoning for later prompts."""
         (told, chain), said = plan.asked[job] if plan.asked else (None, bytes), reader.said
         if isinstance(told, Conversation) and said is not None:
             begun = meaning_of(told.messages[-1])[0] if told.continue_final_message else ""
@@ -395,10 +408,10 @@ class Planner:
         return make(spec, dialect, in_reasoning=in_reasoning) if spec.bounded else None
 
     def _key(self, spec: TurnSpec, text: str, salt: str, known: KnownPrompt | None) -> Callable[[], bytes]:
-        """What the answer to a prompt is remembered by: of a short one made when it is there, not before."""
+        """Return a function that computes the cache key; for a long prompt it is computed now."""
         if known is None:
             return bytes
-        # Nothing goes on from ids that no model has sampled, or from a prompt that was cut.
+        # Nothing can continue ids that no model sampled, or a prompt that was truncated.
         prompt, goes_on = known.conversation, self.card.samples_ids and spec.truncate_prompt is None
         if not goes_on or not (prompt.add_generation_prompt or prompt.continue_final_message):
             return bytes
@@ -408,7 +421,7 @@ class Planner:
     def _rendered(
         self, prompt: Prompt, most: int | None, spec: TurnSpec, dialect: Dialect, salt: str
     ) -> Rendered:
-        """A conversation with an answer that we know goes on from the ids of that answer."""
+        """Render a prompt; a conversation with a cached answer continues the exact ids of that answer."""
         if not isinstance(prompt, Conversation):
             return *self.prompter.render(prompt, most), None, "", None, ()
         filling = self.prompter.filling(prompt) if prompt.media else None
@@ -440,7 +453,7 @@ class Planner:
                 young = 0
 
     def _fit(self, prompt: Prompt, spec: TurnSpec, dialect: Dialect, salt: str) -> Rendered:
-        """The prompt as text and as ids, which are cut as asked; more than the model takes is refused."""
+        """Render and, if requested, truncate a prompt; raises if it is longer than the model takes."""
         most, keep = self.prompter.most_tokens, spec.truncate_prompt
         bound = most if keep is None else None
         text, ids, after, split, known, media = self._rendered(prompt, bound, spec, dialect, salt)
@@ -456,7 +469,7 @@ class Planner:
         return text, ids, after, split, known, media
 
     def _with_room(self, spec: TurnSpec, sampling: Sampling, prompt_tokens: int) -> Sampling:
-        """The answer ends where the context does: more was asked for than fits is no reason to refuse."""
+        """Limit `max_tokens` to the context that is left; asking for more is not an error."""
         room = min(self.card.room(prompt_tokens), UNBOUNDED if spec.room is None else spec.room)
         most = tokens_told(spec, min(sampling.max_tokens or room, room), self._limits)
         if sampling.min_tokens <= most == sampling.max_tokens:
@@ -483,7 +496,7 @@ class Planner:
                 raise BadRequest(message, param=param, code="invalid_token_id")
 
     def _spellings(self, words: tuple[str, ...]) -> Iterable[tuple[int, ...]]:
-        """A word has other ids at the start of a text than after a space: both are banned."""
+        """Yield the ids of each word. A word has different ids at the start of a text and after a space."""
         seen = set()
         for word in words:
             for text in (word, " " + word.lstrip(" ")):
@@ -494,7 +507,7 @@ class Planner:
 
 
 def dialect_for(spec: TurnSpec, dialect: Dialect) -> Dialect:
-    """The model's own; but one that knows no calls is asked to write them as JSON, where there are tools."""
+    """Return the model's dialect; one without tool calls gets JSON calls if the request has tools."""
     if dialect.has_calls or spec.reading is None or not spec.reading.calls:
         return dialect
     return with_calls(dialect)

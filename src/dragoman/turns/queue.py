@@ -20,44 +20,42 @@ from msgspec import Struct, field
 from dragoman.engines.protocol import BEHIND, behind_owner, is_behind
 from dragoman.errors import EndlessTemplate
 
-# Who is computed next: what the engine has no place for yet waits here.
+# The order of answers that the engine has no capacity for yet.
 #
-# A place is for one answer, so a request for several needs several: it begins as many as there are places
-# for, and the rest when their time comes. Places are shared out equally between the keys that have work,
-# one by one:
+# One answer needs one permit, so a request with several answers needs several: it begins as many as there are
+# permits for, and the rest later. Permits are shared equally between the keys with work, one by one:
 #
-# - A place goes to the key with the fewest answers at work, those at other servers of the model included,
-#   as far as they are known. So a key with long answers holds its places for longer, and gets no others.
-# - A key with less than its equal share is let in though all places are taken, as far as `most` allows: it
-#   does not wait until the long answers of another are done.
-# - Of one key, lower priorities go first, and among equals the first to come. Between keys they mean nothing.
-# - Work that nobody waits for (`behind`: the lines of batches) has the places that are left, shared out in
-#   the same way. Where a place is needed for others, the last of it steps back, and asks again.
+# - A permit goes to the key with the fewest running answers, including known ones on other servers of the
+#   model. A key with long answers holds its permits for longer, and gets no others.
+# - A key below its equal share is admitted although all permits are taken, as far as `most` allows: it does
+#   not wait for the long answers of another key.
+# - Within a key, lower priorities go first, then earlier arrivals. Priorities mean nothing between keys.
+# - Background work (`behind`: the lines of batches) gets the permits that are left, shared in the same way.
+#   When a foreground request needs a permit, the latest background work is preempted and queues again.
 #
-# Engines have an order of their own, by the priority of a job. Where several keys ask, they are given one
-# that is fair (`Ticket.order`): the virtual time at which an answer would be done if every key were served
-# an equal number of them. It grows with every answer that begins, so nothing waits for ever behind what
-# comes later.
+# Engines order jobs themselves, by the priority of a job. With several keys, that priority is a fair order
+# (`Ticket.order`): the virtual time at which an answer would be done if every key were served an equal number
+# of them. It grows with every answer that begins, so no answer waits forever behind later ones.
 
 logger = logging.getLogger("dragoman.turns")
 
 behind: ContextVar[Callable[[], None] | None] = ContextVar("behind", default=None)
-"""Set where something is done that nobody waits for: what ends it when its place is needed.
+"""Set for background work (batch lines): the callback that cancels it when its permit is needed.
 
-Nobody goes on from it, either: what is remembered of answers is for those of people.
+Background answers are not cached for continuation.
 """
 
 Begin: TypeAlias = Callable[[int], None]
 SMOOTHING = 0.2
-"""How much the latest interval counts in the pace."""
+"""The weight of the latest interval in the pace."""
 
 
 def _begin_nothing(places: int) -> None:
-    """Of who has left: a ticket holds nobody then."""
+    """Replaces `begin` of a ticket that was withdrawn, so that it references no turn."""
 
 
 def _end_nothing() -> None:
-    """The same of what would step back."""
+    """Replaces `step_back` of a ticket that was withdrawn."""
 
 
 def _in_context(context: Context, begin: Begin) -> Begin:
@@ -65,10 +63,10 @@ def _in_context(context: Context, begin: Begin) -> Begin:
 
 
 class Ticket:
-    """`weight` places that are asked for; `begin` is told how many of them there are now, until it has all.
+    """A request for `weight` permits. `begin(n)` is called until all are granted, possibly several times.
 
-    Given back one by one with `EngineQueue.give_back`, or all at once with `EngineQueue.leave`, be it their
-    time or not. `work` is for those who look.
+    `EngineQueue.give_back` returns some; `EngineQueue.leave` returns all and withdraws the ticket, at any
+    time. `work` is for monitoring.
     """
 
     __slots__ = ("begin", "held", "left", "order", "owner", "place", "step_back", "wanted", "work")
@@ -78,13 +76,13 @@ class Ticket:
     ) -> None:
         self.begin, self.work = begin, work
         self.step_back = behind.get()
-        """Of what stands behind all others."""
+        """For background work: cancels it."""
         self.owner = owner if self.step_back is None else behind_owner(owner)
         self.wanted = weight
-        """Places that it still waits for."""
+        """Permits that it still waits for."""
         self.held = 0
         self.order: int | None = None
-        """What an engine may go by when several keys ask; None while nothing has begun."""
+        """The fair order for the engine if there are several keys; None until the first permit."""
         self.place = (priority, 0)
         self.left = False
 
@@ -94,17 +92,17 @@ class Ticket:
 
 
 Meter: TypeAlias = Callable[[str, int, int | None], Callable[[int], None] | None]
-"""Sets tokens of a key's budget aside: those of a prompt, and of the answers at most, if that is said.
+"""Reserves tokens of a key's budget, for the prompt and at most for the answers, if a limit is known.
 
-Raises where so many are not left. What it gives is told in the end how many were taken."""
+Raises if the budget is too small. The returned callback is called with the tokens actually used.
+"""
 
 
 class EngineQueue:
-    """`places` answers are at work at the same time, or up to `most` where a key has less than its share.
+    """Limits concurrent answers to `places`, or to `most` while a key has less than its share.
 
-    `several`: more than one key may ask, so that what one says of its own priority is not for the engine.
-    `spare`: how many of all may be work that nobody waits for, where the engine does not make way for others
-    by itself.
+    `several`: several keys may send requests, so the engine gets the fair order instead of a client's
+    priority. `spare`: permits that background work may hold, if the engine cannot preempt it.
     """
 
     def __init__(
@@ -114,42 +112,45 @@ class EngineQueue:
         self.meter: Meter | None = None
         self._spare = min(spare or places, places)
         self._behind: dict[Ticket, None] = {}
-        """Those of such work that have places, the last at the end."""
+        """Background tickets with permits, the latest at the end."""
         self._leaving: set[Ticket] = set()
-        """Those that were told to step back, and are about to."""
+        """Tickets that were preempted and have not left yet."""
         self._most = most or places
         self.several = several
         self.elsewhere: Mapping[str, int] = {}
         self.running = 0
         self.asked: dict[Ticket, None] = {}
         self.waiting = 0
-        """Tickets that wait for a place, or for more."""
+        """Tickets that wait for permits."""
         self.pace = 0.0
-        """Seconds from one place that came free to the next, while others waited for it."""
+        """Seconds between two permits that become free while others wait."""
         self.at_work: Counter[str] = Counter()
-        # By key, that which was served least lately first; of each in the order of `Ticket.place`.
+        # Waiting tickets by key, least recently served key first; those of a key in the order of
+        # `Ticket.place`.
         self._waiting: dict[str, list[Ticket]] = {}
         self._arrivals = count()
         self._serving = False
         self._served_at: float | None = None
         self._now = 0
-        """The virtual time: that of the latest answer which the engine has begun to say."""
+        """Virtual time of the latest answer that the engine has started to generate."""
         self._latest: dict[str, int] = {}
-        """The virtual time of each key's latest answer."""
+        """Virtual time of each key's latest answer."""
 
     def ask(self, ticket: Ticket) -> Ticket:
-        """`begin` is called at once if there is a place, and may raise then; else later, from the loop."""
+        """Request permits. `begin` is called at once if there are any, and may raise; otherwise later, from
+        the loop.
+        """
         ticket.place = (ticket.place[0], next(self._arrivals))
         self.asked[ticket] = None
         if self._behind and ticket.step_back is None:
             self._press(ticket.wanted)
         room = self.places if ticket.step_back is None else self._spare
         if not self.waiting and self.running + ticket.wanted <= room:
-            # As it mostly is: nobody waits, and there is room for all of it.
+            # The usual case: no ticket waits, and there are permits for all of it.
             mine = ticket.wanted
             self._grant(ticket, mine)
         else:
-            # It begins when others have made room for it, and is not theirs for that.
+            # Another request's task may grant the permits later, so the ticket keeps its own context.
             ticket.begin = _in_context(copy_context(), ticket.begin)
             insort(self._waiting.setdefault(ticket.owner, []), ticket, key=attrgetter("place"))
             self.waiting += 1
@@ -165,16 +166,18 @@ class EngineQueue:
         return ticket
 
     def priority(self, ticket: Ticket) -> int:
-        """By which an engine may order what it was given."""
+        """Return the priority by which the engine may order the ticket's jobs."""
         order = (ticket.order or 0) if self.several else ticket.place[0]
         return order if ticket.step_back is None else BEHIND + order
 
     def served(self, ticket: Ticket) -> None:
-        """The engine has begun to say an answer; those that come later are reckoned from there."""
+        """Note that the engine has started to generate an answer; the virtual time of later ones starts from
+        there.
+        """
         self._now = max(self._now, ticket.order or 0)
 
     def give_back(self, ticket: Ticket, places: int = 1) -> None:
-        """What it was for is done."""
+        """Return permits whose answers are done."""
         places = min(places, ticket.held)
         ticket.held -= places
         self.running -= places
@@ -185,7 +188,7 @@ class EngineQueue:
         self._serve_soon()
 
     def leave(self, ticket: Ticket) -> None:
-        """Idempotent."""
+        """Withdraw a ticket and return its permits. Idempotent."""
         if ticket.left:
             return
         ticket.left, ticket.work = True, None
@@ -200,11 +203,11 @@ class EngineQueue:
 
     @asynccontextmanager
     async def place(self, owner: str = "") -> AsyncIterator[None]:
-        """Inside, a place is held; who has none yet waits to get in."""
+        """Hold one permit inside the block; waits until it is granted."""
         begun = asyncio.get_running_loop().create_future()
 
         def begin(_: int) -> None:
-            # Who has left in the meantime is about to give the place back.
+            # A caller that was cancelled meanwhile is about to return the permit.
             if not begun.done():
                 begun.set_result(None)
 
@@ -217,7 +220,7 @@ class EngineQueue:
             self.leave(ticket)
 
     def _serve_soon(self) -> None:
-        # Not at once: a place comes free in the midst of a step, where an engine does not expect new jobs.
+        # Deferred: permits become free during an engine step, when engines do not expect new jobs.
         if self.waiting and not self._serving:
             self._serving = True
             asyncio.get_running_loop().call_soon(self._serve)
@@ -234,12 +237,14 @@ class EngineQueue:
             try:
                 ticket.begin(places)
             except Exception:
-                # The others wait for their places all the same.
-                logger.exception("What had waited could not begin")
+                # The other tickets still get their permits.
+                logger.exception("A queued request could not begin")
                 self.leave(ticket)
 
     def _grant_next(self) -> dict[Ticket, int]:
-        """Whose turn it is, and how many places each has now: one after the other, to who has the fewest."""
+        """Grant free permits one by one, each to the key with the fewest; return the new permits per
+        ticket.
+        """
         granted: Counter[Ticket] = Counter()
         present = {owner for owner in (*self._waiting, *self.at_work) if not is_behind(owner)}
         share = max(1, self.places // len(present or {""}))
@@ -269,7 +274,7 @@ class EngineQueue:
         return self.running < (self._most if below_its_share else self.places)
 
     def _press(self, wanted: int) -> None:
-        """So many places are needed: where there are too few, the last that nobody waits for step back."""
+        """Preempt the latest background work until `wanted` permits are available."""
         ahead = (mine for owner, mine in self._waiting.items() if not is_behind(owner))
         wanted += sum(ticket.wanted for mine in ahead for ticket in mine)
         needed = self.running + wanted - self._spare - sum(ticket.held for ticket in self._leaving)
@@ -310,36 +315,36 @@ class EngineQueue:
         self._served_at = now
 
 
-# Threads for what would hold up the event loop, shared out fairly between the keys that have such work.
+# Threads for work that would block the event loop, shared fairly between keys.
 #
-# The threads are few, because all of them want the interpreter that the loop wants too. What there is no
-# thread for waits, and whose turn it is the loop decides:
+# There are few threads, because they all compete with the event loop for the interpreter lock. Work without a
+# thread waits, and the event loop picks the next one:
 #
-# - Of several keys the one with the fewest works at that moment, and among equals the one that has had the
-#   least time. None may have more than half of the threads: nobody waits until another's long works are done.
-# - Of one key, what an answer waits for goes before what only looks (`/tokenize` and its like). Looking has
-#   half of the threads at most, and of one key one. While others wait for answers, that one rests after each
-#   work for as long as it took: the processors are what an embedded engine computes with.
-# - Among those the smaller first, where it did not come much later: a work counts as if it had come the
-#   later, the bigger it is.
+# - Among keys, the one with the fewest running works, then the one that has used the least time. No key has
+#   more than half of the threads, so no key waits for another's long works.
+# - Within a key, work that an answer waits for goes before inspection (`/tokenize` and the like). Inspection
+#   has at most half of the threads, and one thread per key. While other keys wait for answers, that thread
+#   rests after each work for as long as it took: an embedded engine computes on the same processors.
+# - Otherwise smaller work first, if it did not come much later: the bigger a work is, the later it counts as
+#   having come.
 #
-# How much may wait is the door's to say: everything here belongs to a request that was let in.
+# Admission limits how much may wait: everything here belongs to an admitted request.
 
 
 R = TypeVar("R")
 
 MUCH = 32 * 1024
-"""What is about more bytes than these is done in a thread, so that the others' tokens keep flowing."""
+"""Work on more bytes than this runs in a thread, so that the tokens of other requests keep flowing."""
 THREADS = 4
 OF_ONE_KEY = THREADS // 2
 LOOKING = THREADS // 2
 LOOKING_OF_ONE_KEY = 1
 BYTES_A_SECOND = 4 * 1024 * 1024
-"""A work that is bigger by so much goes first only if it came a second earlier."""
+"""Extra bytes of size that count like one second of later arrival."""
 
 
 class Aside(Protocol):
-    """Does work that is about so many bytes, in a thread where those are many."""
+    """Runs work on `size` bytes, in a thread if it is large."""
 
     def __call__(self, size: int, work: Callable[[], R], /) -> Awaitable[R]: ...
 
@@ -347,7 +352,7 @@ class Aside(Protocol):
 class _Work(Struct, eq=False):
     owner: str
     call: Callable[[], Any] | None
-    """None when it has begun, or nobody waits for it any more."""
+    """None once it has begun, or its caller is gone."""
     looks: bool
     result: "asyncio.Future[Any]"
 
@@ -356,19 +361,19 @@ Waiting: TypeAlias = list[tuple[float, int, _Work]]
 
 
 class _Key(Struct):
-    """What one key has here."""
+    """The running and waiting work of one key."""
 
     spent: float
-    """Seconds of threads, counted on from what the one with the least had when this one came."""
+    """Seconds of thread time, starting from the lowest value of the other keys."""
     running: int = 0
     looking: int = 0
-    """Works that look, and those that are followed by a rest."""
+    """Running inspection work, resting time included."""
     plans: Waiting = field(default_factory=list)
     looks: Waiting = field(default_factory=list)
 
 
 class Workers:
-    """`await workers.run(owner, size, work)` gives what `work()` gives; what is small is done at once."""
+    """Worker threads: `await workers.run(owner, size, work)` returns `work()`; small work runs at once."""
 
     def __init__(self) -> None:
         self._keys: dict[str, _Key] = {}
@@ -376,31 +381,33 @@ class Workers:
         self._looking = 0
         self._waiting = 0
         self._pace = 0.0
-        """Seconds that a work takes."""
+        """Average seconds per work."""
         self._numbers = count()
         self._pool: ThreadPoolExecutor | None = None
         self._always = False
         self.others_wait: Callable[[str], bool] = lambda owner: False
-        """Whether answers are made for other keys than this."""
+        """Whether answers are being generated for keys other than this one."""
 
     @property
     def delay(self) -> float:
-        """Seconds until all that waits now has had its turn, about."""
+        """Estimated seconds until everything that waits now has run."""
         return self._pace * (self._waiting + 1) / OF_ONE_KEY
 
     def needed(self, size: int) -> bool:
-        """Whether work about so many bytes is done in a thread."""
+        """Whether work on so many bytes runs in a thread."""
         return size > MUCH or self._always
 
     async def run(
         self, owner: str, size: int, call: Callable[[], R], *, slow: bool = False, looks: bool = False
     ) -> R:
-        """`owner` is whose key it is, `size` how many bytes it is about; `looks`: no answer waits for it.
+        """Run `call`. `owner` is the hashed API key, `size` the number of bytes; `looks`: no answer waits for
+        it.
 
-        What is `slow` has a thread whatever its size, and so has all once a template has held up the others.
+        Work that is `slow` always gets a thread; so does all work once a template has blocked the event
+        loop.
         """
         if slow or self.needed(size):
-            # What nobody waits for comes after what an answer waits for.
+            # Background work comes after work that a foreground answer waits for.
             return await self._in_thread(owner, size, call, looks or behind.get() is not None)
         try:
             return call()
@@ -421,12 +428,12 @@ class Workers:
         try:
             result: R = await work.result
         finally:
-            # Whoever left keeps a place in the queue, but not a body.
+            # A cancelled caller leaves its place in the queue, but frees the request body.
             work.call = None
         return result
 
     async def close(self) -> None:
-        """Returns when the threads have ended. What waits is not begun; what comes later has new threads."""
+        """End the threads and return when they have. Waiting work is dropped; later work gets new threads."""
         for key in self._keys.values():
             for _, _, work in (*key.plans, *key.looks):
                 work.result.cancel()
@@ -448,7 +455,7 @@ class Workers:
         return min(may, key=lambda key: (key.running, key.spent), default=None)
 
     def _ready(self, key: _Key) -> Waiting:
-        """Of what this key has waiting, that of which something may begin."""
+        """Return the queue of this key that may start its next work, or an empty list."""
         if key.running >= OF_ONE_KEY:
             return []
         if key.plans:
@@ -466,7 +473,7 @@ class Workers:
             self._looking += 1
             key.looking += 1
         running = asyncio.get_running_loop().run_in_executor(self._pool, work.call)
-        # Not awaited by the one who waits: if that is cancelled, the thread is at work all the same.
+        # Not awaited by the caller: if the caller is cancelled, the thread still runs.
         running.add_done_callback(partial(self._end, work, time.perf_counter()))
 
     def _end(self, work: _Work, began: float, ended: "asyncio.Future[Any]") -> None:

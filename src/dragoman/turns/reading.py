@@ -1,4 +1,4 @@
-"""Steps to events: what the ids of a model say, where a stop string ends it, what its dialect finds."""
+"""Turns steps into events: detokenizes ids, finds stop strings, parses the model's dialect."""
 
 import codecs
 import json
@@ -19,14 +19,16 @@ from dragoman.prompt.encode import replace_surrogates
 from dragoman.turns.spec import Reading
 from dragoman.types import Event, FinishReason, Saying, Step, TokenLogprob
 
-# Ids to text, one at a time: a table of pieces, and a UTF-8 decoder for characters cut between ids.
+# Ids to text, one at a time: a table of pieces, and a UTF-8 decoder for characters split between ids.
 
 
 _decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Pieces:
-    """What each id says, made once per model. An id whose bytes are not whole characters has no text."""
+    """Text and bytes of every id, built once per model. An id whose bytes are not whole characters has no
+    text.
+    """
 
     def __init__(self, pieces: Sequence[bytes], special: frozenset[int] = frozenset()) -> None:
         self.bytes = pieces
@@ -36,7 +38,7 @@ class Pieces:
         self.marks: Mapping[int, str] = {}
 
     def marked(self, marks: Mapping[int, str]) -> "Pieces":
-        """The same with a private character for some special ids, whether such ids are shown or not."""
+        """Return a copy in which some special ids become a private character, shown or not."""
         made = Pieces([], self.special)
         made.bytes, made.marks = self.bytes, marks
         made.shown, made.hidden = self.shown.copy(), self.hidden.copy()
@@ -53,7 +55,9 @@ class Pieces:
 
 
 class Detokenizer:
-    """`feed` gives the text an id completes, which is empty while a character is still open."""
+    """Detokenizes ids: `feed` returns the text that an id completes, empty while a character is
+    incomplete.
+    """
 
     __slots__ = ("_bytes", "_decoder", "_marks", "_open", "_texts")
 
@@ -72,7 +76,7 @@ class Detokenizer:
             self._open = True
         elif id_ in self._marks:
             return self.flush() + self._marks[id_]
-        # An empty text is a special token that is skipped: it must not end an open character.
+        # An empty text is a skipped special token, which must not end an incomplete character.
         return self._advance(b"" if text == "" else self._bytes[id_])
 
     def _advance(self, piece: bytes) -> str:
@@ -81,7 +85,7 @@ class Detokenizer:
         return out
 
     def flush(self) -> str:
-        """What is left at the end, or at a mark: an unfinished character becomes U+FFFD."""
+        """Return what is left at the end or at a marker; an incomplete character becomes U+FFFD."""
         self._open = False
         return self._decoder.decode(b"", True)
 
@@ -93,13 +97,12 @@ def _whole(piece: bytes) -> str | None:
         return None
 
 
-# Stop strings, found as they are written, however the text is cut. One automaton per stop string, sent one
-# character at a time. The first string to be complete wins; of two complete at the same character, the
-# longer.
+# Stop strings, found however the text is split: one automaton per stop string, fed one character at a time.
+# The first complete string wins; of two that complete at the same character, the longer one.
 
 
 MOST_TABLES = 64
-"""Those of one request: all its answers have the same."""
+"""Cached failure tables: the stop strings of one request, which all its answers share."""
 
 
 class StopFinder:
@@ -112,7 +115,9 @@ class StopFinder:
         self._held = ""
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """`(text that is safe to show, the stop string that was met)`; the rest may yet become a stop."""
+        """Return the text that is safe to emit, and the stop string that matched; the rest may become a stop
+        string.
+        """
         if not self._held and self._first.isdisjoint(text):
             return text, None
         whole = self._held + text
@@ -126,7 +131,7 @@ class StopFinder:
         return whole[:keep_from], None
 
     def flush(self) -> str:
-        """At the end, what was held back is plain text after all."""
+        """Return the held text at the end: it is plain text after all."""
         held, self._held = self._held, ""
         return held
 
@@ -142,7 +147,7 @@ class StopFinder:
 
 @lru_cache(MOST_TABLES)
 def _failure_table(stop: str) -> list[int]:
-    """Knuth, Morris, Pratt: for each prefix, the length of its longest proper prefix that is a suffix too."""
+    """Knuth-Morris-Pratt: for each prefix, the length of its longest proper prefix that is also a suffix."""
     table = [0] * len(stop)
     length = 0
     for position in range(1, len(stop)):
@@ -154,12 +159,13 @@ def _failure_table(stop: str) -> list[int]:
     return table
 
 
-# Calls of tools that take a text: what the model writes as `{"input": "..."}` is that text, unquoted.
+# Calls of custom tools, whose argument is a text: the model writes `{"input": "..."}`, and that string is the
+# text.
 
 
 INPUT = "input"
 OPENING = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
-# Half of a surrogate pair waits for what follows, which may be the other half.
+# A high surrogate waits for what follows, which may be the low one.
 WHOLE = re.compile(
     r"""(?: [^"\\]
           | \\["\\/bfnrt]
@@ -171,7 +177,9 @@ WHOLE = re.compile(
 
 
 class Unquoted:
-    """`{"input": "a\\\\nb"}` in pieces gives `a`, a newline and `b` in pieces."""
+    """Unwraps the string of an input object: chunks of `{"input": "a\\\\nb"}` give `a`, a newline and `b` in
+    chunks.
+    """
 
     def __init__(self) -> None:
         self._held = ""
@@ -191,7 +199,7 @@ class Unquoted:
 
 
 class CustomCalls:
-    """A reader whose calls of the given tools have their text for arguments."""
+    """An answer reader that unwraps the arguments of calls to custom tools."""
 
     def __init__(self, reader: AnswerReader, names: Collection[str]) -> None:
         self._reader = reader
@@ -221,20 +229,20 @@ class CustomCalls:
         return kept
 
 
-# The language that one model answers in: what its ids say, and how the text is to be read.
+# A model's dialect: the text of its ids, and how to parse it.
 
 
 MakeReader: TypeAlias = Callable[[bool, Sequence[int]], AnswerReader]
-"""The reader of one answer, told whether the prompt has opened reasoning, and the prompt."""
+"""Creates the reader of one answer from whether the prompt has opened reasoning, and the prompt's ids."""
 MOST_PROMPT_IDS = 4096
-"""Of a prompt's end, which a response_template looks at."""
+"""The last ids of a prompt that a response_template gets."""
 
 
 class Language:
-    """Made once per model. Markers that are special tokens come as the private characters of the dialect."""
+    """The compiled dialect of a model, built once. Marker tokens become the dialect's private characters."""
 
     def __init__(self, dialect: Dialect, tokenizer: Tokenizer, *, plain: Pieces | None = None) -> None:
-        """With `plain`, what the ids say, it is for answers in text, where markers are words like others."""
+        """With `plain`, it is for engines that return text, in which markers are ordinary characters."""
         self.dialect = dialect
         self._tokenizer = tokenizer
         special = frozenset[str]() if plain else frozenset(tokenizer.special)
@@ -249,24 +257,24 @@ class Language:
             for (calls, reasoning), made in self._compiled.items()
         }
         if dialect.own is not None:
-            # Its patterns are written for text in which special tokens stand.
+            # A response_template's patterns match text that includes special tokens.
             shown = self.plain.marked({id_: token for token, id_ in tokenizer.special.items()})
             self._pieces = dict.fromkeys(self._pieces, shown)
 
     @cached_property
     def ends(self) -> list[str]:
-        """How the model's end is written, for engines that leave it in their text."""
+        """The texts of the end tokens, for engines that leave them in their output."""
         return [self.plain.text([id_]) for id_ in sorted(self._tokenizer.end_ids)]
 
     @cached_property
     def as_text(self) -> "Language":
-        """The same for engines that speak text."""
+        """The same for engines that return text."""
         return Language(self.dialect, self._tokenizer, plain=self.plain)
 
     def _mark(self, calls: bool, compiled: CompiledDialect, tokenizer: Tokenizer) -> Pieces:
         marks = {tokenizer.special[token]: mark for token, mark in compiled.sentinels.items()}
         if not calls and self.dialect.channels is None:
-            # The markers of calls are special tokens like any other then: skipped, or shown on demand.
+            # Without calls, call markers are ordinary special tokens: skipped, or shown on demand.
             met = "".join([*compiled.text.meanings, *compiled.reasoning.meanings])
             marks = {id_: mark for id_, mark in marks.items() if mark in met}
         key = tuple(marks.items())
@@ -302,14 +310,14 @@ class Language:
         return reader
 
 
-# One continuation on its way from steps to events: ids to text, stop strings, the dialect.
+# One continuation: from steps over ids, text and stop strings to events.
 
 
 class ChoiceReader:
-    """Reads steps into events. An id belongs to the event in which its text comes out.
+    """Reads the steps of one choice into events. An id belongs to the event that has its text.
 
-    An id of which no text comes is a part of what its marker opens or closes: the reader of the dialect says
-    where parts begin, and ids of the part before are told in an event of their own.
+    An id without text belongs to the part that its marker opens or closes: the dialect's reader says where
+    parts begin, and ids of the part before get an event of their own.
     """
 
     def __init__(
@@ -329,12 +337,12 @@ class ChoiceReader:
         self.said = Saying() if remembers else None
         self.count = 0
         self.ids: list[int] = []
-        """All that were sampled."""
+        """All sampled ids."""
         self.logprobs: list[float] = []
         self.reasoning_count = 0
         self.over = False
         self.in_text = False
-        """Whether it is told of in text."""
+        """Whether the engine returns text."""
         self._ends = frozenset[str]()
         self._text = text
         self._stops = stops
@@ -343,21 +351,21 @@ class ChoiceReader:
         self._hidden_ids = hidden_ids
         self._most_calls = most_calls
         self._text_logprobs = text_logprobs
-        """Log probabilities are told of the text alone."""
+        """Report log probabilities of text only."""
         self._enough = False
         self._ids: list[int] = []
         self._sizes: list[int] = []
-        """How many characters each of the ids brought that wait for an event."""
+        """The number of characters of each id that waits for an event."""
         self._unread = 0
-        """Of these, how many wait in case that they are a stop string."""
+        """The number of characters held back because they may begin a stop string."""
         self._logprobs: list[TokenLogprob] = []
         self._part = ""
-        """The kind of what was said last."""
+        """The kind of the current part."""
 
     def read(self, step: Step, events: list[Event]) -> None:
         """Append the events of a step."""
         logprobs = step.logprobs
-        # The id that ends an answer is no part of its text, even where special tokens are shown.
+        # The id that ends an answer is not part of its text, even if special tokens are shown.
         last = len(step.ids) - 1 if step.finish == "stop" else -1
         for position, id_ in enumerate(step.ids):
             self.count += 1
@@ -386,7 +394,9 @@ class ChoiceReader:
             self._finish(events, step.finish, step.stop_id, step.error)
 
     def take_text(self, dialect: AnswerReader, ends: Collection[str]) -> None:
-        """From now on `hear` is told of the answer. It ends where one of the `ends` is written, too."""
+        """Switch to an engine that returns text, read by `hear`. The answer also ends at one of the
+        `ends`.
+        """
         asked = self._stops.stops if self._stops else []
         self.in_text = True
         self._dialect = dialect
@@ -395,7 +405,7 @@ class ChoiceReader:
             self._stops = StopFinder([*asked, *self._ends], keep=bool(self._stops and self._stops.keep))
 
     def hear(self, text: str, tokens: int, events: list[Event]) -> None:
-        """What an engine says that gives text: no ids go with it."""
+        """Read text from the engine; it has no ids."""
         self.count += tokens
         stop = None
         if text and self._stops is not None and self.count >= self._min_tokens:
@@ -408,11 +418,11 @@ class ChoiceReader:
         if stop is not None or self._enough:
             self._finish(events, "stop", stop)
             if stop in self._ends:
-                # It is the model's own, and no stop string that was asked for.
+                # It is the model's own end, not a stop string of the request.
                 events[-1].stop = None
 
     def fail(self, error: Exception, events: list[Event]) -> None:
-        """End it without another look at what was held back."""
+        """End with an error, and drop the text held back."""
         self.over = True
         events.append(Event("finish", self.choice, "", self._ids, None, "error", None, error))
 
@@ -432,7 +442,7 @@ class ChoiceReader:
         self._ids, self._logprobs = [], []
 
     def _flush(self, events: list[Event]) -> None:
-        """The answer ends without a stop string: what was held back for one is text."""
+        """Emit the text that was held back: the answer ends without a stop string."""
         text = self._text.flush()
         if self._sizes:
             self._sizes[-1] += len(text)
@@ -443,13 +453,13 @@ class ChoiceReader:
             self._share(self._dialect.feed(text), events)
 
     def _say(self, text: str, size: int, events: list[Event]) -> None:
-        """The newest id has brought so many characters, and this text can be read now."""
+        """Read the text that the newest id completes; the id has brought `size` characters."""
         said = self._dialect.feed(text) if text else ()
         if len(said) != 1 or self._sizes or said[0].begins is not None:
             self._sizes.append(size)
             self._share(said, events)
             return
-        # Most ids end here: no other waits, and it says more of the same.
+        # The usual case: no other id waits, and the id continues the current part.
         (event,) = said
         event.choice, event.ids = self.choice, self._ids
         self._ids = []
@@ -464,7 +474,7 @@ class ChoiceReader:
         events.append(event)
 
     def _share(self, said: Sequence[Event], events: list[Event]) -> None:
-        """Several ids wait, or several things were said: each id goes with the part that it belongs to."""
+        """Assign the waiting ids to several events: each id goes with the part that it belongs to."""
         if not said or self._enough:
             return
         unseen, *shares = share_tokens(said, self._sizes, self._dialect.waiting, self._unread)
@@ -472,7 +482,7 @@ class ChoiceReader:
             said, shares = [Event("unseen", 0), *said], [unseen, *shares]
         for event, share in zip(said, shares, strict=True):
             if event.kind == "call_open" and event.call == self._most_calls:
-                # What follows is not asked for; its ids go with the finish.
+                # Calls beyond the limit are dropped; their ids go with the finish event.
                 self._enough = True
                 return
             event.choice, event.ids = self.choice, self._ids[:share]
@@ -488,12 +498,12 @@ class ChoiceReader:
 
 
 def keep_text_logprobs(event: Event, sizes: Sequence[int]) -> None:
-    """Leave an event only log probabilities of its text: of the last tokens, with as many characters."""
+    """Keep only the log probabilities of an event's text: those of its last tokens, counted by characters."""
     if event.kind != "text" or event.logprobs is None:
         event.logprobs = None
         return
     before, characters = list(sizes), 0
-    # Tokens that bring no character are parts of the next one's.
+    # Tokens without characters belong to the token after them.
     while before and (characters < len(event.text) or not before[-1]):
         characters += before.pop()
     event.logprobs = event.logprobs[len(before) :] or None

@@ -1,4 +1,4 @@
-"""The model that is served: an engine, and all that is made from it once to run turns on it."""
+"""A served model: the engine with everything that is built once to run turns on it."""
 
 import asyncio
 import logging
@@ -31,7 +31,7 @@ T = TypeVar("T", bound=Turn)
 
 
 class ServedModel:
-    """Plans turns in threads of `workers`, and has them wait in `queue`."""
+    """A model that runs turns: they are planned in threads of `workers` and wait in `queue`."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class ServedModel:
         presets: tuple[PresetPair, Mapping[str, PresetPair]],
         template: str | None = None,
     ) -> None:
-        """`presets`: those of all requests, and further ones by the name that a request has for the model."""
+        """`presets`: those of all requests, and those for single names of the model."""
         self.engine = engine
         self.limits = settings.limits
         self.card = engine.card.named(settings.model_name)
@@ -51,10 +51,10 @@ class ServedModel:
         named = settings.chat_template if template is None else template
         chosen = choose_template(named, self.card, tokenizer)
         level = logging.WARNING if chosen.guessed else logging.INFO
-        logger.log(level, "Conversations are written by %s", chosen.how)
+        logger.log(level, "Chat template: %s", chosen.how)
         self.found = choose_dialect(settings, self.card, tokenizer, chosen.source)
         dialect = self.found.dialect
-        logger.info("Answers are read as %s: %s", dialect.name, self.found.how)
+        logger.info("Dialect %s: %s", dialect.name, self.found.how)
         make = partial(Prompter, self.card, tokenizer, limits=self.limits, dialect=with_calls(dialect))
         self.prompter = make(template=chosen.source, place=partial(place_media, engine))
         self.language = Language(dialect, tokenizer)
@@ -74,19 +74,19 @@ class ServedModel:
         self._forced: dict[str, Language] = {}
 
     async def check(self, spec: TurnSpec, owner: str, body_bytes: int) -> None:
-        """Raises for all that is wrong with a turn, whatever its prompt will be."""
+        """Check a turn without rendering its prompt; raises if it is not valid."""
         await self.workers.run(owner, body_bytes, partial(self.planner.check, spec), slow=spec.constrained)
 
     async def turn(self, spec: TurnSpec, owner: str, body_bytes: int, source: str = "") -> Turn:
-        """A turn that is ready to start; what is wrong with the request has been said by then.
+        """Plan a turn, ready to start. Raises for everything that is wrong with the request.
 
-        `owner` is whose key it is, `source` the id of the answer that it is for.
+        `owner` is the hashed API key, `source` the id of the answer that the turn belongs to.
         """
         if self._keeps_logprobs and spec.sampling.logprobs is None:
             spec = replace(spec, sampling=replace(spec.sampling, logprobs=0))
         spec = replace(spec, owner=owner or spec.owner, hints=(source, session.get(), *spec.hints))
-        # Of those who have come together all are read, then all planned, then all given to the engine: what
-        # each of these takes stays in the processor's caches that way.
+        # Requests that arrive together are first all decoded, then all planned, then all submitted: the data
+        # of each stage stays in the CPU's caches.
         await asyncio.sleep(0)
         plan = await self.planned(spec, body_bytes)
         await asyncio.sleep(0)
@@ -95,7 +95,7 @@ class ServedModel:
         return checked_turn(self, plan, spec, source)
 
     async def planned(self, spec: TurnSpec, body_bytes: int) -> TurnPlan:
-        # A grammar may take its whole budget to compile, and an engine its time to measure a picture.
+        # Compiling a grammar or measuring an image may take long.
         slow = spec.constrained or any(getattr(prompt, "media", None) for prompt in spec.prompts)
         trace, planning = current.get(), partial(self.planner.plan, spec)
         planned: Callable[[], TurnPlan] = trace.timing(planning) if trace else planning
@@ -111,7 +111,7 @@ class ServedModel:
         return turn
 
     def _language(self, dialect: Dialect) -> Language:
-        """The model's own, or that in which it was made to write."""
+        """Return the compiled dialect of the model, or the one that this turn uses instead."""
         if dialect is self.language.dialect:
             return self.language
         if dialect.name not in self._forced:

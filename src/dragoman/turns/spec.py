@@ -1,5 +1,5 @@
-"""What a client asked, whatever API it came through; what holds where it says nothing; what is refused; and
-whether the prompt has begun to reason.
+"""Specification of a turn, for all APIs: request fields, the operator's defaults, checks of both, and whether
+the prompt has opened reasoning.
 """
 
 import re
@@ -21,164 +21,164 @@ from dragoman.limits import Limits, check_count
 from dragoman.settings import Settings
 from dragoman.types import UNBOUNDED, Conversation, Prompt, Restoring, Samplers, Sampling
 
-# What is asked.
+# Requests.
 
 
 History: TypeAlias = Literal["template", "sampled"]
-"""How a prompt has earlier answers: as the template writes them now, or as they were sampled."""
+"""How prompts contain earlier answers: as the template renders them now, or as they were sampled."""
 
 
 class Reading(Struct, frozen=True, kw_only=True):
-    """What is to be found in an answer, in the model's dialect."""
+    """What to parse from an answer in the model's dialect."""
 
     tools: tuple[dict[str, Any], ...] = ()
-    """Values of a call get their types from these."""
+    """The tools, whose schemas give call arguments their types."""
     calls: bool = True
-    """If not, a call is text."""
+    """Whether to parse calls; if not, they stay in the text."""
     reasoning: bool = True
-    """If not, reasoning is text."""
+    """Whether to parse reasoning; if not, it stays in the text."""
     most_calls: int | None = None
-    """The answer ends where a further call begins."""
+    """The answer ends where one call more begins."""
     verbatim: bool = False
-    """Text, once it has begun, is all that comes: markers in it are quotations."""
+    """Everything after the beginning of the text is text: markers in it are quotations."""
     custom: frozenset[str] = frozenset()
-    """Tools that take a text: the arguments of their calls are the text itself."""
+    """Custom tools: the arguments of their calls are plain text."""
     logprobs: Literal["all", "text"] = "all"
-    """Of which tokens log probabilities are told: of all, or of those whose text is the answer's."""
+    """Whether to report log probabilities of all tokens or only of those of the text."""
     places: tuple[str, ...] = ()
-    """Where the schema of each of the tools is, for messages: `tools[2].function.parameters`."""
+    """The path of each tool's schema, for messages: `tools[2].function.parameters`."""
 
 
 Syntax: TypeAlias = Literal["json_object", "json_schema", "regex", "choice", "gbnf", "lark", "structural_tag"]
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
-    """What the text of an answer must be."""
+    """The format that an answer's text must have."""
 
     syntax: Syntax
     value: Any = None
-    """The schema, the pattern, the choices or the grammar."""
+    """The schema, pattern, choices or grammar."""
     param: str
 
 
 class Calling(Struct, frozen=True, kw_only=True):
-    """What is asked about calls beyond what the model does by itself."""
+    """Which tool calls are required or allowed."""
 
     required: bool = False
-    """The answer must have a call."""
+    """Whether the answer must have a call."""
     names: tuple[str, ...] | None = None
-    """Only these tools may be called; None: any of them."""
+    """The tools that may be called; None: all."""
     named: bool = False
-    """The client has named the one tool to call, and gets one call of it."""
+    """The client has named the one tool to call, and gets exactly one call."""
     param: str = "tool_choice"
     """The field that asks for it; `tools[2].function.strict` for a tool that is strict."""
 
 
 class Thinking(Struct, frozen=True, kw_only=True):
-    """How many tokens reasoning may have before it is ended."""
+    """The maximum of reasoning tokens before reasoning is closed."""
 
     tokens: int
     param: str
     soft: bool = False
-    """An engine that cannot end reasoning is asked all the same: the template has been told."""
+    """Accepted by engines that cannot close reasoning, because the template is told as well."""
 
 
 class AdapterWish(Struct, frozen=True):
-    """A LoRA adapter that is asked for."""
+    """A LoRA adapter named in the request."""
 
     adapter: str | int
-    """Its name, or its number among the engine's."""
+    """Its name, or its number in the engine."""
     scale: float
     place: str
-    """Where it was asked for, for messages: `lora[1]`."""
+    """The request field, for messages: `lora[1]`."""
 
 
 class TurnSpec(Struct, frozen=True, kw_only=True):
     model: str | None
     adapters: tuple[AdapterWish, ...] | None = None
-    """None: those that the model's name stands for."""
+    """None: those that the model name stands for."""
     prompts: tuple[Prompt, ...]
     sampling: Sampling
-    """`max_tokens` 0 means as many as is usual; `bad_words` and DRY's breakers come as text, below."""
+    """A `max_tokens` of 0 means the default; `bad_words` and DRY breakers are texts, in the fields below."""
     chosen: frozenset[str] = frozenset()
-    """Fields of the sampling and its samplers that the client has set; the others are for others to say."""
+    """Fields of sampling and samplers that the client has set; presets may set the others."""
     reading: Reading | None = None
-    """None: the answer is text and nothing else."""
+    """None: the answer is text only."""
     wanted: Wanted | None = None
     calling: Calling | None = None
     thinking: Thinking | None = None
     restore_reasoning: Restoring | None = None
-    """None: what the operator says."""
+    """None: the operator's default."""
     between_thoughts: str = ""
-    """What this API writes between thoughts that an answer had one after the other."""
+    """The separator of this API between pieces of reasoning in one answer."""
     n: int = 1
-    """Continuations to compute for each prompt."""
+    """Continuations per prompt."""
     room: int | None = None
-    """Tokens that are left of an answer of several turns, whatever else is said of its length."""
+    """Tokens left of an answer with several turns, whatever its other limits."""
     stop: tuple[str, ...] = ()
     keep_stop: bool = False
     bad_words: tuple[str, ...] = ()
     dry_breakers: tuple[str, ...] = ()
     skip_special_tokens: bool = True
     history: History | None = None
-    """None: as is usual."""
+    """None: the operator's default."""
     truncate_prompt: int | None = None
     """Keep this many of the prompt's last ids; -1 means as many as the model takes."""
     priority: int = 0
     cache_salt: str = ""
     reuse_prefix: bool = True
     token_ids: bool = False
-    """The client wants the ids that were sampled."""
+    """Whether the client wants the sampled ids."""
     owner: str = ""
-    """Whose key it is, as a hash; empty where keys are off."""
+    """The hashed API key; empty where keys are off."""
     hints: tuple[str, ...] = ()
-    """Where the client says that it belongs; once it is planned, behind the id of its answer."""
+    """Routing hints of the client, after planning preceded by the id of the answer."""
 
     @property
     def salt(self) -> str:
-        """Prompts share what is kept of them only where this is the same: the key and the client's own word.
+        """The salt of the prefix cache, from key and `cache_salt`: prefixes are shared only if it is equal.
 
-        Otherwise the time that an answer takes would tell one client what another has asked.
+        Otherwise response times would tell one client what another has sent.
         """
         if not self.owner:
             return self.cache_salt
-        # Hashed again: it goes as far as other servers, and the hash of a key is nothing for them.
+        # Hashed again, because other servers receive it and must not learn the hash of a key.
         return blake2b(f"{self.owner}\0{self.cache_salt}".encode(), digest_size=16).hexdigest()
 
     @property
     def remembers(self) -> bool:
-        """Whether what is thought is remembered, and given back."""
+        """Whether reasoning is remembered and put back."""
         return self.reading is not None and self.reading.reasoning and self.restore_reasoning != "off"
 
     @property
     def constrained(self) -> bool:
-        """Whether a grammar may be made for it."""
+        """Whether the answer may need a grammar."""
         single = self.reading is not None and self.reading.calls and self.reading.most_calls is not None
         return self.wanted is not None or self.calling is not None or single
 
     @property
     def bounded(self) -> bool:
-        """Whether anything at all is asked of what the answer may be, or how long it may think."""
+        """Whether format, calls or length of reasoning are restricted."""
         return self.constrained or self.thinking is not None
 
 
-# What holds for all requests: where one says nothing, the operator's word, then that of the model's makers;
-# and what the operator has decided, whatever a request says.
+# Presets for all requests. The request overrides the operator's `sampling`, which overrides the model's
+# generation config. The operator's `override` applies whatever the request says.
 
 
 BREAKERS = ("\n", ":", '"', "*")
-"""What ends a repetition for DRY where nobody says, as in llama.cpp."""
+"""Texts that end a repetition for DRY by default, as in llama.cpp."""
 ADDED = frozenset({"stop", "bad_words"})
-"""Texts of an operator which hold beside those of a request."""
+"""Lists of an operator's override that are added to those of the request."""
 LEAST, MOST = 2048, 16384
-"""Between these is the length of an answer without a limit: a quarter of the context, if that is between."""
+"""Bounds of the default length of an answer: a quarter of the context, within these."""
 
 
 class Preset(Struct, frozen=True, kw_only=True):
-    """What an operator says of all requests; what is empty is not said."""
+    """An operator's defaults or overrides for requests; empty fields are unset."""
 
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `Sampling`, but for those that follow."""
+    """Fields of `Sampling`, except those below."""
     samplers: Mapping[str, Any] = field(default_factory=dict)
     lists: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """`stop`, `bad_words` and `dry_breakers`, which are texts."""
@@ -188,7 +188,7 @@ class Preset(Struct, frozen=True, kw_only=True):
     restore_reasoning: Restoring | None = None
 
     def over(self, other: "Preset") -> "Preset":
-        """Both; of what both speak of, this one counts."""
+        """Merge with another preset; this one wins."""
         return Preset(
             sampling={**other.sampling, **self.sampling},
             samplers={**other.samplers, **self.samplers},
@@ -202,9 +202,9 @@ class Preset(Struct, frozen=True, kw_only=True):
 
 class PresetPair(Struct, frozen=True):
     open: Preset = Preset()
-    """Holds where a request says nothing."""
+    """Applies where a request sets nothing."""
     fixed: Preset = Preset()
-    """Holds whatever a request says. Its lists are added to those of the request."""
+    """Overrides the request. Its `stop` and `bad_words` are added to those of the request."""
 
     def over(self, other: "PresetPair") -> "PresetPair":
         return PresetPair(self.open.over(other.open), self.fixed.over(other.fixed))
@@ -214,13 +214,13 @@ NO_PRESETS = PresetPair()
 
 
 class Defaults(Struct, frozen=True):
-    """What holds for the requests that ask for a model by one of its names."""
+    """The presets for requests that use one name of the model."""
 
     presets: PresetPair
     max_tokens: int
 
     def settle(self, spec: TurnSpec) -> TurnSpec:
-        """What was asked, with what it leaves open and what is not for it to say. `max_tokens` comes last."""
+        """Apply presets and overrides to a request, except the default of `max_tokens`."""
         open_, fixed = self.presets.open, self.presets.fixed
         sampling = {name: value for name, value in open_.sampling.items() if name not in spec.chosen}
         sampling |= fixed.sampling
@@ -239,7 +239,7 @@ class Defaults(Struct, frozen=True):
         )
 
     def overruled(self, spec: TurnSpec) -> str:
-        """What a request says for nothing: `temperature, chat_template_kwargs.tone`."""
+        """List the request fields that are overridden: `temperature, chat_template_kwargs.tone`."""
         fixed, asked = self.presets.fixed, spec.sampling
         both = ((fixed.sampling, asked), (fixed.samplers, asked.samplers or Samplers()))
         found = [
@@ -283,28 +283,30 @@ class Defaults(Struct, frozen=True):
         return made if made.acts else None
 
     def limit(self, sampling: Sampling) -> Sampling:
-        """Has an answer end somewhere."""
+        """Set the default `max_tokens` if the request has none."""
         if sampling.max_tokens:
             return sampling
         return replace(sampling, max_tokens=max(self.max_tokens, sampling.min_tokens))
 
     def value(self, name: str, asked: float | None) -> float | None:
-        """What holds of a field of the sampling of which a request says this; None: nobody has said."""
+        """Return the effective value of a sampling field, given that of the request; None: unset."""
         said = self.presets.open.sampling.get(name) if asked is None else asked
         found: float | None = self.presets.fixed.sampling.get(name, said)
         return found
 
     def most_tokens(self, asked: int | None) -> int | None:
-        """Of an answer of several turns for which a client has asked for so many; None: nobody has said."""
+        """Return the token limit of an answer with several turns, given that of the request; None: unset."""
         return self.presets.fixed.max_tokens or asked
 
 
 def defaults_of(card: ModelCard, presets: PresetPair = NO_PRESETS, *, exact: bool = False) -> Defaults:
-    """`exact`: the model's own distribution, whatever its makers recommend, because somebody trains on it."""
+    """Build the defaults of a model; `exact` ignores its recommended sampling, for training on the
+    answers.
+    """
     for told in (presets.open, presets.fixed):
         _check_possible(card, told)
-    # What a card says may come from anywhere: over a wire, a whole number is one with a point. And an engine
-    # that cannot do it is not asked for it by what the makers recommend.
+    # A card's values may come over a wire, where a whole number has a decimal point. Recommended values that
+    # the engine does not support are dropped.
     own = {} if exact else sensible(card.sampling)
     made = Preset(sampling={name: value for name, value in own.items() if name not in card.refused})
     usual = card.longest if card.longest == UNBOUNDED else max(LEAST, min(card.longest // 4, MOST))
@@ -325,17 +327,17 @@ def _check_possible(card: ModelCard, told: Preset) -> None:
 def defaults_by_name(
     card: ModelCard, settings: Settings, general: PresetPair, named: Mapping[str, PresetPair]
 ) -> dict[str, Defaults]:
-    """By the names that there are. An alias has those of the model, with its own over them."""
+    """Build the defaults for all model names. An alias inherits the model's presets and overrides them."""
     if settings.trajectories and not card.samples_ids:
-        message = "`trajectories` are of ids that were sampled, and this engine gives text."
+        message = "`trajectories` needs sampled ids, and this engine returns text; leave it out."
         raise SettingsError(message, param="trajectories")
     if settings.history == "sampled" and not card.samples_ids:
-        message = "`history`: this engine gives text, so prompts cannot go on from what was sampled."
+        message = "`history` = sampled needs sampled ids, and this engine returns text; leave it out."
         raise SettingsError(message, param="history")
     known = [card.name, *settings.model_alias, *card.adapters]
     unknown = [name for name in named if name not in known]
     if unknown and not settings.any_model and not settings.lora_dir:
-        message = f"`presets`: there is no model {unknown[0]!r} here; there is: {', '.join(known)}."
+        message = f"`presets`: there is no model {unknown[0]!r} here; available: {', '.join(known)}."
         raise SettingsError(message, param="presets")
     aliases = {*settings.model_alias, *(unknown if settings.any_model else ())}
     own = named.get(card.name, NO_PRESETS).over(general)
@@ -346,9 +348,9 @@ def defaults_by_name(
 
 
 class Breakers:
-    """The ids in which one of some texts stands: where DRY lets a repetition end.
+    """The ids that contain one of some texts: ids at which DRY ends a repetition.
 
-    Looks through the vocabulary as one text, which is quicker than to look at each of its pieces.
+    Searches the vocabulary as one joined text, which is quicker than searching each piece.
     """
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
@@ -365,19 +367,19 @@ class Breakers:
         for text in {text.encode() for text in texts}:
             starts = np.fromiter((match.start() for match in re.finditer(re.escape(text), joined)), np.intp)
             first = ends.searchsorted(starts, side="right")
-            # What goes beyond the end of its piece is in no id.
+            # A match that crosses the end of a piece is in no id.
             found.update(first[starts + len(text) <= ends[first]].tolist())
         return frozenset(found)
 
 
-# What a turn may ask for, at all and of this engine; the rest is refused here, before anything is done.
+# Checks of a turn, before any work is done for it: its limits, and what the engine supports.
 
 
 _UNASKED = Sampling(max_tokens=0)
 
 
 def check_turn(spec: TurnSpec, limits: Limits) -> None:
-    """How long a prompt may be, the prompter says when it gets one."""
+    """Check the limits of a request; the prompter checks the length of prompts."""
     check_count(len(spec.prompts) * spec.n, limits.choices, ANSWERS, "answers to all prompts")
     _check_stops(spec, limits)
     _check_logprobs(spec, limits)
@@ -395,16 +397,16 @@ def _check_stops(spec: TurnSpec, limits: Limits) -> None:
 
 
 def check_told_prompts(spec: TurnSpec, lengths: Sequence[int], limits: Limits) -> None:
-    """What is told of prompts of so many ids, once for each answer."""
+    """Check how many log probabilities of the prompts would be reported, once for each answer."""
     if spec.sampling.prompt_logprobs is not None:
         count = sum(lengths) * spec.n * (1 + spec.sampling.prompt_logprobs)
         check_count(count, limits.told_logprobs, Part("prompt_logprobs"), "log probabilities of prompts")
 
 
 def tokens_told(spec: TurnSpec, tokens: int, limits: Limits) -> int:
-    """How many of so many tokens an answer may have, if alternatives are told beside each of them.
+    """Reduce the length of an answer so that its reported log probabilities stay within the limit.
 
-    Who has said how many it wants is refused rather than given less.
+    A request that has set `max_tokens` is rejected instead.
     """
     if not spec.sampling.logprobs:
         return tokens
@@ -412,8 +414,9 @@ def tokens_told(spec: TurnSpec, tokens: int, limits: Limits) -> int:
     most = max(limits.told_logprobs // (answers * each), 1)
     if tokens > most and spec.sampling.max_tokens:
         message = (
-            f"{tokens} tokens with {each} log probabilities each, for {answers} answers, are more than the "
-            f"{limits.told_logprobs} that are allowed: ask for {most} tokens, or for fewer alternatives."
+            f"{tokens} tokens with {each} log probabilities each, for {answers} answers, "
+            f"exceed the limit of {limits.told_logprobs}: ask for {most} tokens, or for "
+            "fewer alternatives."
         )
         raise BadRequest(message, param=ALTERNATIVES, code="limit_exceeded")
     return min(tokens, most)
@@ -427,8 +430,9 @@ def _check_logprobs(spec: TurnSpec, limits: Limits) -> None:
 def refuse_unsupported(spec: TurnSpec, card: ModelCard) -> None:
     if spec.sampling.samplers is not None and not card.has_samplers:
         message = (
-            "The engine behind this model has the usual samplers only (temperature, top_p, top_k, min_p and"
-            " penalties), in their usual order; leave the others out."
+            "The engine behind this model supports only the common samplers "
+            "(temperature, top_p, top_k, min_p and penalties) in their default order; "
+            "leave the others out."
         )
         raise BadRequest(message, param=Part("samplers"), code="unsupported_field")
     for name in card.refused:
@@ -458,14 +462,14 @@ def _is_asked(spec: TurnSpec, name: str) -> bool:
     return bool(getattr(spec.sampling, name) != getattr(_UNASKED, name))
 
 
-# Whether an answer begins in reasoning, because its prompt has opened it.
+# Detects whether an answer begins in reasoning, because its prompt has opened it.
 
 
 def opened_reasoning(dialect: Dialect, conversation: Conversation, prompt: str) -> bool:
-    """Read off what the client began to write for the model, else off the template's last words.
+    """Whether the prompt has opened reasoning, by the text that continues the answer, or the template's end.
 
     A prompt that ends with `<think>\\n` has opened it, one that ends with `<think>\\n\\n</think>` has not.
-    What users write says nothing.
+    Text of user messages does not count.
     """
     begun = _begun(conversation).rstrip()
     if starts_in_reasoning(dialect, begun, continues=True):
@@ -477,10 +481,10 @@ def opened_reasoning(dialect: Dialect, conversation: Conversation, prompt: str) 
 
 
 def ids_opened_reasoning(dialect: Dialect, prompt: Sequence[int], tokenizer: Tokenizer) -> bool:
-    """The same for a prompt of ids, which may end in the middle of an answer.
+    """Whether a prompt of ids, which may end inside an answer, has opened reasoning.
 
-    An answer begins after a control token; what stands before the last of them says nothing. Without any but
-    the first id of a text, nobody can tell where messages end: then only the end of the prompt counts.
+    An answer begins after a control token, so text before the last one does not count. Without control tokens
+    other than BOS, the ends of messages are unknown, and only the end of the prompt counts.
     """
     thinking = dialect.reasoning
     if thinking is None:
@@ -493,7 +497,7 @@ def ids_opened_reasoning(dialect: Dialect, prompt: Sequence[int], tokenizer: Tok
 
 
 def _begun(conversation: Conversation) -> str:
-    """The answer so far: a final message that is to be continued, and the prefix."""
+    """Return the answer so far: a final message to continue, and the prefix."""
     content = conversation.messages[-1].content if conversation.continue_final_message else ""
     if isinstance(content, list):
         content = content[-1].get("text", "") if content else ""

@@ -1,13 +1,12 @@
-"""Turns of the model, and between them the calls that the server makes for it.
+"""Turns of the model with server-side tool calls between them.
 
-    plan a turn -> the client hears it -> calls that are the server's to make are made -> their results are
-    told -> plan the next turn
+    plan a turn -> stream it to the client -> execute the calls that are the server's -> add their results ->
+    plan the next turn
 
-It ends where the model calls nothing of the server's, where a client has to do something first, and where
-the tokens or the calls that an answer may have are used up. `ToolLoop` is that and nothing else. What is an
-API's own (how the next prompt comes about, what the client sees of calls and results) is an `Answering`: a
-response has an item for each call, while `HiddenCalls` shows one plain answer, for APIs without a place for
-them.
+The loop ends when the model calls no tool of the server, when the client has to act first, and when tokens
+or calls of the answer are used up. `ToolLoop` does that and nothing else. What differs between APIs (how the
+next prompt is built, what the client sees of calls and results) is an `Answering`: a response has an item for
+each call, while `HiddenCalls` shows one plain answer, for APIs that cannot show them.
 """
 
 import asyncio
@@ -45,41 +44,41 @@ from dragoman.types import (
     Usage,
 )
 
-# Where turns go: to a client, or nowhere but what is made of them.
+# Where the events of turns go: to a client, or only into the result.
 
 
 R = TypeVar("R")
 Written: TypeAlias = bytes | list[bytes]
-"""Bytes; or their pieces, where some are large and repeated: they are passed on as they are."""
+"""Bytes, or a list of chunks where some are large and repeated: these are passed on without a copy."""
 
 
 class ClientGone(Exception):
-    """The client closed the connection: nobody is there to answer."""
+    """The client has closed the connection."""
 
 
 class Speaker(Protocol):
-    """What turns the events of a turn into those of an API."""
+    """Encodes the events of a turn as those of an API."""
 
     def write(self, events: Sequence[Event]) -> Written: ...
 
     def idle(self) -> Written:
-        """What is said when there has been nothing to say for a while."""
+        """Return the bytes of a keep-alive."""
 
 
 class Outlet(Protocol):
-    """Raises ClientGone where somebody was to be told and has left."""
+    """The output to a client. Raises ClientGone if the client has disconnected."""
 
     async def write(self, data: Written) -> None: ...
 
     async def run(self, turn: Turn, speaker: Speaker) -> None:
-        """All events of a turn."""
+        """Write all events of a turn."""
 
     async def wait(self, work: Awaitable[R], speaker: Speaker) -> R:
-        """The result of work that is no turn; while it lasts, the client is told that it does."""
+        """Await work other than a turn, sending keep-alives meanwhile."""
 
 
 class Quiet:
-    """Nobody listens: the log keeps the events, or the whole answer is asked for."""
+    """Output without a client: a log keeps the events, or only the complete answer is needed."""
 
     async def write(self, data: Written) -> None:
         pass
@@ -94,7 +93,7 @@ class Quiet:
 
 
 async def wait_patiently(work: Awaitable[R], period: float, still_waits: Callable[[], Awaitable[None]]) -> R:
-    """The result of some work, with a sign of life after each period."""
+    """Await some work, calling `still_waits` after each period."""
     working = asyncio.ensure_future(work)
     try:
         while not (await asyncio.wait({working}, timeout=period))[0]:
@@ -104,20 +103,20 @@ async def wait_patiently(work: Awaitable[R], period: float, still_waits: Callabl
         working.cancel()
 
 
-# Tools of MCP servers that the model has for one answer: which there are, and what comes of calling them.
+# The MCP tools of one answer: listing and calling them.
 #
-# In one way for all APIs: who may be asked, what is allowed, what has to be approved, how many calls are
-# made, and what is said where one fails. Which names the model knows the tools by is an API's own.
+# Which servers are allowed, what needs approval, how many calls are made and what a failure returns is the
+# same for all APIs. The names under which the model knows the tools are up to each API.
 
 
 INVALID_PARAMS = -32602
-TOO_MANY = CallResult("The call was not made: there were too many.", is_error=True)
-"""What comes of a call beyond as many as an answer may have."""
+TOO_MANY = CallResult("The call was not made: the limit of tool calls is reached.", is_error=True)
+"""The result of a call above the limit of calls per answer."""
 Outcome: TypeAlias = CallResult | McpFailure
 
 
 class ServerWish(Struct, frozen=True, kw_only=True):
-    """An MCP server that a request names. A label alone is that of one of the operator's."""
+    """An MCP server that a request names. A label alone refers to one of the operator's servers."""
 
     label: str
     url: str | None = None
@@ -128,21 +127,22 @@ class ServerWish(Struct, frozen=True, kw_only=True):
 
 
 class ServedCall(Struct, frozen=True):
-    """A call that the server makes for the model."""
+    """A tool call that the server executes."""
 
     label: str
     name: str
     arguments: str
     pin: str | None = None
-    """What the tool was described as when the call was approved, if it had to be and that is known."""
+    """The digest of the tool's description when the call was approved, if it needed approval and is known."""
 
 
 class Sight:
-    """What of the pictures and sounds in results the model is shown: those that it takes and the engine finds
-    to be in order, within what one request may show. Of the others it is told."""
+    """Selects which media of tool results reach the model: supported, valid for the engine, within the
+    request's limits. The rest become a text description.
+    """
 
     def __init__(self, model: ServedModel, owner: str, shown: Mapping[str, Media]) -> None:
-        """`shown` is what the conversation shows before."""
+        """`shown` is the media of the conversation so far."""
         self._model = model
         self._owner = owner
         self._shown = dict(shown)
@@ -168,7 +168,9 @@ class Sight:
 
 
 class Toolbox:
-    """`check()` it; then `async with` it: the connections that a request opens end with it."""
+    """The MCP tools of one answer. `check()` it, then `async with` it, which closes the connections that it
+    opened.
+    """
 
     def __init__(
         self, servers: McpServers, wishes: Sequence[ServerWish], most_calls: int, sight: Sight
@@ -184,11 +186,11 @@ class Toolbox:
 
     @property
     def spent(self) -> bool:
-        """Whether no further call is made."""
+        """Whether the limit of calls is reached."""
         return self._left == 0
 
     def check(self) -> None:
-        """Refuses servers that are not there or not allowed."""
+        """Raise for servers that do not exist or are not allowed."""
         for wish in self._wishes.values():
             self._specs[wish.label] = self._servers.resolve(
                 wish.label, wish.url, wish.headers, wish.authorization
@@ -205,14 +207,14 @@ class Toolbox:
     # What there is
 
     async def ask(self, label: str) -> list[McpTool]:
-        """The tools that a server has, as far as they are allowed. Raises McpFailure."""
+        """Fetch the allowed tools of a server. Raises McpFailure."""
         listing = self._sessions[label].list_tools()
         if (trace := current.get()) is not None:
             listing = trace_list(trace, label, listing)
         return self.take(label, await listing)
 
     def take(self, label: str, tools: Sequence[McpTool]) -> list[McpTool]:
-        """The same for a list that is known already."""
+        """Take the allowed tools from a list that is already known."""
         kept = [tool for tool in tools if allows_tool(tool, self._wishes[label].allowed_tools)]
         self._tools = {key: tool for key, tool in self._tools.items() if key[0] != label}
         self._tools |= {(label, tool.name): tool for tool in kept}
@@ -224,7 +226,9 @@ class Toolbox:
     # Calls
 
     async def call(self, calls: Sequence[ServedCall]) -> list[Outcome]:
-        """All at once. One that fails is told to the model, which may do better."""
+        """Execute calls concurrently. A failure becomes a result for the model, which may try something
+        else.
+        """
         return [await self._sight.look(each) for each in await asyncio.gather(*map(self._call, calls))]
 
     async def _call(self, call: ServedCall) -> Outcome:
@@ -233,11 +237,11 @@ class Toolbox:
         self._left -= 1
         tool = self._tools.get((call.label, call.name))
         if tool is None:
-            # Approved in an earlier answer, by a client that has changed its mind since.
+            # Approved in an earlier answer, and no longer in the client's request.
             message = f"The request has no MCP server '{call.label}' with a tool '{call.name}'."
             return McpFailure("protocol", message, INVALID_PARAMS)
         if call.pin is not None and call.pin != pin_of(tool):
-            # The model may call it again as it is now, which has to be approved again.
+            # The model may call the changed tool again, which needs a new approval.
             message = f"The call was not made: the tool '{call.name}' has changed since it was approved."
             return McpFailure("protocol", message, INVALID_PARAMS)
         calling = self._sessions[call.label].call_as_written(call.name, call.arguments)
@@ -256,38 +260,38 @@ CALL_EVENTS = frozenset({"call_open", "call_arguments", "call_close"})
 
 
 class Heard(Struct, frozen=True):
-    """What a turn of the model came to."""
+    """The result of one turn of the model."""
 
     finish: FinishReason | None
     calls: Sequence[ServedCall] = ()
-    """Those that the server is to make."""
+    """The calls that the server executes."""
     for_client: bool = False
-    """Whether the client has something to do before the model can go on."""
+    """Whether the client has to act before the model can continue."""
 
 
 class Answering(Speaker, Protocol):
-    """An answer while it is made, in the way of one API."""
+    """One API's part of the loop."""
 
     async def plan(self) -> Turn:
-        """The next turn, with all that was said and told so far."""
+        """Plan the next turn, with all messages and results so far."""
 
     async def hear(self, turn: Turn) -> Heard:
-        """Runs it to its end. Raises what made it fail."""
+        """Run the turn to its end. Raises the error that ended it."""
 
     async def tell(self, outcomes: Sequence[Outcome]) -> None:
-        """What came of the calls that were heard last."""
+        """Add the results of the calls of the last turn."""
 
 
 class ToolLoop:
     def __init__(
         self, toolbox: Toolbox, most_tokens: int | None, facts: dict[str, Any] | None = None
     ) -> None:
-        """`most_tokens` are those of all turns together; `facts` are what the access log says."""
+        """`most_tokens` limits all turns together; `facts` are the fields of the access log line."""
         self.toolbox = toolbox
         self.facts: dict[str, Any] = {} if facts is None else facts
         self.traced: list[Traced] = []
         self.used = Usage()
-        """By what is over: turns, and whatever else was added."""
+        """Usage of completed turns, and other usage that was added."""
         self._most_tokens = most_tokens
         self._answered = 0
         self._now: Turn | None = None
@@ -295,12 +299,12 @@ class ToolLoop:
 
     @property
     def room(self) -> int | None:
-        """The tokens that are left of those that the client allows."""
+        """The tokens left of the client's limit."""
         return None if self._most_tokens is None else max(self._most_tokens - self._answered, 0)
 
     @property
     def usage(self) -> Usage:
-        """Of all turns together, up to now."""
+        """The usage of all turns so far."""
         return self.used if self._now is None else self.used + self._now.usage
 
     @property
@@ -308,7 +312,7 @@ class ToolLoop:
         return self._version if self._now is None else self._now.weight_version
 
     async def run(self, answering: Answering, outlet: Outlet, first: Turn | None = None) -> Heard:
-        """All turns; what the last of them came to. `first` was planned before."""
+        """Run all turns; return the result of the last one. `first` is an already planned turn."""
         turn = first or await answering.plan()
         while True:
             heard = await self._hear(answering, turn)
@@ -317,7 +321,7 @@ class ToolLoop:
             were_spent = self.toolbox.spent
             outcomes = await outlet.wait(self.toolbox.call(heard.calls), answering)
             await answering.tell(outcomes)
-            # A model that goes on to call what it is no longer offered would never come to an end.
+            # Prevent an endless loop: the model called tools again although it is no longer offered any.
             if were_spent or heard.for_client or self.room == 0:
                 return heard
             turn = await answering.plan()
@@ -327,7 +331,7 @@ class ToolLoop:
         try:
             heard = await answering.hear(turn)
             if turn.unenforced:
-                # A turn that was planned only now has not told it yet.
+                # A turn that was planned only now has not been noted in the log yet.
                 note_terms(self.facts, turn)
                 await note_fault(self.facts, turn)
             return heard
@@ -341,16 +345,18 @@ class ToolLoop:
 
 
 class HiddenCalls:
-    """One answer of several turns: the server's calls, and the ends of all turns but the last, are not told.
+    """Several turns shown as one answer: server-side calls, and the finish of all turns but the last, are
+    hidden.
 
-    `first` was planned; what follows it is asked as `later` says, with all that was said since. `names` are
-    the tools that the server runs, by the names that the model knows: a label and a name of its server's.
+    `first` is already planned; later turns follow `later`, with all messages added since. `names` are the
+    tools that the server executes: the model's name of each, with server label and tool name.
     """
 
     choices = 1
     shows = False
-    """Whether the client sees the calls, and their results. If not, ours are not made beside calls of its
-    own: nobody could tell the model of their results later."""
+    """Whether the client sees calls and results. If not, server-side calls beside client calls are not made,
+    because the model could not get their results later.
+    """
 
     def __init__(
         self,
@@ -361,7 +367,7 @@ class HiddenCalls:
         plan: Callable[[TurnSpec], Awaitable[Turn]],
         remember: Callable[[Saying, int], None] | None = None,
     ) -> None:
-        """`remember` is told what the client has seen as one answer, and its tokens of reasoning."""
+        """`remember` is called with the answer as the client received it, and its reasoning tokens."""
         self.jobs = first.jobs
         self.prompt_logprobs = first.prompt_logprobs
         self._loop = loop
@@ -393,7 +399,7 @@ class HiddenCalls:
         return self._loop.weight_version
 
     async def run(self, outlet: Outlet, speaker: Speaker) -> Event:
-        """Has the speaker write what the client sees; how it ended."""
+        """Stream what the client may see; return the final finish event."""
         self._outlet, self._speaker = outlet, speaker
         heard = await self._loop.run(self, outlet, self._first)
         if heard.calls and self._loop.room == 0:
@@ -403,7 +409,7 @@ class HiddenCalls:
         await outlet.write(speaker.write([self._finish]))
         return self._finish
 
-    # What the loop asks
+    # The loop's callbacks.
 
     async def plan(self) -> Turn:
         return await self._plan(replace(self._later, room=self._loop.room))
@@ -426,7 +432,7 @@ class HiddenCalls:
         ]
         self._later = _with_messages(self._later, results, shown_in(outcomes))
         if self._loop.toolbox.spent:
-            # The model is offered nothing that it could not have.
+            # Tools are no longer offered once the limit of calls is reached.
             self._later = _without_tools(self._later, self._names)
 
     def write(self, events: Sequence[Event]) -> Written:
@@ -449,7 +455,7 @@ class HiddenCalls:
         return self._showing
 
     def _shows_call(self, event: Event) -> bool:
-        """Calls are numbered as the client sees them."""
+        """Renumber the calls that the client sees."""
         if event.kind == "call_open":
             if event.text in self._names:
                 self._hidden.add(event.call)

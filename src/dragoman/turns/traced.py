@@ -1,9 +1,8 @@
-"""Spans of turns and of calls, by OpenTelemetry's conventions for generative models (`gen_ai.*`).
+"""Spans of turns and tool calls, after OpenTelemetry's conventions for generative models (`gen_ai.*`).
 
-A turn is one span, with spans under it for its parts: `prompt` (the template, the ids), `queue` (waiting for
-a place at the engine), `prefill` (to the first token), `decode` (to the last). Only a request that is traced
-comes here. What was asked and said is told only where the operator's environment says so, as the conventions
-want it.
+A turn is one span with child spans for its phases: `prompt` (template and ids), `queue` (waiting for the
+engine), `prefill` (to the first token), `decode` (to the last). Only traced requests come here. Prompts and
+answers are added only if the operator's environment says so, as the conventions require.
 """
 
 import asyncio
@@ -33,7 +32,7 @@ PROVIDER = "dragoman"
 def follow_turn(
     trace: RequestTrace, turn: "Turn", plan: TurnPlan, spec: TurnSpec, source: str, card: ModelCard
 ) -> None:
-    """From now on the turn has a span, which ends when the turn is closed. `source` is the answer's id."""
+    """Give a turn a span, which ends when the turn is closed. `source` is the answer's id."""
     now = time.time_ns()
     planned = trace.plans.pop(id(plan), (now, now))
     operation = "chat" if isinstance(spec.prompts[0], Conversation) else "text_completion"
@@ -88,7 +87,7 @@ def _end(trace: RequestTrace, span: "Span", turn: "Turn", said: "_Overheard | No
         span.set_attribute("gen_ai.output.messages", said.messages())
     ends = [turn.finishes[choice] for choice in sorted(turn.finishes)]
     if len(ends) < turn.choices:
-        # Why, the end of the request tells; it may be another by now, with work in the background.
+        # The end of the request gives the reason; with background work, the current trace may be another one.
         (current.get() or trace).cut_short(span, now)
         return
     span.set_attribute("gen_ai.response.finish_reasons", [_reason(event) for event in ends])
@@ -103,8 +102,9 @@ def _reason(event: Event) -> str:
 
 
 def _add_parts(trace: RequestTrace, span: "Span", turn: "Turn", planned: int, now: int) -> None:
-    """Times are the loop's, which nobody sets; the wall's is told. What is done in one go has one time there,
-    that of its begin: so nothing is told to have been before it was planned."""
+    """Add the spans of the phases. Phases are measured on the loop's clock, which is monotonic, and converted
+    to wall time. Work in one go has one loop time, so no span may begin before planning ended.
+    """
     if not turn.started_at:
         return
     present = asyncio.get_running_loop().time()
@@ -121,11 +121,11 @@ def _add_parts(trace: RequestTrace, span: "Span", turn: "Turn", planned: int, no
         trace.add("decode", wall(first), now, span)
 
 
-# What was said, where the operator wants it.
+# Prompts and answers, if the operator wants them in spans.
 
 
 class _Overheard:
-    """Hears what the client hears."""
+    """Records the events that the client receives."""
 
     def __init__(self, turn: "Turn") -> None:
         self._fold = Fold(turn.choices)
@@ -187,7 +187,7 @@ def _json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-# Vectors and scores.
+# Embeddings and scores.
 
 
 async def trace_vectors(
@@ -209,13 +209,13 @@ async def trace_vectors(
     return found
 
 
-# Calls of tools.
+# Tool calls.
 
 
 async def trace_call(
     trace: RequestTrace, label: str, name: str, arguments: str, calling: Awaitable[CallResult]
 ) -> CallResult:
-    """A call that the server makes for the model: `execute_tool`, and to MCP `tools/call`."""
+    """Trace a tool call of the server: `execute_tool`, and to MCP `tools/call`."""
     span = trace.begin(f"execute_tool {name}", "CLIENT")
     span.set_attributes(
         {
@@ -237,7 +237,7 @@ async def trace_call(
             span.set_attribute("gen_ai.tool.call.result", result.text)
         return result
     except McpFailure as failure:
-        # What the server says of it is for the model; the kind is enough here.
+        # The server's message is for the model; the span gets the type of failure.
         mark_failed(span, failure.kind, "")
         raise
     finally:

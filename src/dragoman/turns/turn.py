@@ -1,4 +1,4 @@
-"""One turn: its jobs are started, their steps become events, and one way out ends it all."""
+"""One turn: starts its jobs, turns their steps into events, and ends them all by one exit path."""
 
 import asyncio
 import logging
@@ -24,25 +24,26 @@ from dragoman.types import Answer, Event, Fold, Sink, Step, TextStep, TokenLogpr
 logger = logging.getLogger("dragoman.turns")
 
 MOST_PENDING = 32
-"""Events that may wait for a client that reads slowly before neighbours are joined."""
+"""Events that may wait for a slow client before adjacent ones are joined."""
 GIVEN_IDS = 2**17
-"""Ids of prompts that an engine is given before others have their turn: it looks at each of them."""
+"""Prompt ids that are submitted before other requests get a turn: the engine looks at each of them."""
 
 
 class Turn:
-    """`async with turn:` starts it, and on every way out aborts what still runs. It may have to queue.
+    """A turn. `async with turn:` starts it, possibly through the queue, and aborts what still runs on every
+    exit.
 
-    `next()` gives the events that are ready, in order, or [] when there are no more.
+    `next()` returns the events that are ready, in order, or [] when there are no more.
     """
 
     unenforced = ""
-    """The field that asks for what the engine is not held to, where the answer passes all the same."""
+    """The field that the engine cannot enforce, if the answer streams all the same."""
     _fresh = True
-    """Whether no ids have come; where answers are text, none ever do."""
+    """Whether no ids have come yet; text engines never send any."""
     overridden = ""
-    """What the request says for nothing, because the operator has decided it."""
+    """Request fields that the operator's overrides have replaced."""
     begun_at: float | None = None
-    """When the engine was given the first of it."""
+    """The time when the engine got the first job."""
 
     def __init__(
         self,
@@ -56,22 +57,23 @@ class Turn:
         owner: str = "",
         adapters: AdapterShelf | None = None,
     ) -> None:
-        """`remember` is told each answer that came to its end, and the number of its job.
+        """`remember` is called with each finished answer and the number of its job.
 
-        `source` is the id of the answer that the turn belongs to, `owner` whose key it is: the queue is fair.
+        `source` is the id of the answer that the turn belongs to, `owner` the hashed API key, for the fair
+        queue.
         """
         self.jobs = plan.jobs
         self.started_at = 0.0
         self.first_token_at: float | None = None
         self.prompt_logprobs: list[list[TokenLogprob | None] | None] = [None] * len(plan.jobs)
         self.finishes: dict[int, Event] = {}
-        """How each choice ended, as far as they have."""
+        """The finish events of the choices that have ended."""
         self.on_ready: Callable[[], None] | None = None
-        """Called instead of waking `next`, for those who take events without a task."""
+        """Called instead of waking `next`, for consumers without a task."""
         self._remember = remember
         self._source = source
         self.traced: list[Traced] = []
-        """The answers that came to their end, as ids."""
+        """The finished answers, as ids."""
         self._engine = engine
         self._spec, self._plan, self._language = spec, plan, language
         self._prompt_tokens = [engine.card.count(job.prompt) for job in plan.jobs]
@@ -82,10 +84,10 @@ class Turn:
         self._entered = False
         self._begun: asyncio.Future[None] | None = None
         self._started = 0
-        """Choices that the engine was given."""
+        """The number of choices submitted to the engine."""
         self._handles: list[Handle] = []
         self._cancels: dict[int, Callable[[], None]] = {}
-        """Of each choice."""
+        """Cancels one choice each."""
         self._pending: list[Event] = []
         self._most_pending = MOST_PENDING
         self._waiter: asyncio.Future[None] | None = None
@@ -94,16 +96,16 @@ class Turn:
         self._weights: str | None = None
         self._adapters = adapters
         self.on_close: list[Callable[[], None]] = []
-        """What is to be done when it is over, whatever its end."""
+        """Called when the turn is closed, however it ended."""
 
     @property
     def weight_version(self) -> str | None:
-        """The weights that computed the latest step; None if nobody has said."""
+        """The weights that computed the latest step; None if the engine does not report them."""
         return self._weights or weights_of(self._engine)
 
     @property
     def usage(self) -> Usage:
-        """What was used so far."""
+        """The usage so far."""
         return Usage(
             prompt_tokens=sum(self._prompt_tokens),
             completion_tokens=sum(reader.count for reader in self._readers),
@@ -129,7 +131,7 @@ class Turn:
         self.close()
 
     def close(self) -> None:
-        """Disconnect, error, stop, shutdown or the plain end: whatever still runs is aborted."""
+        """End the turn (disconnect, error, stop, shutdown or normal end) and abort what still runs."""
         self._closed = True
         if self._left:
             for handle in self._handles:
@@ -139,11 +141,13 @@ class Turn:
         while self.on_close:
             self.on_close.pop()()
         self.wake()
-        # Else it would hold itself, and all that was said would stay until garbage is looked for.
+        # Break the reference cycles of the turn, which would keep the whole answer until garbage collection.
         self._handles, self._cancels, self.on_ready = [], {}, None
 
     async def begun(self, most: float) -> None:
-        """Returns when the engine has the jobs, or after so many seconds. Raises what went wrong by then."""
+        """Wait until the engine has the jobs, for at most `most` seconds. Raises an error that occurred by
+        then.
+        """
         if self._ticket.begun or self._closed:
             return
         self._begun = self._loop.create_future()
@@ -158,11 +162,13 @@ class Turn:
                 raise finish.error
 
     async def fault(self) -> str | None:
-        """What is wrong with the answers, where nobody could hold the engine to what was asked."""
+        """Return what is wrong with the answers, if the engine could not enforce what was required."""
         return None
 
     async def next(self) -> list[Event]:
-        """What is ready; waits while nothing is. An empty list means that the turn is over."""
+        """Return the events that are ready, waiting for at least one. An empty list means that the turn is
+        over.
+        """
         if not self._pending and self._left:
             self._waiter = self._loop.create_future()
             try:
@@ -170,12 +176,14 @@ class Turn:
             finally:
                 self._waiter = None
         elif self._pending:
-            # There is more than was taken at once, and a long answer is no reason for others to wait.
+            # More events are ready than one call returns; let other requests go first.
             await asyncio.sleep(0)
         return self.take()
 
     def take(self) -> list[Event]:
-        """What is ready, without waiting, though not much at once: `ready` says whether there is more."""
+        """Return ready events without waiting, a limited number at once: `ready` says whether there are
+        more.
+        """
         if self._closed:
             return []
         taken, self._pending = portion(self._pending)
@@ -187,12 +195,12 @@ class Turn:
 
     @property
     def pending(self) -> int:
-        """Events that were not taken yet."""
+        """The number of events not taken yet."""
         return len(self._pending)
 
     @property
     def all_said(self) -> bool:
-        """Whether the engine has nothing more to say, though some of it may not be taken yet."""
+        """Whether the engine has finished, although some events may not be taken yet."""
         return not self._left
 
     @property
@@ -206,7 +214,7 @@ class Turn:
             self._waiter.set_result(None)
 
     async def answers(self) -> list[Answer]:
-        """The whole turn, folded. Raises what made it fail."""
+        """Run the turn to its end and return the answers. Raises the error that ended it."""
         fold = Fold(self.choices)
         while not self.over:
             fold.add(await self.next())
@@ -214,7 +222,7 @@ class Turn:
         return fold.done()
 
     def _begin(self, places: int) -> None:
-        """Gives the engine as many more choices as there are places; of many long prompts some at a time."""
+        """Submit as many choices as there are permits; of many long prompts only some at a time."""
         given = 0
         self.begun_at = self.begun_at or self._loop.time()
         try:
@@ -225,7 +233,7 @@ class Turn:
             for handle in self._handles:
                 handle.cancel()
             if not self._entered:
-                # It had not to wait: who enters the turn is told.
+                # It did not have to wait: the error is raised to the caller that enters the turn.
                 self.close()
                 raise
             self._fail(error)
@@ -236,7 +244,7 @@ class Turn:
             self._tell_begun()
 
     def _start_next(self, places: int) -> int:
-        """A job as a whole where there are places for it, else the next of its choices; how many it was."""
+        """Submit a whole job if there are permits for it, else the next of its choices; return how many."""
         number, index = divmod(self._started, self.jobs[0].n)
         job, sink = self.jobs[number], self._sink(number)
         priority = self._queue.priority(self._ticket)
@@ -251,9 +259,11 @@ class Turn:
         return count
 
     def _fail(self, error: BaseException) -> None:
-        known = error if isinstance(error, DragomanError) else EngineFailed("The engine took no job.")
+        known = (
+            error if isinstance(error, DragomanError) else EngineFailed("The engine did not accept the job.")
+        )
         if known is not error:
-            logger.error("The engine did not take a job that had waited", exc_info=error)
+            logger.error("A queued job was rejected by the engine", exc_info=error)
         for number, job in enumerate(self.jobs):
             for index in range(job.n):
                 self._sink(number)(Step([], index, finish="error", error=known))
@@ -276,16 +286,16 @@ class Turn:
                 return
             self._weights = step.weight_version or self._weights
             if step.finish == "abort":
-                step.finish, step.error = "error", Unavailable("The engine was stopped; try again.")
+                step.finish, step.error = "error", Unavailable("The engine was stopped; retry.")
             pending = self._pending
             try:
                 if step.cached_tokens is not None or self._fresh:
                     self._first(number, step, reader)
                 reader.read(step, pending)
             except Exception as error:
-                # Not for the engine to see; and whoever waits for the answer has to hear of its end.
+                # The engine must not see the error, and the client has to get the end of the answer.
                 if not isinstance(error, DragomanError):
-                    logger.exception("An answer could not be read")
+                    logger.exception("Reading an answer failed")
                     error = DragomanError("The server failed; its log says why.", code="internal_error")
                 step.error = error
                 reader.fail(error, pending)
@@ -302,7 +312,7 @@ class Turn:
                     self._cancels[reader.choice]()
             if len(pending) > self._most_pending:
                 self._pending = coalesce(pending)
-                # Twice as many as could not be joined: otherwise each step would try again.
+                # Twice the number that could not be joined: otherwise each step would try again.
                 self._most_pending = max(MOST_PENDING, 2 * len(self._pending))
             self.wake()
 
@@ -318,17 +328,17 @@ class Turn:
             weight_version=self.weight_version,
             source=self._source,
             **self._plan.facts(number),
-            # Nothing goes on from text: its ids are not known.
+            # Nothing can continue a text answer: its ids are unknown.
             key=self._plan.keys[number]() if self._plan.keys and not reader.in_text else b"",
         )
         if self._remember is not None:
             traced = self._remember(traced, number, reader)
         self.traced.append(traced)
-        # A client that reads slowly keeps the turn for long: one copy is enough.
+        # A slow client keeps the turn for long: one copy of the ids is enough.
         reader.ids, reader.logprobs, reader.said = [], [], None
 
     def _first(self, number: int, step: Step, reader: ChoiceReader) -> None:
-        """Of steps before the first ids; so no step with ids has to be looked at for text."""
+        """Handle a step before the first ids, so that later steps need not be checked for text."""
         text = step.text if isinstance(step, TextStep) else ""
         if self.first_token_at is None and (step.ids or text):
             self.first_token_at = self._loop.time()
@@ -344,7 +354,7 @@ class Turn:
 
     def _read_text(self, number: int, step: TextStep, reader: ChoiceReader) -> None:
         if not reader.in_text:
-            # That an engine speaks text may be known only now.
+            # An engine's card may say only now that it returns text.
             refuse_unsupported(self._spec, self._engine.card)
             job, language = self.jobs[number], self._language.as_text
             dialect = language.readers(self._spec.reading)(self._plan.in_reasoning[number], job.prompt)
@@ -354,7 +364,7 @@ class Turn:
             tokens = step.tokens or count_text(self._engine.tokenizer, step.text)
             reader.hear(replace_surrogates(step.text), tokens, self._pending)
         if reader.over:
-            # It has ended before the engine did: there is nothing more to read in this step.
+            # The answer has ended before the engine did: ignore the rest of this step.
             step.finish = None
 
 
@@ -380,13 +390,13 @@ def _readers(
 
 
 def note_terms(facts: dict[str, Any], turn: Turn) -> None:
-    """What is told of a turn before it begins: in what it is not what was asked for."""
+    """Note before the turn begins which fields are not enforced or overridden."""
     terms = {"unenforced": turn.unenforced, "overridden": turn.overridden}
     facts.update({name: told for name, told in terms.items() if told})
 
 
 def note_turn(facts: dict[str, Any], turn: Turn) -> None:
-    """Of several turns, how the last one ended."""
+    """Note usage, finish and timings; with several turns, the finish of the last one."""
     usage = turn.usage
     facts.update(usage.facts())
     if turn.finishes and facts.get("finish") != "disconnect":
@@ -394,7 +404,7 @@ def note_turn(facts: dict[str, Any], turn: Turn) -> None:
         facts["finish"] = ",".join(sorted(reasons))
     for event in turn.finishes.values():
         if event.error is not None:
-            # The text of a foreign exception may hold anything, so only our own words are logged.
+            # The message of a foreign exception may contain anything, so only our own are logged.
             known = isinstance(event.error, DragomanError)
             facts["error"] = str(event.error) if known else "the engine failed"
     facts.setdefault("queue_ms", round(((turn.begun_at or turn.started_at) - turn.started_at) * 1000, 1))
