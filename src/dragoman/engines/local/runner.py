@@ -2,6 +2,8 @@
 
 import ctypes
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -244,6 +246,30 @@ class Pulsing(Protocol):
     @property
     def pulse(self) -> int:
         """A counter that changes while a step is computed. From any thread."""
+
+
+class ThreadClock:
+    """CPU time of the computing thread, for runtimes that do not report their progress within a step.
+
+    Started by that thread, and read from any other.
+    """
+
+    _UNIT_NS = 20_000_000
+
+    def __init__(self) -> None:
+        self._clock: int | None = None
+
+    def start(self) -> None:
+        if hasattr(time, "pthread_getcpuclockid"):
+            self._clock = time.pthread_getcpuclockid(threading.get_ident())
+
+    @property
+    def count(self) -> int:
+        try:
+            return 0 if self._clock is None else time.clock_gettime_ns(self._clock) // self._UNIT_NS
+        except OSError:
+            # The thread has ended.
+            return 0
 
 
 class Beat:

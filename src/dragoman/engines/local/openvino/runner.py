@@ -25,7 +25,7 @@ from dragoman.engines.local.openvino.family import NotForOpenVino
 from dragoman.engines.local.openvino.layout import Layout
 from dragoman.engines.local.options import LocalOptions
 from dragoman.engines.local.process_pages import read_pages_given_back
-from dragoman.engines.local.runner import Rows, StepInterrupted
+from dragoman.engines.local.runner import Rows, StepInterrupted, ThreadClock
 from dragoman.engines.model_files import LLAMA_CPP, in_folder
 from dragoman.engines.protocol import ModelCard
 from dragoman.errors import BadRequest, ModelFileError
@@ -36,7 +36,6 @@ _EMBED_ROWS = 128
 # Cost of reading the weights on a CPU, in rows; an estimate until it is measured. With 16, draft tokens for
 # eight answers cost more than they gained. With experts, each row reads its own weights.
 _PASS, _SPARSE_PASS = 10, 2
-_BEAT_NS = 20_000_000
 # Numbers of rows that are tested for giving a row the same bits as among the last number of rows.
 _TRIED = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 
@@ -79,7 +78,7 @@ class OpenVinoRunner:
         self._stop_warm_up = False
         self._compiled = compiled
         self._compile_again = compile_again
-        self._clock: int | None = None
+        self._clock = ThreadClock()
         self._closing = threading.Lock()
         self._weights = compiled.weights
 
@@ -89,20 +88,13 @@ class OpenVinoRunner:
 
     @property
     def pulse(self) -> int:
-        """CPU time of the computing thread in units of `_BEAT_NS`: the runtime does not report its
-        progress within a step.
-        """
-        try:
-            return 0 if self._clock is None else time.clock_gettime_ns(self._clock) // _BEAT_NS
-        except OSError:
-            # The thread has ended.
-            return 0
+        """A counter that changes while a step is computed."""
+        return self._clock.count
 
     def warm_up(self) -> None:
         with read_pages_given_back(self._weights):
             self._try_numbers_of_rows()
-        if hasattr(time, "pthread_getcpuclockid"):
-            self._clock = time.pthread_getcpuclockid(threading.get_ident())
+        self._clock.start()
 
     def _try_numbers_of_rows(self) -> None:
         for count, more in pairwise(_TRIED):

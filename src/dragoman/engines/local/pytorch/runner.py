@@ -24,7 +24,7 @@ from dragoman.engines.local.pytorch.decoder import Forward
 from dragoman.engines.local.pytorch.plain import StepBatch
 from dragoman.engines.local.pytorch.training import WeightSource, read_weights
 from dragoman.engines.local.pytorch.weights import Weights
-from dragoman.engines.local.runner import Rows, StepFailed
+from dragoman.engines.local.runner import Rows, StepFailed, ThreadClock
 from dragoman.types import Sampling, TokenLogprob
 
 PAGE = 32
@@ -88,9 +88,16 @@ class TorchRunner:
         self._graphs: dict[tuple[int, int], _Graph] = {}
         """Graphs by their number of rows and of adapters."""
         self._logits: Tensor | None = None
+        self._clock = ThreadClock()
+
+    @property
+    def pulse(self) -> int:
+        """A counter that changes while a step is computed."""
+        return self._clock.count
 
     @torch.inference_mode()
     def warm_up(self) -> None:
+        self._clock.start()
         # Kernels are compiled on first use: for prompts, for sampling, and for answers.
         for said in (False, True):
             rows = Rows()
