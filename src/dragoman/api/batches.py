@@ -89,7 +89,7 @@ class LineSpelling(Protocol):
     prefix: ClassVar[str]
     """Prefix of batch ids."""
     one_file: ClassVar[bool]
-    """Whether errors go into the same file as results, which is deleted together with the batch."""
+    """Whether errors go into the same file as results, which stays in the folder of the batch."""
 
     def check(
         self, line: bytes, endpoint: str | None, limits: Limits, check_model: Callable[[str], None]

@@ -131,15 +131,15 @@ def read_wanted(fields: ConstraintFields) -> Wanted | None:
     Two different constraints are an error, but clients for several versions of a server may send the same
     constraint under an older and a newer name.
     """
-    found = list(fields.formats())
+    constraints = list(fields.formats())
     if _beside(fields) != _NOTHING:
-        found += _all_beside(fields)
-    for other in found[1:]:
-        if (other.syntax, other.value) != (found[0].syntax, found[0].value):
-            first, second = found[0].param, other.param
+        constraints += _all_beside(fields)
+    for other in constraints[1:]:
+        if (other.syntax, other.value) != (constraints[0].syntax, constraints[0].value):
+            first, second = constraints[0].param, other.param
             message = f"'{second}' and '{first}' are different constraints; send one of them."
             raise BadRequest(message, param=second, code="invalid_value")
-    return found[0] if found else None
+    return constraints[0] if constraints else None
 
 
 def _all_beside(fields: ConstraintFields) -> Iterator[Wanted]:
@@ -170,7 +170,7 @@ def _grammar(text: str | None, param: str) -> Iterator[Wanted]:
 
 
 def _read_structured(asked: StructuredOutputs) -> Iterator[Wanted]:
-    found = [
+    constraints = [
         *_read_given("json_schema", asked.json, "structured_outputs.json"),
         *_read_given("regex", asked.regex, "structured_outputs.regex"),
         *_read_given("choice", asked.choice, "structured_outputs.choice"),
@@ -178,12 +178,12 @@ def _read_structured(asked: StructuredOutputs) -> Iterator[Wanted]:
         *_read_given("structural_tag", asked.structural_tag, "structured_outputs.structural_tag"),
     ]
     if asked.json_object:
-        found.append(Wanted(syntax="json_object", param="structured_outputs.json_object"))
-    if not found:
+        constraints.append(Wanted(syntax="json_object", param="structured_outputs.json_object"))
+    if not constraints:
         names = "json, regex, choice, grammar, json_object and structural_tag"
         message = f"'structured_outputs' must have one of {names}."
         raise BadRequest(message, param="structured_outputs", code="invalid_value")
-    yield from found
+    yield from constraints
 
 
 def _response_format(asked: ResponseFormat) -> Iterator[Wanted]:

@@ -103,7 +103,7 @@ class _Entries:
 
 
 class FoundFiles:
-    """The files in a body: `found.parts`; `found.filled(pieces)` is the body with their contents."""
+    """The files in a body: `files.parts`; `files.filled(pieces)` is the body with their contents."""
 
     def __init__(self, body: bytes) -> None:
         self.parts: list[FilePart] = []

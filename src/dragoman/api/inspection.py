@@ -111,8 +111,8 @@ def look_at_schema(schema: Any, limits: Limits) -> dict[str, Any]:
         prepare_schema(schema, problems, "schema", limits, watched=True)
     except BadRequest as error:
         problems.add("", error.message)
-    found = [{"place": f"#{one.place}", "message": one.message} for one in problems.found]
-    return {"object": "schema_check", "enforceable": not found, "problems": found}
+    described = [{"place": f"#{one.place}", "message": one.message} for one in problems.found]
+    return {"object": "schema_check", "enforceable": not described, "problems": described}
 
 
 # The parsers as a service: text in, tool calls or reasoning out.

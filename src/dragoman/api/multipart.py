@@ -52,10 +52,10 @@ def boundary_of(content_type: bytes) -> bytes:
     media, _, rest = content_type.partition(b";")
     if media.strip().lower() != MEDIA:
         raise UnsupportedMedia("Send a form with the header 'Content-Type: multipart/form-data'.")
-    found = _parameters(b";" + rest if rest else b"", "The Content-Type header").get("boundary")
-    if found is None or not _BOUNDARY.fullmatch(found):
+    boundary = _parameters(b";" + rest if rest else b"", "The Content-Type header").get("boundary")
+    if boundary is None or not _BOUNDARY.fullmatch(boundary):
         raise _wrong("The Content-Type header has no valid boundary (1 to 70 characters).")
-    return found
+    return boundary
 
 
 class FormReader:

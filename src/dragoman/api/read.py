@@ -298,15 +298,15 @@ class _LenientReading:
 
     def _set(self, name: str, value: Any, parent: str, by: str) -> None:
         field, place = self._fields[name], _full_name(parent, by or name)
-        made = _convert(value, field.type, field.kind, place, self._ignored)
-        if made is None:
+        converted = _convert(value, field.type, field.kind, place, self._ignored)
+        if converted is None:
             return
         before = self._given.get(name)
         if before is None or by in self._foreign.overrules:
-            self._given[name], self._places[name] = made, place
-        elif isinstance(made, dict) and isinstance(before, dict):
-            self._given[name] = {**made, **before}
-        elif made != before:
+            self._given[name], self._places[name] = converted, place
+        elif isinstance(converted, dict) and isinstance(before, dict):
+            self._given[name] = {**converted, **before}
+        elif converted != before:
             first = self._places.get(name, name)
             message = f"'{place}' and '{first}' set the same field to different values; send one of them."
             raise BadRequest(message, param=place, code="invalid_value")

@@ -237,11 +237,11 @@ class Speller:
         return [None if entry is None else self._ranked(entry) for entry in entries]
 
     def _ranked(self, entry: TokenLogprob) -> Raw:
-        found = {id_: (logprob, rank) for rank, (id_, logprob) in enumerate(entry.top, 1)}
-        found.setdefault(entry.id, (entry.logprob, 0))
+        ranked = {id_: (logprob, rank) for rank, (id_, logprob) in enumerate(entry.top, 1)}
+        ranked.setdefault(entry.id, (entry.logprob, 0))
         told = {
             str(id_): {"logprob": finite(logprob), "rank": rank or None, "decoded_token": self.token(id_)}
-            for id_, (logprob, rank) in found.items()
+            for id_, (logprob, rank) in ranked.items()
         }
         return Raw(encode(told))
 

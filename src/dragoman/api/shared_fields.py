@@ -363,10 +363,10 @@ def check_reasoning(fields: ReasoningFields) -> None:
         if None not in (one, other) and one != other:
             message = f"'{param}' and its other name have different values; send one of them."
             raise BadRequest(message, param=param, code="invalid_value")
-    found = _budgets(fields)
-    if len(found) > 1:
-        message = f"'{found[1][0]}' and '{found[0][0]}' are the same field; send one of them."
-        raise BadRequest(message, param=found[1][0], code="invalid_value")
+    budgets = _budgets(fields)
+    if len(budgets) > 1:
+        message = f"'{budgets[1][0]}' and '{budgets[0][0]}' are the same field; send one of them."
+        raise BadRequest(message, param=budgets[1][0], code="invalid_value")
 
 
 def thinking(fields: ReasoningFields) -> Thinking | None:

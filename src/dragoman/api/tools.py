@@ -122,9 +122,11 @@ class Declared(Struct, frozen=True):
         if functions and not tools:
             return cls("functions", functions, [f"functions[{number}]" for number in range(len(functions))])
         known = [(number, tool) for number, tool in enumerate(tools or ()) if tool.type != "mcp"]
-        made = [_function(tool, f"tools[{number}]") for number, tool in known]
+        converted = [_function(tool, f"tools[{number}]") for number, tool in known]
         places = [f"tools[{number}].{tool.type}" for number, tool in known]
-        return cls("tools", made, places, frozenset(tool.custom.name for _, tool in known if tool.custom))
+        return cls(
+            "tools", converted, places, frozenset(tool.custom.name for _, tool in known if tool.custom)
+        )
 
     def placed(self) -> Iterator[tuple[str, Function]]:
         return zip(self.places, self.functions, strict=True)

@@ -60,25 +60,25 @@ class Documents:
         await asyncio.to_thread(self._decoder.close)
 
     async def fill(self, owner: str, body: bytes, aside: Aside) -> bytes:
-        found = await aside(len(body), partial(self._find, body))
-        if not found.parts:
+        files = await aside(len(body), partial(self._find, body))
+        if not files.parts:
             return body
         left = self._limits.document_bytes
         pieces: list[list[Piece]] = []
-        for part in found.parts:
+        for part in files.parts:
             data, name = await self._bytes_of(owner, part, left)
             left -= len(data)
-            pieces.append(await self._pieces(owner, found.model, part, data, name, aside))
+            pieces.append(await self._pieces(owner, files.model, part, data, name, aside))
         size = sum(len(one if isinstance(one, str) else one.base64) for each in pieces for one in each)
-        return await aside(len(body) + size, partial(found.filled, pieces))
+        return await aside(len(body) + size, partial(files.filled, pieces))
 
     def _find(self, body: bytes) -> FoundFiles:
         check_shape(body, self._limits)
-        found = FoundFiles(body)
-        links = [part.place for part in found.parts if part.url is not None]
+        files = FoundFiles(body)
+        links = [part.place for part in files.parts if part.url is not None]
         if links:
             check_count(len(links), self._limits.media_fetches, links[-1], "files to fetch")
-        return found
+        return files
 
     async def _bytes_of(self, owner: str, part: FilePart, most: int) -> tuple[bytes, str | None]:
         if part.data is not None:

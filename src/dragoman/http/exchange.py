@@ -147,16 +147,16 @@ class Exchange:
             if self._held is not None:
                 self._held.be(len(body))
         reading = partial(_read, body, self._limits, read) if checked else partial(read, body)
-        made = await self.aside(len(body), reading) if self._workers.needed(len(body)) else reading()
+        result = await self.aside(len(body), reading) if self._workers.needed(len(body)) else reading()
         if names := self.ignored.told:
             self.facts["ignored"] = names
-        return made, len(body)
+        return result, len(body)
 
     async def answer(self, size: int, work: Callable[[], Any]) -> None:
         """Reply with the result of `work` on a body of this size, computed and encoded in one step."""
         self._changes_nothing = True
-        made = await self.aside(size, lambda: self.encoder(size)(work()))
-        await self.reply(made, b"application/json")
+        encoded = await self.aside(size, lambda: self.encoder(size)(work()))
+        await self.reply(encoded, b"application/json")
 
     def encoder(self, size: int) -> Callable[[Any], bytes]:
         """Return the encoder for JSON of about this size: large values are encoded in chunks, which is slower

@@ -253,7 +253,7 @@ class Host:
         upstreams = [each for engine in engines for each in getattr(engine, "describe_upstreams", list)()]
         key = self.keys.of(headers) if self.keys.has(headers) else None
         if key is None or (self.keys.closed and not key.admin):
-            upstreams = [{key: each[key] for key in each if key != "url"} for each in upstreams]
+            upstreams = [{name: each[name] for name in each if name != "url"} for each in upstreams]
         return {"upstreams": upstreams} if upstreams else {}
 
     async def check_alive(self) -> None:

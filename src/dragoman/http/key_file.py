@@ -136,13 +136,13 @@ def read_line(line: str, name: str) -> ApiKey:
     if not is_described(line):
         return describe_key(check_key(line))
     try:
-        found = msgspec.json.decode(line, type=ApiKey)
+        key = msgspec.json.decode(line, type=ApiKey)
     except msgspec.DecodeError as error:
         # The message does not include the line, which may be a key.
         raise SettingsError(f"A key in {name} is not valid: {error}.", param="api_key_file") from error
-    if found.sha256 in NO_KEYS or not found.name:
+    if key.sha256 in NO_KEYS or not key.name:
         raise SettingsError(f"A key in {name} has no name or no sha256.", param="api_key_file")
-    return found
+    return key
 
 
 def read_key_file(name: str) -> list[ApiKey]:

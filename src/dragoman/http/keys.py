@@ -62,11 +62,11 @@ class Guard:
         return self._reply_to(origin.lower(), host or b"")
 
     def _check_host(self, scope: Scope, host: bytes) -> None:
-        found = _AUTHORITY.fullmatch(host)
-        if found is None:
+        match = _AUTHORITY.fullmatch(host)
+        if match is None:
             raise BadRequest("The Host header is not a valid host name.", code="invalid_host")
         if self._by_name and _came_by_loopback(scope):
-            name = found[1].decode().lower().rstrip(".")
+            name = match[1].decode().lower().rstrip(".")
             if name not in self._names:
                 raise Forbidden(
                     f"Host {name} is not allowed; start the server with --allow-host {name}.",
@@ -212,8 +212,8 @@ class Forwarded:
 
 
 def _part(pattern: re.Pattern[str], hop: str) -> str:
-    found = pattern.search(hop)
-    return found[1] if found else ""
+    match = pattern.search(hop)
+    return match[1] if match else ""
 
 
 def _host_of(text: str) -> str | None:
@@ -310,10 +310,10 @@ class Keys:
         """Return the key of a request, or raise if it has no valid one. Without keys it is `ANYBODY`."""
         if not self.closed:
             return ANYBODY
-        found = self._given(headers)
-        if found is None:
+        key = self._given(headers)
+        if key is None:
             raise Unauthorized(KEY_NEEDED)
-        return found
+        return key
 
     def get(self, owner: str) -> ApiKey | None:
         return self._known.get(owner)
@@ -323,12 +323,12 @@ class Keys:
         if not self.closed:
             return ANYBODY
         self._look()
-        found = self._known.get(owner)
-        if found is None:
+        key = self._known.get(owner)
+        if key is None:
             raise Unauthorized(
                 "The API key of this request was revoked; send a new request with a valid key."
             )
-        return found
+        return key
 
     def has(self, headers: Mapping[bytes, bytes]) -> bool:
         """Return whether a request has a valid key, or needs none."""
@@ -336,8 +336,8 @@ class Keys:
 
     def require_admin(self, headers: Mapping[bytes, bytes]) -> None:
         """Raise unless the request has an admin key, for routes that change the server for all."""
-        found = self._given(headers)
-        if found is not None and found.admin:
+        key = self._given(headers)
+        if key is not None and key.admin:
             return
         if not self.has_admin:
             raise Forbidden(
@@ -345,7 +345,7 @@ class Keys:
                 "--admin-key-file, and send that key.",
                 code="no_admin_key",
             )
-        if found is None:
+        if key is None:
             raise Unauthorized("Send an admin key as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.")
         raise Forbidden(
             "This route needs an admin key; the key in the request is not one.", code="admin_required"
@@ -360,10 +360,10 @@ class Keys:
 def _state_of(file: str) -> tuple[int, ...] | None:
     """Return values that change when the file does."""
     try:
-        found = os.stat(file)
+        stat = os.stat(file)
     except OSError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 def admin_keys(settings: Settings) -> list[ApiKey]:
@@ -371,10 +371,10 @@ def admin_keys(settings: Settings) -> list[ApiKey]:
     keys = [describe_key(check_key(key), name="admin", admin=True) for key in settings.admin_key]
     if settings.admin_key_file is None:
         return keys
-    found = read_key_file(settings.admin_key_file)
-    if not found:
+    file_keys = read_key_file(settings.admin_key_file)
+    if not file_keys:
         raise SettingsError(f"{settings.admin_key_file} has no key; add one.", param="admin_key_file")
-    return keys + [ApiKey(name=key.name or "admin", sha256=key.sha256, admin=True) for key in found]
+    return keys + [ApiKey(name=key.name or "admin", sha256=key.sha256, admin=True) for key in file_keys]
 
 
 def keys_of(settings: Settings) -> list[str]:

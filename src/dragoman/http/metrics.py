@@ -239,12 +239,12 @@ class Exported:
     """A listener of `Metrics` that exports each request."""
 
     def __init__(self, meter: "Meter", metrics: Metrics) -> None:
-        made = meter.create_histogram
-        self._request = made("http.server.request.duration", "s")
-        self._whole = made("gen_ai.server.request.duration", "s")
-        self._first = made("gen_ai.server.time_to_first_token", "s")
-        self._between = made("gen_ai.server.time_per_output_token", "s")
-        self._tokens = made("gen_ai.client.token.usage", "{token}")
+        histogram = meter.create_histogram
+        self._request = histogram("http.server.request.duration", "s")
+        self._whole = histogram("gen_ai.server.request.duration", "s")
+        self._first = histogram("gen_ai.server.time_to_first_token", "s")
+        self._between = histogram("gen_ai.server.time_per_output_token", "s")
+        self._tokens = histogram("gen_ai.client.token.usage", "{token}")
         for figure, look in GAUGES:
             name = figure.name.replace("_", ".", 1)
             meter.create_observable_gauge(name, [_watch(metrics, look)], description=figure.text)

@@ -105,9 +105,9 @@ def serve_oai(
     tokenizer it is served as text, with no length limit but the engine's own. All other arguments are
     settings, or those of `serve`.
     """
-    made = _described(engine, more)
+    described = _described(engine, more)
     more.update(tool_call_parser=tool_parser, reasoning_parser=reasoning_parser)
-    serve(made, template=chat_template, host=host, port=port, **more)
+    serve(described, template=chat_template, host=host, port=port, **more)
 
 
 async def aserve_oai(
@@ -120,9 +120,9 @@ async def aserve_oai(
     **more: Any,
 ) -> None:
     """Run `serve_oai` inside an event loop that already runs, like `aserve` runs `serve`."""
-    made = _described(engine, more)
+    described = _described(engine, more)
     more.update(tool_call_parser=tool_parser, reasoning_parser=reasoning_parser)
-    await aserve(made, template=chat_template, host=host, port=port, **more)
+    await aserve(described, template=chat_template, host=host, port=port, **more)
 
 
 def _described(engine: Any, more: dict[str, Any]) -> Engine:
@@ -270,8 +270,8 @@ class _Server(Server):
         """Call or await something in the server's event loop, from the loop of another thread."""
 
         async def called() -> Any:
-            made = work(*args)
-            return await made if isawaitable(made) else made
+            result = work(*args)
+            return await result if isawaitable(result) else result
 
         if self._loop is None:
             raise Unavailable("The server has not started; retry soon.")
@@ -439,11 +439,11 @@ class OtherHandlers:
         """Restore our handlers, if others were installed without the event loop; a microsecond, so it is done
         each tick."""
         for number in self._taken:
-            found = signal.getsignal(number)
-            if found != self._ours:
+            handler = signal.getsignal(number)
+            if handler != self._ours:
                 signal.signal(number, self._ours)
-                if callable(found) and found is not signal.default_int_handler:
-                    self._theirs[number] = partial(found, number, None)
+                if callable(handler) and handler is not signal.default_int_handler:
+                    self._theirs[number] = partial(handler, number, None)
 
     def tell(self) -> None:
         for number in sorted(self.came & self._theirs.keys()):

@@ -80,8 +80,8 @@ class KnownBodies:
 
     def _find(self, body: bytes, owner: str) -> tuple[Hashable, KnownBody | None]:
         """Return the longest cached body that this one extends."""
-        found = [each for each in self._kept.all(owner) if body.startswith(each[1].start)]
-        return max(found, key=lambda each: len(each[1].start), default=(None, None))
+        extended = [each for each in self._kept.all(owner) if body.startswith(each[1].start)]
+        return max(extended, key=lambda each: len(each[1].start), default=(None, None))
 
 
 def _read_whole(body: bytes, limits: Limits, ignored: Ignored) -> tuple[ChatRequest, KnownBody | None]:

@@ -65,11 +65,11 @@ def _count_once(count: Count) -> Count:
     known: list[tuple[tuple[Message, ...], int]] = []
 
     def counted(asked: AskedMessage) -> int:
-        found = next((tokens for messages, tokens in known if messages is asked.messages), None)
-        if found is None:
-            found = count(asked)
-            known.append((asked.messages, found))
-        return found
+        tokens_now = next((tokens for messages, tokens in known if messages is asked.messages), None)
+        if tokens_now is None:
+            tokens_now = count(asked)
+            known.append((asked.messages, tokens_now))
+        return tokens_now
 
     return counted
 
@@ -136,9 +136,13 @@ def ask_summary(asked: AskedMessage, instructions: str | None, most: int) -> Tur
         asked.request, tool_choice=None, output_config=None, output_format=None, stop_sequences=None
     )
     plain = replace(asked, request=request, messages=(*asked.messages, question))
-    found = spec(plain)
-    sampling = replace(found.sampling, max_tokens=most)
-    return replace(found, sampling=sampling, reading=found.reading and replace(found.reading, calls=False))
+    summary_spec = spec(plain)
+    sampling = replace(summary_spec.sampling, max_tokens=most)
+    return replace(
+        summary_spec,
+        sampling=sampling,
+        reading=summary_spec.reading and replace(summary_spec.reading, calls=False),
+    )
 
 
 def last_words(messages: Sequence[Message]) -> str:

@@ -410,7 +410,7 @@ def _usage(used: Usage) -> Fields:
 def read_input(arguments: str) -> Fields:
     """Return the arguments of a call as an object, even if the model wrote none or an incomplete one."""
     try:
-        found = _decode(arguments or "{}")
+        value = _decode(arguments or "{}")
     except (msgspec.DecodeError, RecursionError):
-        found = arguments
-    return found if isinstance(found, dict) else {"arguments": found}
+        value = arguments
+    return value if isinstance(value, dict) else {"arguments": value}

@@ -317,13 +317,13 @@ class Compacted(Struct, frozen=True):
 
 def is_triggered(inputs: Sequence[ItemDict]) -> bool:
     """Return whether the client asks only for a compaction."""
-    found = [number for number, item in enumerate(inputs) if item.get("type") == TRIGGER]
-    if found and found[0] != len(inputs) - 1:
-        place = f"input[{found[0]}]"
+    triggers = [number for number, item in enumerate(inputs) if item.get("type") == TRIGGER]
+    if triggers and triggers[0] != len(inputs) - 1:
+        place = f"input[{triggers[0]}]"
         raise BadRequest(
             f"A {TRIGGER} must be the last item of the input.", param=place, code="invalid_value"
         )
-    return bool(found)
+    return bool(triggers)
 
 
 def to_summarise(items: Sequence[ItemDict], id_: str) -> list[ItemDict]:

@@ -274,9 +274,9 @@ def normalise(
         given = [{"role": "user", "content": given}]
     limits = limits or Limits()
     check_count(sum(map(_parts, given or ())), limits.content_parts, field, "parts of content")
-    made = [_normal(item, f"{field}[{number}]", new_id, limits) for number, item in enumerate(given or ())]
-    check_shown(made, limits, field)
-    return made
+    items = [_normal(item, f"{field}[{number}]", new_id, limits) for number, item in enumerate(given or ())]
+    check_shown(items, limits, field)
+    return items
 
 
 def _normal(given: ItemDict, place: str, new_id: Callable[[str], str], limits: Limits) -> ItemDict:

@@ -275,9 +275,9 @@ def spec(
         custom=offer.custom,
         places=tuple(f"{place}.parameters" for place in offer.places),
     )
-    made = turn_spec(request, (told,), _sampling(request), 1, reading, calls, thinking(request))
-    hints = request.conversation_id or "", *made.hints, request.previous_response_id or ""
-    return replace(made, between_thoughts=BETWEEN_THOUGHTS, hints=hints)
+    turn = turn_spec(request, (told,), _sampling(request), 1, reading, calls, thinking(request))
+    hints = request.conversation_id or "", *turn.hints, request.previous_response_id or ""
+    return replace(turn, between_thoughts=BETWEEN_THOUGHTS, hints=hints)
 
 
 def for_summary(request: ResponseRequest) -> ResponseRequest:
@@ -299,8 +299,8 @@ def read_calling(choice: Any, offer: Offer, *, first: bool) -> Calling | None:
 
     `{"type": "mcp", "server_label": "files"}` requires a call of any tool of that server.
     """
-    found = calling(_in_chat_form(choice, offer), PARAM, offer)
-    return found if first else ease_calling(found, offer)
+    tool_calling = calling(_in_chat_form(choice, offer), PARAM, offer)
+    return tool_calling if first else ease_calling(tool_calling, offer)
 
 
 def check_choice(choice: Any, offer: Offer, limits: Limits) -> None:
@@ -359,9 +359,9 @@ def _of_server(tool: Mapping[str, Any], offer: Offer, place: str) -> list[Any]:
     label, name = tool.get("server_label"), tool.get("name")
     if label not in [server.server_label for server in offer.mcp]:
         raise wrong(f"{place}.server_label", "must be the label of one of the tools of type mcp")
-    found = [
+    visible_names = [
         shown for shown, ref in offer.refs.items() if ref.server_label == label and name in (None, ref.name)
     ]
     if name is None:
-        return [{"type": "function", "name": shown} for shown in found]
-    return [{"type": "function", "name": found[0] if found else name}]
+        return [{"type": "function", "name": shown} for shown in visible_names]
+    return [{"type": "function", "name": visible_names[0] if visible_names else name}]

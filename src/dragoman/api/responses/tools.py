@@ -250,15 +250,15 @@ def _inside(tool: dict[str, Any]) -> int:
 
 def _find_loaded(items: Sequence[ItemDict], declared: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the tools loaded by items, each once in its last form: a search may find a tool again."""
-    found = {
+    loaded = {
         _identity(tool): tool
         for item in items
         if item["type"] in ("additional_tools", "tool_search_output")
         for tool in item["tools"]
     }
     for tool in declared:
-        found.pop(_identity(tool), None)
-    return list(found.values())
+        loaded.pop(_identity(tool), None)
+    return list(loaded.values())
 
 
 def _identity(tool: dict[str, Any]) -> tuple[str, ...]:

@@ -147,8 +147,8 @@ def prefix_of(pin: str) -> str:
 
 def pin_in(question: str) -> str | None:
     """Return the tool digest in an approval request's id, or None if the id is not ours."""
-    found = _PINNED.match(question)
-    return found["pin"] if found else None
+    match = _PINNED.match(question)
+    return match["pin"] if match else None
 
 
 # The model's output.

@@ -44,9 +44,9 @@ async def retrieve(host: Host, exchange: Exchange) -> None:
 
 async def list_all(host: Host, exchange: Exchange) -> None:
     cut = QueryString(exchange).cut("desc")
-    found = await exchange.loaded(host.batches.page, KIND, exchange.owner, **cut)
-    shown = [describe_batch(batch) for batch in found.data]
-    await exchange.json(describe_page(shown, found.has_more), size=BATCH_BYTES * len(shown))
+    page = await exchange.loaded(host.batches.page, KIND, exchange.owner, **cut)
+    shown = [describe_batch(batch) for batch in page.data]
+    await exchange.json(describe_page(shown, page.has_more), size=BATCH_BYTES * len(shown))
 
 
 async def cancel(host: Host, exchange: Exchange) -> None:
@@ -74,8 +74,8 @@ async def create_messages(host: Host, exchange: Exchange) -> None:
     lines, _ = await exchange.read(partial(message_bodies.read_batch, limits=host.limits))
     kind, endpoint = message_bodies.KIND, message_bodies.ENDPOINT
     put = partial(_put_lines, lines)
-    made = await host.batches.create(kind, exchange.owner, endpoint, put, total=len(lines))
-    await exchange.json(describe_message_batch(made))
+    batch = await host.batches.create(kind, exchange.owner, endpoint, put, total=len(lines))
+    await exchange.json(describe_message_batch(batch))
 
 
 def _put_lines(lines: list[bytes], place: Path) -> None:
@@ -108,21 +108,21 @@ async def list_messages(host: Host, exchange: Exchange) -> None:
 
 
 async def cancel_messages(host: Host, exchange: Exchange) -> None:
-    made = await host.batches.cancel(message_bodies.KIND, exchange.owner, exchange.path_id)
-    await exchange.json(describe_message_batch(made))
+    batch = await host.batches.cancel(message_bodies.KIND, exchange.owner, exchange.path_id)
+    await exchange.json(describe_message_batch(batch))
 
 
 async def delete_messages(host: Host, exchange: Exchange) -> None:
-    found = await host.batches.delete(message_bodies.KIND, exchange.owner, exchange.path_id)
-    if found.status not in OVER:
-        raise message_bodies.not_ended(found.id)
-    await exchange.json(message_bodies.describe_deleted_batch(found.id))
+    batch = await host.batches.delete(message_bodies.KIND, exchange.owner, exchange.path_id)
+    if batch.status not in OVER:
+        raise message_bodies.not_ended(batch.id)
+    await exchange.json(message_bodies.describe_deleted_batch(batch.id))
 
 
 async def results(host: Host, exchange: Exchange) -> None:
-    found = await _find_messages(host, exchange)
-    opened = await host.batches.results(exchange.owner, found.id) if found.status in OVER else None
+    batch = await _find_messages(host, exchange)
+    opened = await host.batches.results(exchange.owner, batch.id) if batch.status in OVER else None
     if opened is None:
-        raise message_bodies.not_ended(found.id)
+        raise message_bodies.not_ended(batch.id)
     size, file = opened
     await exchange.reply_in_pieces(size, host.files.pieces(file), b"application/x-jsonl", {})

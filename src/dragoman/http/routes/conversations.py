@@ -17,11 +17,11 @@ from dragoman.store import StoredConversation, StoredItem
 async def create(host: Host, exchange: Exchange) -> None:
     store = host.desk.required()
     request, size = await exchange.read(conversations.read)
-    made = StoredConversation(
+    conversation = StoredConversation(
         id=new_id("conv_"), owner=exchange.owner, created_at=time.time(), metadata=request.metadata or {}
     )
-    await store.create_conversation(made, await _items(host, exchange, request.items or [], size))
-    await exchange.json(describe_conversation(made))
+    await store.create_conversation(conversation, await _items(host, exchange, request.items or [], size))
+    await exchange.json(describe_conversation(conversation))
 
 
 async def retrieve(host: Host, exchange: Exchange) -> None:
@@ -63,10 +63,10 @@ async def list_items(host: Host, exchange: Exchange) -> None:
     _check_include(exchange)
     cut = QueryString(exchange).cut("desc")
     items = host.desk.required().conversation_items
-    found = await exchange.loaded(items, exchange.owner, exchange.path_id, **cut)
-    if found is None:
+    page = await exchange.loaded(items, exchange.owner, exchange.path_id, **cut)
+    if page is None:
         raise unknown_conversation(exchange.path_id)
-    await exchange.page(found.data, found.has_more)
+    await exchange.page(page.data, page.has_more)
 
 
 async def retrieve_item(host: Host, exchange: Exchange) -> None:
@@ -74,10 +74,10 @@ async def retrieve_item(host: Host, exchange: Exchange) -> None:
     await _find(host, exchange)
     item_id = exchange.path_params["item_id"]
     item = host.desk.required().conversation_item
-    found = await exchange.loaded(item, exchange.owner, exchange.path_id, item_id)
-    if found is None:
+    stored_item = await exchange.loaded(item, exchange.owner, exchange.path_id, item_id)
+    if stored_item is None:
         raise unknown_item(item_id)
-    await exchange.reply(found.body, b"application/json")
+    await exchange.reply(stored_item.body, b"application/json")
 
 
 async def delete_item(host: Host, exchange: Exchange) -> None:
@@ -90,10 +90,10 @@ async def delete_item(host: Host, exchange: Exchange) -> None:
 
 
 async def _find(host: Host, exchange: Exchange) -> StoredConversation:
-    found = await host.desk.required().conversation(exchange.owner, exchange.path_id)
-    if found is None:
+    conversation = await host.desk.required().conversation(exchange.owner, exchange.path_id)
+    if conversation is None:
         raise unknown_conversation(exchange.path_id)
-    return found
+    return conversation
 
 
 async def _items(

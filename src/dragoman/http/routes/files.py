@@ -22,8 +22,8 @@ async def create(host: Host, exchange: Exchange) -> None:
         form = await _received(host, exchange, "file", incoming)
         asked = bodies.read_form(form.values)
         bodies.check_beginning(asked.purpose, form.beginning, incoming.size)
-        made = await incoming.keep(form.filename, asked.purpose, asked.keep_s)
-    await exchange.json(describe_file(made))
+        file = await incoming.keep(form.filename, asked.purpose, asked.keep_s)
+    await exchange.json(describe_file(file))
 
 
 class _Form(NamedTuple):
@@ -87,9 +87,9 @@ def _text(name: str, value: bytearray) -> str:
 async def list_all(host: Host, exchange: Exchange) -> None:
     query = QueryString(exchange)
     cut = query.cut("desc", usual=LONGEST_LIST, longest=LONGEST_LIST)
-    found = await exchange.loaded(host.files.page, exchange.owner, **cut, purpose=query.text("purpose"))
-    shown = [describe_file(file) for file in found.data]
-    await exchange.json(describe_page(shown, found.has_more), size=256 * len(shown))
+    page = await exchange.loaded(host.files.page, exchange.owner, **cut, purpose=query.text("purpose"))
+    shown = [describe_file(file) for file in page.data]
+    await exchange.json(describe_page(shown, page.has_more), size=256 * len(shown))
 
 
 async def retrieve(host: Host, exchange: Exchange) -> None:
@@ -114,14 +114,14 @@ async def delete(host: Host, exchange: Exchange) -> None:
 
 async def begin(host: Host, exchange: Exchange) -> None:
     asked, _ = await exchange.read(bodies.read_upload)
-    made = await host.files.begin_upload(
+    upload = await host.files.begin_upload(
         exchange.owner,
         filename=asked.filename,
         purpose=asked.purpose,
         size=asked.bytes,
         keep_s=bodies.keep_seconds(asked.purpose, asked.expires_after),
     )
-    await exchange.json(describe_upload(made))
+    await exchange.json(describe_upload(upload))
 
 
 async def add_part(host: Host, exchange: Exchange) -> None:
@@ -137,8 +137,8 @@ async def add_part(host: Host, exchange: Exchange) -> None:
 
 async def complete(host: Host, exchange: Exchange) -> None:
     asked, _ = await exchange.read(bodies.read_completion)
-    made = await host.files.complete_upload(exchange.owner, exchange.path_id, asked.part_ids, asked.md5)
-    await exchange.json(describe_upload(made))
+    upload = await host.files.complete_upload(exchange.owner, exchange.path_id, asked.part_ids, asked.md5)
+    await exchange.json(describe_upload(upload))
 
 
 async def cancel(host: Host, exchange: Exchange) -> None:

@@ -62,8 +62,8 @@ async def chat(shared: Host, exchange: Exchange) -> None:
 async def _answer_chat(
     host: ModelHost, exchange: Exchange, request: ChatRequest, turn: AnyTurn, head: Head
 ) -> None:
-    made = _ChatAnswer(host, exchange, request, turn, head, cache(partial(_spell_chat, host, request)))
-    await (made.stream() if request.stream else made.whole())
+    answer = _ChatAnswer(host, exchange, request, turn, head, cache(partial(_spell_chat, host, request)))
+    await (answer.stream() if request.stream else answer.whole())
 
 
 def _spell_chat(host: ModelHost, request: ChatRequest) -> ChatSpelling:
@@ -119,9 +119,9 @@ async def completions(shared: Host, exchange: Exchange) -> None:
     head = _head(host, exchange, "cmpl-", request)
     wants_logprobs = request.logprobs is not None
     spelling = CompletionSpelling(_speller(host, request), turn.choices, logprobs=wants_logprobs)
-    made = _CompletionAnswer(host, exchange, request, turn, head, lambda: spelling)
-    made.check_told()
-    await (made.stream() if request.stream else made.whole())
+    answer = _CompletionAnswer(host, exchange, request, turn, head, lambda: spelling)
+    answer.check_told()
+    await (answer.stream() if request.stream else answer.whole())
 
 
 async def generate(shared: Host, exchange: Exchange) -> None:

@@ -77,8 +77,8 @@ async def check_schema(host: Host, exchange: Exchange) -> None:
 
 async def list_mcp_servers(host: Host, exchange: Exchange) -> None:
     """List the operator's MCP servers by the labels that requests use."""
-    found = [{"id": label, "object": "mcp_server"} for label in host.mcp.configured()]
-    await exchange.json({"object": "list", "data": found})
+    servers = [{"id": label, "object": "mcp_server"} for label in host.mcp.configured()]
+    await exchange.json({"object": "list", "data": servers})
 
 
 async def tokenizer_info(shared: Host, exchange: Exchange) -> None:
@@ -180,7 +180,7 @@ async def parse_answer(shared: Host, exchange: Exchange) -> None:
         lambda body: inspection.read_answer(body, shared.limits, exchange.ignored)
     )
     if request.template is not None:
-        made = await _look_with_template(shared, exchange, inspection.looked_at(request))
+        reply = await _look_with_template(shared, exchange, inspection.looked_at(request))
     else:
         # A dialect given by name needs no model, which might have to be loaded.
         host = None if request.dialect is not None else await shared.serving(request.model, exchange)
@@ -188,8 +188,8 @@ async def parse_answer(shared: Host, exchange: Exchange) -> None:
             host.model.planner.adapter(request.model)
         look_at = _look_at_text if host is None or request.token_ids is None else _look_at_ids
         # Always in a thread: even a short text takes time in chunks of one character.
-        made = await exchange.aside(MUCH + 1, lambda: encode_json(look_at(host, request)))
-    await exchange.reply(made, b"application/json")
+        reply = await exchange.aside(MUCH + 1, lambda: encode_json(look_at(host, request)))
+    await exchange.reply(reply, b"application/json")
 
 
 async def _look_with_template(host: Host, exchange: Exchange, looked: Looked) -> bytes:

@@ -243,13 +243,13 @@ async def cancel(host: Host, exchange: Exchange) -> None:
 async def input_items(host: Host, exchange: Exchange) -> None:
     id_, query = exchange.path_id, QueryString(exchange)
     check_include(query.texts("include"))
-    found = await exchange.loaded(
+    page = await exchange.loaded(
         host.desk.store.inputs,
         "response",
         exchange.owner,
         id_,
         **query.cut("desc"),
     )
-    if found is None:
+    if page is None:
         raise unknown_response(id_)
-    await exchange.page(found.data, found.has_more)
+    await exchange.page(page.data, page.has_more)

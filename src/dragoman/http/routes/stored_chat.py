@@ -29,8 +29,8 @@ async def save(
     """Store the answer; returns when it would survive a crash of the server."""
     if request.store:
         work = partial(record, reply, request, exchange.request_id, exchange.owner)
-        made = await host.workers.run(exchange.owner, exchange.body_bytes + reply_bytes, work)
-        await host.desk.required("store").save(made)
+        stored = await host.workers.run(exchange.owner, exchange.body_bytes + reply_bytes, work)
+        await host.desk.required("store").save(stored)
     await host.desk.keep_ids(
         exchange.owner,
         reply["id"],
@@ -51,22 +51,22 @@ async def recall(host: ModelHost, exchange: Exchange, spec: TurnSpec) -> None:
     asked = replace(planner.defaults(spec.model).settle(spec), owner=exchange.owner)
     if asked.cache_salt or not planner.thoughts.lacks(asked):
         return
-    found = await exchange.loaded(
+    page = await exchange.loaded(
         host.desk.required().records, "chat", exchange.owner, limit=LATEST, descending=True
     )
 
     def read() -> None:
-        for one in found.data:
+        for one in page.data:
             for message in read_calls(one.body):
                 tokens = count_text(planner.tokenizer, message.reasoning or "")
                 planner.thoughts.recall(asked, one.id, message, tokens)
 
-    await host.workers.run(exchange.owner, sum(len(one.body) for one in found.data), read)
+    await host.workers.run(exchange.owner, sum(len(one.body) for one in page.data), read)
 
 
 async def list_all(host: Host, exchange: Exchange) -> None:
     query = QueryString(exchange)
-    found = await exchange.loaded(
+    page = await exchange.loaded(
         host.desk.required().records,
         "chat",
         exchange.owner,
@@ -74,7 +74,7 @@ async def list_all(host: Host, exchange: Exchange) -> None:
         model=query.text("model"),
         metadata=query.pairs("metadata"),
     )
-    await exchange.page(found.data, found.has_more)
+    await exchange.page(page.data, page.has_more)
 
 
 async def retrieve(host: Host, exchange: Exchange) -> None:
@@ -83,10 +83,10 @@ async def retrieve(host: Host, exchange: Exchange) -> None:
 
 async def update(host: Host, exchange: Exchange) -> None:
     new, _ = await exchange.read(conversations.read_metadata)
-    found = await _find(host, exchange)
-    body = await exchange.aside(len(found.body), partial(relabel, found.body, new))
-    if not await host.desk.required().set_metadata("chat", exchange.owner, found.id, new, body):
-        raise unknown_completion(found.id)
+    completion = await _find(host, exchange)
+    body = await exchange.aside(len(completion.body), partial(relabel, completion.body, new))
+    if not await host.desk.required().set_metadata("chat", exchange.owner, completion.id, new, body):
+        raise unknown_completion(completion.id)
     await exchange.reply(body, b"application/json")
 
 
@@ -100,16 +100,14 @@ async def delete(host: Host, exchange: Exchange) -> None:
 async def messages(host: Host, exchange: Exchange) -> None:
     """List the messages of the request; the answer is in the choices of the object."""
     cut = QueryString(exchange).cut("asc")
-    found = await exchange.loaded(
-        host.desk.required().inputs, "chat", exchange.owner, exchange.path_id, **cut
-    )
-    if found is None:
+    page = await exchange.loaded(host.desk.required().inputs, "chat", exchange.owner, exchange.path_id, **cut)
+    if page is None:
         raise unknown_completion(exchange.path_id)
-    await exchange.page(found.data, found.has_more)
+    await exchange.page(page.data, page.has_more)
 
 
 async def _find(host: Host, exchange: Exchange) -> Record:
-    found = await exchange.loaded(host.desk.required().get, "chat", exchange.owner, exchange.path_id)
-    if found is None:
+    completion = await exchange.loaded(host.desk.required().get, "chat", exchange.owner, exchange.path_id)
+    if completion is None:
         raise unknown_completion(exchange.path_id)
-    return found
+    return completion

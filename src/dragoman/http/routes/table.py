@@ -299,8 +299,8 @@ def errors_at(path: str, headers: Container[bytes] = ()) -> ErrorSpelling:
 
     On paths without an own API, Anthropic's clients get the format that they know.
     """
-    found = api_at(path)
-    return MESSAGES.errors if not found.path and message_reply.HEADER in headers else found.errors
+    api = api_at(path)
+    return MESSAGES.errors if not api.path and message_reply.HEADER in headers else api.errors
 
 
 # Variants of a path: clients may have a base URL with /v1 twice or not at all, or an extra slash.

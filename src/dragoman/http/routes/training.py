@@ -97,29 +97,29 @@ MOST_BYTES = 32 * 1024 * 1024
 
 async def retrieve(host: Host, exchange: Exchange) -> None:
     id_ = exchange.path_id
-    made = await exchange.loaded(_describe, exchange, host.desk.required(), id_)
-    await exchange.reply(made, b"application/json")
+    reply = await exchange.loaded(_describe, exchange, host.desk.required(), id_)
+    await exchange.reply(reply, b"application/json")
 
 
 async def reward(host: Host, exchange: Exchange) -> None:
     """Add rewards to an answer; those with an existing name are replaced."""
     rewards, _ = await exchange.read(read_rewards)
     id_, store = exchange.path_id, host.desk.required()
-    found = await _records(store, exchange.owner, id_)
-    if not found:
+    records = await _records(store, exchange.owner, id_)
+    if not records:
         raise unknown_trajectory(id_)
-    last = found[-1]
+    last = records[-1]
     body = await exchange.aside(len(last.body), partial(add_rewards, last, rewards))
     await store.set_metadata("trajectory", exchange.owner, last.id, last.metadata, body)
     await exchange.reply(await _describe(exchange, store, id_), b"application/json")
 
 
 async def _describe(exchange: Exchange, store: Store, id_: str) -> bytes:
-    found = await _records(store, exchange.owner, id_)
-    if not found:
+    records = await _records(store, exchange.owner, id_)
+    if not records:
         raise unknown_trajectory(id_)
-    size = sum(len(one.body) for one in found)
-    return await exchange.aside(size, lambda: exchange.encoder(size)(describe_trajectory(id_, found)))
+    size = sum(len(one.body) for one in records)
+    return await exchange.aside(size, lambda: exchange.encoder(size)(describe_trajectory(id_, records)))
 
 
 async def _records(store: Store, owner: str, id_: str) -> list[Record]:

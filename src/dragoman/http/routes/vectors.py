@@ -146,9 +146,9 @@ async def _compare(
 ) -> tuple[list[float], int]:
     """Score by the cosine similarity of embeddings."""
     ids = await _ids(host, exchange, pairs, body_bytes, add_special_tokens=True)
-    found = await _vectors(host, exchange, list(ids.values()))
-    vectors = dict(zip(ids, found, strict=True))
-    size = FLOAT_BYTES * len(pairs) * len(found[0])
+    embeddings = await _vectors(host, exchange, list(ids.values()))
+    vectors = dict(zip(ids, embeddings, strict=True))
+    size = FLOAT_BYTES * len(pairs) * len(embeddings[0])
     scores = await exchange.aside(size, partial(_cosines, vectors, pairs))
     return scores, sum(map(len, ids.values()))
 
@@ -176,9 +176,9 @@ async def _compute(
     async def computed() -> list[Any]:
         found: list[Any] = []
         for piece in _pieces(given, size):
-            made = await host.computed(exchange.owner, partial(ask_engine, host.engine, *call, piece))
-            check_sound(host.engine, wrong(made, len(piece)))
-            found += made
+            batch = await host.computed(exchange.owner, partial(ask_engine, host.engine, *call, piece))
+            check_sound(host.engine, wrong(batch, len(piece)))
+            found += batch
         return found
 
     computing = computed()
