@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from dragoman.errors import BadRequest
+from dragoman.errors import BadRequest, EngineFailed
 from dragoman.media import Media, MediaKind
 from dragoman.types import UNBOUNDED, Job, Sampling, Sink, SourceForm, Step
 
@@ -385,6 +385,10 @@ def weights_of(engine: Engine) -> str | None:
     """Return the version of the engine's weights as text, if it has one. A number is accepted."""
     version = getattr(engine, "weight_version", None)
     return None if version is None else str(version)
+
+
+class RunnerFailed(EngineFailed):
+    """The runner failed again after several rebuilds; liveness fails too, for a new process may help."""
 
 
 class EngineFaults(Struct):

@@ -19,6 +19,7 @@ from dragoman.engines.protocol import (
     LivingEngine,
     MediaEngine,
     PulsingEngine,
+    RunnerFailed,
     Tokenizer,
     faults_of,
     kv_usage_of,
@@ -310,6 +311,7 @@ class Supervised:
         self._backoff = Backoff()
         self._failed_openings = 0
         self._faults = EngineFaults()
+        self._runner_failed = False
         self._reason = ""
         """Why the last engine failed."""
         self._paused = False
@@ -387,15 +389,20 @@ class Supervised:
             raise EngineFailed("The engine cannot be reopened; see the server log.")
         if self._engine is None and not self._stopped:
             # Health probes see a failure until the next engine is open.
-            raise Unavailable(f"{self._reason} {_RESTARTING}", code=EngineFailed.code)
+            raise self._restarting()
         watch = self._present()
         await watch.answered.wait()
         if watch.over.done():
-            raise Unavailable(f"{self._reason} {_RESTARTING}", code=EngineFailed.code)
+            raise self._restarting()
         if watch.silence >= watch.quiet_s:
             raise Unavailable(f"The engine has made no progress for {watch.silence:.0f} seconds.")
         if watch.trouble is not None:
             raise watch.trouble.with_traceback(None)
+
+    def _restarting(self) -> Unavailable:
+        """Readiness is lost until the next engine is open; liveness only if the runner kept failing."""
+        message = f"{self._reason} {_RESTARTING}".strip()
+        return Unavailable(message, code=EngineFailed.code if self._runner_failed else Unavailable.code)
 
     def _present(self) -> Watch:
         """Return the watchdog of the current engine; the first call starts it."""
@@ -421,9 +428,11 @@ class Supervised:
                 await self._watch_over(watch)
             except _Stuck:
                 stuck = True
+                self._runner_failed = False
                 self._reason = f"The engine gave no sign of life for {watch.silence:.0f} seconds."
                 _log.error("Engine stuck: no sign of life for %.0f seconds", watch.silence)
             except Exception as error:
+                self._runner_failed = isinstance(error, RunnerFailed)
                 self._reason = error.message if isinstance(error, DragomanError) else "The engine failed."
                 _log.error("Engine failed: %s", describe(error))
             self._faults = self.faults

@@ -7,7 +7,7 @@ runner:
 
     first failure           `reset`: fresh requests, in milliseconds
     failure of the retry    `rebuild`: everything but the weights is recreated, which takes seconds
-    more than three         EngineFailed: the engine takes no more requests, readiness reports it, and a
+    more than three         RunnerFailed: the engine takes no more requests, readiness reports it, and a
     rebuilds in a minute    supervisor opens a new one
 """
 
@@ -19,8 +19,7 @@ import numpy as np
 
 from dragoman.engines.choosing import Logits
 from dragoman.engines.local.runner import AnyRunner, Rows, StepFailed, StepInterrupted
-from dragoman.engines.protocol import EngineFaults
-from dragoman.errors import EngineFailed
+from dragoman.engines.protocol import EngineFaults, RunnerFailed
 
 _log = logging.getLogger("dragoman.engine")
 MOST_REBUILDS, WITHIN_S = 3, 60.0
@@ -79,14 +78,14 @@ class StepGuard:
         return True
 
     def rebuild(self) -> None:
-        """Rebuild the runner. Raises EngineFailed after too many rebuilds, or if it fails."""
+        """Rebuild the runner. Raises RunnerFailed after too many rebuilds, or if it fails."""
         now = time.monotonic()
         if len(self._rebuilt_at) == MOST_REBUILDS and now - self._rebuilt_at[0] < WITHIN_S:
             _log.error("Runner failed again after %d rebuilds: %s", MOST_REBUILDS, self._reason)
             message = (
                 f"The model failed again after {MOST_REBUILDS} rebuilds within a minute; see the server log."
             )
-            raise EngineFailed(message)
+            raise RunnerFailed(message)
         self._rebuilt_at.append(now)
         self.faults.rebuilds += 1
         _log.warning("Rebuilding the runner after repeated failures: %s", self._reason)
@@ -94,7 +93,7 @@ class StepGuard:
             self._runner.rebuild()
         except Exception as error:
             _log.error("Cannot rebuild the runner: %s", _text_of(error))
-            raise EngineFailed(
+            raise RunnerFailed(
                 "The model could not be reloaded after a failure; see the server log."
             ) from error
         _log.warning("Runner rebuilt in %.1f seconds", time.monotonic() - now)

@@ -264,7 +264,11 @@ class Worker:
         except Exception as error:
             _log.exception("The engine thread ended by an error")
             message = "The engine failed and takes no more requests."
-            self._close(EngineFailed(error.message if isinstance(error, EngineFailed) else message))
+            if isinstance(error, EngineFailed):
+                # A new one: an error that was raised holds its frames, and with them the weights.
+                self._close(type(error)(error.message))
+            else:
+                self._close(EngineFailed(message))
             self._end_all("The engine failed.", failed=True)
         finally:
             self._close_all()
