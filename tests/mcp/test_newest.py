@@ -44,7 +44,7 @@ def test_a_server_that_wants_to_be_asked_again(raw: RawServer, spec: ServerSpec)
 def test_a_server_that_wants_to_be_asked_again_and_again(raw: RawServer, spec: ServerSpec) -> None:
     put_off(1000, raw)
     failure = with_session(spec, lambda session: failure_of(session.call("later", {})))
-    assert failure.message == "The MCP server raw puts off its answer again and again."
+    assert failure.message == "The MCP server raw postpones its answer again and again."
 
 
 def test_a_server_that_asks_a_person(raw: RawServer, spec: ServerSpec) -> None:

@@ -51,7 +51,7 @@ def test_a_body_that_does_not_come_is_not_waited_for() -> None:
     with fleet_of(engine()) as fleet, opened(fleet, settings) as client:
         with half_sent(client, 100, b"{") as connection:
             said = b"".join(iter(lambda: connection.recv(4096), b""))
-        assert said.startswith(b"HTTP/1.1 408") and b"not there in time" in said
+        assert said.startswith(b"HTTP/1.1 408") and b"not arrive in time" in said
 
 
 def test_all_bodies_together_have_a_limit() -> None:
@@ -85,7 +85,7 @@ def test_a_key_has_so_many_inside_at_all_replicas() -> None:
         ):
             assert (one.status_code, two.status_code) == (200, 200)
             refused = client.post("/v1/chat/completions", json=BODY, headers=first)
-            assert refused.status_code == 429 and "2 requests of this key" in refused.text
+            assert refused.status_code == 429 and "already has 2 requests" in refused.text
             with client.stream("POST", "/v1/chat/completions", json=asked, headers=second) as other:
                 assert other.status_code == 200
         assert becomes(lambda: not sum(each.live for each in slow))

@@ -59,8 +59,7 @@ class Turn:
     ) -> None:
         """`remember` is called with each finished answer and the number of its job.
 
-        `source` is the id of the answer that the turn belongs to, `owner` the hashed API key, for the fair
-        queue.
+        `source` is the id of the answer that the turn belongs to, `owner` the hashed API key.
         """
         self.jobs = plan.jobs
         self.started_at = 0.0
