@@ -206,7 +206,7 @@ def test_a_thread_that_is_stuck_is_left_behind(
         assert becomes(lambda: runner.closed)
 
     asyncio.run(main())
-    assert "left behind" in caplog.text
+    assert "abandoned" in caplog.text
 
 
 def test_an_interruption_that_hits_an_embedding_is_not_the_engines_end() -> None:
