@@ -12,12 +12,12 @@ from typing import Any, get_args, get_type_hints
 from msgspec import Struct
 
 from dragoman.engines.hf_tokenizer import HfTokenizer
-from dragoman.engines.protocol import UNSUPPORTABLE, ModelCard, TextTokenizer, Tokenizer, placeholder_id
-from dragoman.engines.steps import Growth, OutputReader, error_of, is_refused
+from dragoman.engines.protocol import OPTIONAL_FIELDS, FallbackTokenizer, ModelCard, Tokenizer, placeholder_id
+from dragoman.engines.steps import OutputMode, OutputReader, client_error, is_refused
 from dragoman.errors import EngineFailed, ModelFileError, SettingsError
 from dragoman.media import Media, MediaKind
-from dragoman.media.read import data_url
-from dragoman.types import LARK_LINE, UNBOUNDED, ConstraintSource, Job, SourceForm, Step
+from dragoman.media.headers import data_url
+from dragoman.types import LARK_LINE, UNBOUNDED, ConstraintFormat, ConstraintSource, Job, Step
 
 __all__ = ["AsyncLLMEngine"]
 
@@ -76,7 +76,7 @@ _REQUEST = {
     "reuse_prefix": ("cache_salt", "extra_key"),
 }
 """The engines' names for fields that are attributes of the request itself."""
-CONSTRAINTS: dict[SourceForm, str] = {
+CONSTRAINTS: dict[ConstraintFormat, str] = {
     "json_schema": "json_schema",
     "regex": "regex",
     "gbnf": "ebnf",
@@ -89,7 +89,7 @@ _USUAL = frozenset(name for names in _SAMPLING.values() for name in names[:1]) |
 _MEDIA: Mapping[MediaKind, str] = {"image": "image_data", "audio": "audio_data"}
 
 
-class Form(Struct, frozen=True):
+class RequestFormat(Struct, frozen=True):
     """How requests to one engine are built."""
 
     make: Callable[..., Any]
@@ -125,14 +125,14 @@ class Form(Struct, frozen=True):
         """Job fields that the engine has no name for."""
         missing = {name for name, theirs in _SAMPLING.items() if self.sampling.isdisjoint(theirs)}
         missing |= {name for name, theirs in _REQUEST.items() if self.has.isdisjoint(theirs)}
-        return UNSUPPORTABLE & (missing if self.ranks else missing | {"priority"})
+        return OPTIONAL_FIELDS & (missing if self.ranks else missing | {"priority"})
 
     def request(self, job: Job) -> Any:
         values = {name: value for name, value in self._values(job).items() if name in self.has}
-        made = self.make(**{name: value for name, value in values.items() if name in self.takes})
+        result = self.make(**{name: value for name, value in values.items() if name in self.takes})
         for name in values.keys() - self.takes:
-            setattr(made, name, values[name])
-        return made
+            setattr(result, name, values[name])
+        return result
 
     def _values(self, job: Job) -> dict[str, Any]:
         sampling, source = job.sampling, _source(job)
@@ -176,8 +176,8 @@ class Form(Struct, frozen=True):
         source = _source(job)
         if source is not None:
             # A first line that names the notation, so that the engine does not have to guess it.
-            head = LARK_LINE if source.form == "lark" else ""
-            params[CONSTRAINTS[source.form]] = head + source.text
+            head = LARK_LINE if source.format == "lark" else ""
+            params[CONSTRAINTS[source.format]] = head + source.text
         return params
 
 
@@ -198,12 +198,12 @@ def _spell_params(name: str, value: Any) -> Any:
     return value
 
 
-def form_of(manager: Any, *, has_ids: bool = True) -> Form:
+def form_of(manager: Any, *, has_ids: bool = True) -> RequestFormat:
     own = _request_class(manager) or GenerateRequest
     takes = frozenset(inspect.signature(own).parameters)
     sampling = getattr(sys.modules.get(own.__module__), "SamplingParams", None)
     args = getattr(manager, "server_args", None)
-    return Form(
+    return RequestFormat(
         own,
         takes,
         takes | _read_annotations(own),
@@ -253,7 +253,7 @@ def _read_annotations(cls: type) -> frozenset[str]:
 # Properties of the engine and its model.
 
 
-_UNREAD: dict[str, set[SourceForm]] = {
+_UNREAD: dict[str, set[ConstraintFormat]] = {
     "none": set(CONSTRAINTS),
     "outlines": {"gbnf", "lark", "structural_tag"},
     # Our llguidance, as for the embedded engine, reads all of them; the engine's does not read Lark.
@@ -276,33 +276,33 @@ def name_of(engine: Any) -> str:
 
 def length_of(engine: Any, tokenizer: Tokenizer | None) -> int | None:
     """Return the engine's context length; None if only the engine knows it."""
-    told = _first(engine, "context_len", "model_config.context_len", "max_model_len")
-    found = told or getattr(tokenizer, "longest", None)
-    return None if found is None else int(found)
+    outcome = _first(engine, "context_len", "model_config.context_len", "max_model_len")
+    result = outcome or getattr(tokenizer, "longest", None)
+    return None if result is None else int(result)
 
 
-def tokenizer_of(engine: Any, given: Any) -> Tokenizer | None:
+def tokenizer_of(engine: Any, result: Any) -> Tokenizer | None:
     """Return the given tokenizer, else the engine's own, if any; one of Hugging Face is wrapped."""
-    found = given if given is not None else _first(engine, "tokenizer")
-    if found is None and hasattr(engine, "get_tokenizer"):
-        found = engine.get_tokenizer()
-    if found is None or isinstance(found, Tokenizer):
-        return found
-    if isinstance(found, str):
+    tokenizer = result if result is not None else _first(engine, "tokenizer")
+    if tokenizer is None and hasattr(engine, "get_tokenizer"):
+        tokenizer = engine.get_tokenizer()
+    if tokenizer is None or isinstance(tokenizer, Tokenizer):
+        return tokenizer
+    if isinstance(tokenizer, str):
         from dragoman.engines.remote.engine import tokenizer_of as tokenizer_named
 
-        return tokenizer_named(found)
+        return tokenizer_named(tokenizer)
     ends, size = _first(engine, "model_config.hf_eos_token_id"), _first(engine, "model_config.vocab_size")
-    return HfTokenizer(found, size=size, end_ids=ends or ())
+    return HfTokenizer(tokenizer, size=size, end_ids=ends or ())
 
 
-def growth_of(engine: Any) -> Growth:
+def growth_of(engine: Any) -> OutputMode:
     """Return how the engine streams texts: SGLang has a setting for it, others are observed."""
     names = ("incremental_streaming_output", "stream_output")
-    return Growth(pieces=True if any(_first(engine, f"server_args.{name}") for name in names) else None)
+    return OutputMode(pieces=True if any(_first(engine, f"server_args.{name}") for name in names) else None)
 
 
-def sources_of(engine: Any, form: Form) -> tuple[SourceForm, ...]:
+def sources_of(engine: Any, form: RequestFormat) -> tuple[ConstraintFormat, ...]:
     """Return the constraint formats that have a request field and that the engine's grammar backend reads."""
     unread = _UNREAD.get(_first(engine, "server_args.grammar_backend"), {"lark"})
     return tuple(
@@ -318,11 +318,11 @@ def _parts(engine: Any) -> list[Any]:
 def _first(engine: Any, *paths: str) -> Any:
     """Return the first of these attributes that exists and is not None."""
     for path in paths:
-        for found in _parts(engine):
+        for result in _parts(engine):
             for name in path.split("."):
-                found = getattr(found, name, None)
-            if found is not None:
-                return found
+                result = getattr(result, name, None)
+            if result is not None:
+                return result
     return None
 
 
@@ -335,17 +335,17 @@ LOAD, UNLOAD = "load_lora_adapter", "unload_lora_adapter"
 
 def _find_methods(manager: Any, *names: str) -> list[Callable[..., Any]]:
     """Return all of these methods, or none if one is missing."""
-    found = [getattr(manager, name, None) for name in names]
-    return [method for method in found if method is not None] if all(found) else []
+    items = [getattr(manager, name, None) for name in names]
+    return [method for method in items if method is not None] if all(items) else []
 
 
 async def _order(method: Callable[..., Any], **fields: Any) -> Any:
     """Call a method with a request object made from those `fields` that its class takes."""
-    given = []
+    items = []
     if inspect.signature(method).parameters and (types := _argument_types(method)):
         takes = inspect.signature(types[0]).parameters
-        given = [types[0](**{name: value for name, value in fields.items() if name in takes})]
-    done = method(*given)
+        items = [types[0](**{name: value for name, value in fields.items() if name in takes})]
+    done = method(*items)
     return await done if inspect.isawaitable(done) else done
 
 
@@ -377,40 +377,40 @@ class AsyncLLMEngine:
         *,
         special_tokens: Mapping[str, str] | None = None,
         adapters: Collection[str] = (),
-        sources: Collection[SourceForm] | None = None,
+        sources: Collection[ConstraintFormat] | None = None,
     ) -> None:
         self._manager = manager_of(engine)
-        found = tokenizer_of(engine, tokenizer)
-        self._form = form_of(self._manager, has_ids=found is not None)
+        result = tokenizer_of(engine, tokenizer)
+        self._form = form_of(self._manager, has_ids=result is not None)
         self._growth = growth_of(engine)
         if adapters and "lora_path" not in self._form.has:
             raise SettingsError(
                 "The requests of this engine have no lora_path; remove the argument `adapters`."
             )
-        own = getattr(found, "templates", {})
+        own = getattr(result, "templates", {})
         templates = own if chat_template is None else {"default": chat_template}
-        self.tokenizer = found or TextTokenizer(special_tokens)
+        self.tokenizer = result or FallbackTokenizer(special_tokens)
         forms = sources_of(engine, self._form) if sources is None else sources
         kinds = [kind for kind, name in _MEDIA.items() if name in self._form.has]
         self.card = ModelCard(
             name=model_name or name_of(engine),
-            max_model_len=max_model_len or length_of(engine, found),
+            max_model_len=max_model_len or length_of(engine, result),
             templates=templates,
             special_tokens={**getattr(self.tokenizer, "special_tokens", {}), **(special_tokens or {})},
             adapters=tuple(adapters),
             # Our Lark grammars refer to special tokens by id, so they need a tokenizer.
-            sources=forms if found else tuple(form for form in forms if form != "lark"),
-            samples_ids=found is not None,
-            has_ids=found is not None,
-            takes_text=self._form.takes_text,
-            skips_reasoning=self._form.skips_reasoning,
+            constraint_formats=forms if result else tuple(form for form in forms if form != "lark"),
+            returns_ids=result is not None,
+            has_tokenizer=result is not None,
+            wants_prompt_text=self._form.takes_text,
+            constrains_after_reasoning=self._form.skips_reasoning,
             unsupported=self._form.unsupported,
-            modalities=frozenset(kinds if found and getattr(self._manager, "mm_processor", None) else ()),
+            modalities=frozenset(kinds if result and getattr(self._manager, "mm_processor", None) else ()),
         )
         self.weight_version: str | None = _first(engine, "server_args.weight_version")
         self._offer()
 
-    def place(self, media: Media) -> list[int]:
+    def media_token_ids(self, media: Media) -> list[int]:
         return [placeholder_id(self.tokenizer, media.kind)]
 
     def _offer(self) -> None:
@@ -449,10 +449,10 @@ class AsyncLLMEngine:
         return list(await asyncio.gather(*(self._embed_one(prompt) for prompt in prompts)))
 
     async def _embed_one(self, prompt: Sequence[int]) -> list[float]:
-        made = _embedding_class(self._manager)
-        assert made is not None
+        result = _embedding_class(self._manager)
+        assert result is not None
         try:
-            async with aclosing(self._manager.generate_request(made(input_ids=list(prompt)))) as outputs:
+            async with aclosing(self._manager.generate_request(result(input_ids=list(prompt)))) as outputs:
                 async for output in outputs:
                     vector = [float(number) for number in output["embedding"]]
                     length = hypot(*vector) or 1.0
@@ -460,7 +460,7 @@ class AsyncLLMEngine:
         except Exception as error:
             if is_refused(error, begun=False):
                 logger.warning("The engine refused an embedding request: %s", error)
-                raise error_of(error, _packages(self._manager)) from error
+                raise client_error(error, _packages(self._manager)) from error
             raise
         raise EngineFailed("The engine returned no embedding.")
 
@@ -481,7 +481,7 @@ class AsyncLLMEngine:
         except Exception as error:
             if is_refused(error, begun=reader.begun):
                 logger.warning("The engine refused job %s: %s", job.id, error)
-                raise error_of(error, _packages(self._manager)) from error
+                raise client_error(error, _packages(self._manager)) from error
             raise
         finally:
             if not reader.over:
@@ -491,11 +491,11 @@ class AsyncLLMEngine:
         """Handle an engine that answers in text: from now on requests that need ids of answers are
         refused.
         """
-        if self.card.samples_ids:
+        if self.card.returns_ids:
             logger.warning(
                 "The engine returns text without ids: answers have no ids, and dragoman counts their tokens"
             )
-            self.card.samples_ids = False
+            self.card.returns_ids = False
 
     async def _abort(self, rid: str) -> None:
         """Abort a request after its generator was closed, which alone does not stop all engines."""

@@ -95,13 +95,13 @@ def _byte_level(piece: Piece) -> Piece:
 
 
 def _byte_fallback(piece: Piece) -> Piece:
-    found = _BYTE.fullmatch(piece) if isinstance(piece, str) else None
-    return bytes([int(found[1], 16)]) if found else piece
+    match = _BYTE.fullmatch(piece) if isinstance(piece, str) else None
+    return bytes([int(match[1], 16)]) if match else piece
 
 
 def _replace(pattern: Mapping[str, str], content: str) -> Decode:
-    found = re.compile(pattern["Regex"] if "Regex" in pattern else re.escape(pattern["String"]))
-    return lambda piece: found.sub(lambda _: content, piece) if isinstance(piece, str) else piece
+    result = re.compile(pattern["Regex"] if "Regex" in pattern else re.escape(pattern["String"]))
+    return lambda piece: result.sub(lambda _: content, piece) if isinstance(piece, str) else piece
 
 
 def _word_piece(prefix: str) -> Decode:
@@ -157,8 +157,8 @@ def going_on(definition: dict[str, Any]) -> dict[str, Any] | None:
     """Return the definition for text that does not begin a prompt, if it differs: some add a space only
     before the first word.
     """
-    found = _without_prefix(definition.get("pre_tokenizer"))
-    return None if found == definition.get("pre_tokenizer") else {**definition, "pre_tokenizer": found}
+    result = _without_prefix(definition.get("pre_tokenizer"))
+    return None if result == definition.get("pre_tokenizer") else {**definition, "pre_tokenizer": result}
 
 
 def _without_prefix(part: Any) -> Any:
@@ -229,9 +229,9 @@ class HfTokenizer:
         ids = _all_ids(definition)
         most = 1 + max(ids.values(), default=-1)
         self.templates = source.templates
-        self.special = _control(definition, source, ids)
-        self.pieces = byte_pieces(definition, self.special.values(), max(most, size or 0))
-        self._plain, self._going_on = _plain(definition, self.special)
+        self.special_ids = _control(definition, source, ids)
+        self.pieces = byte_pieces(definition, self.special_ids.values(), max(most, size or 0))
+        self._plain, self._going_on = _plain(definition, self.special_ids)
         self.before, self.after = _frame(self._plain)
         """Ids that the tokenizer itself puts before and after a text, such as BOS, or `[CLS]` and `[SEP]`."""
         self.bos_id: int | None = ids.get(source.named.get("bos_token", ""), next(iter(self.before), None))
@@ -249,16 +249,16 @@ class HfTokenizer:
     def encode(self, text: str) -> list[int]:
         return _encode(self._plain, text)
 
-    def encode_on(self, text: str) -> list[int]:
+    def encode_continuation(self, text: str) -> list[int]:
         """Encode text that does not begin a prompt; some tokenizers then add no space in front."""
         return _encode(self._going_on, text)
 
-    def _ends(self, told: Iterable[int]) -> frozenset[int]:
-        known = {self.special[text] for text in _END_OF_TURN if text in self.special}
-        if {"<|return|>", "<|call|>"} <= self.special.keys():
+    def _ends(self, numbers: Iterable[int]) -> frozenset[int]:
+        known = {self.special_ids[text] for text in _END_OF_TURN if text in self.special_ids}
+        if {"<|return|>", "<|call|>"} <= self.special_ids.keys():
             # Harmony ends a message with `<|end|>`, and may continue with the next one.
-            known.discard(self.special.get("<|end|>", -1))
-        ends = {*known, *told, *([] if self.eos_id is None else [self.eos_id])}
+            known.discard(self.special_ids.get("<|end|>", -1))
+        ends = {*known, *numbers, *([] if self.eos_id is None else [self.eos_id])}
         return frozenset(id_ for id_ in ends if 0 <= id_ < len(self.pieces))
 
 
@@ -294,7 +294,7 @@ def card_of(
         adapters=tuple(adapters),
         constrains=constrains,
         has_samplers=has_samplers,
-        sampling=sampling or {},
+        recommended_sampling=sampling or {},
         unsupported=unsupported,
         created=created,
         details=details or {},

@@ -92,28 +92,28 @@ def _require(file: Path) -> dict[str, Any]:
 def _read(file: Path) -> dict[str, Any]:
     """Return the object in a JSON file; empty if the file does not exist."""
     try:
-        found = msgspec.json.decode(file.read_bytes())
+        result = msgspec.json.decode(file.read_bytes())
     except FileNotFoundError:
         return {}
     except OSError as error:
         raise ModelFileError(f"{file} cannot be read: {error.strerror}.") from error
     except msgspec.DecodeError as error:
         raise ModelFileError(f"{file} is not valid JSON.") from error
-    if not isinstance(found, dict):
+    if not isinstance(result, dict):
         raise ModelFileError(f"{file} does not hold a JSON object.")
-    return found
+    return result
 
 
 def _find_named(config: Mapping[str, Any]) -> dict[str, str]:
     """Return `eos_token` and the like, whose values are texts or objects with a text."""
     extra = config.get("extra_special_tokens")
     entries = {**(extra if isinstance(extra, dict) else {}), **config}
-    found = {}
+    mapping = {}
     for name, value in entries.items():
         text = value.get("content") if isinstance(value, dict) else value
         if name.endswith("_token") and isinstance(text, str):
-            found[name] = text
-    return found
+            mapping[name] = text
+    return mapping
 
 
 def _templates(value: Any) -> dict[str, str]:
@@ -136,11 +136,11 @@ def _template_files(folder: Path) -> dict[str, str]:
 
 
 def _end_ids(folder: Path) -> frozenset[int]:
-    found: set[int] = set()
+    numbers: set[int] = set()
     for name in ("config.json", "generation_config.json"):
         value = _read(folder / name).get("eos_token_id")
-        found.update(value if isinstance(value, list) else [value] if isinstance(value, int) else [])
-    return frozenset(found)
+        numbers.update(value if isinstance(value, list) else [value] if isinstance(value, int) else [])
+    return frozenset(numbers)
 
 
 def vocabulary_in(folder: Path) -> int | None:
@@ -201,12 +201,12 @@ def in_folder(folder: Path) -> dict[str, float]:
 
 def sensible(config: Mapping[str, Any]) -> dict[str, float]:
     """Select the valid sampling defaults from a configuration."""
-    found: dict[str, float] = {}
+    fields: dict[str, float] = {}
     for name, (least, most) in _RANGES.items():
         value = config.get(name)
         if isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most:
-            found[name] = int(value) if name == "top_k" else float(value)
-    return found
+            fields[name] = int(value) if name == "top_k" else float(value)
+    return fields
 
 
 def _number(text: str | None) -> float | None:
@@ -224,15 +224,15 @@ _SAMPLES, _SAMPLE = 64, 1 << 14
 
 def digest_samples(path: Path) -> bytes:
     """Digest a file, or all files of a folder."""
-    found = blake2b(digest_size=16)
+    result = blake2b(digest_size=16)
     if path.is_dir():
         for file in sorted(file for file in path.rglob("*") if file.is_file()):
-            found.update(str(file.relative_to(path)).encode() + digest_samples(file))
-        return found.digest()
+            result.update(str(file.relative_to(path)).encode() + digest_samples(file))
+        return result.digest()
     with path.open("rb") as data:
         size = os.fstat(data.fileno()).st_size
-        found.update(str(size).encode())
+        result.update(str(size).encode())
         for number in range(_SAMPLES):
             data.seek(max(0, size - _SAMPLE) * number // (_SAMPLES - 1))
-            found.update(data.read(_SAMPLE))
-    return found.digest()
+            result.update(data.read(_SAMPLE))
+    return result.digest()

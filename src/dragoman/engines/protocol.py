@@ -9,15 +9,15 @@ from msgspec.structs import replace
 
 from dragoman.errors import BadRequest, EngineFailed
 from dragoman.media import Media, MediaKind
-from dragoman.types import UNBOUNDED, Job, Sampling, Sink, SourceForm, Step
+from dragoman.types import UNBOUNDED, ConstraintFormat, Job, Sampling, Sink, Step
 
-UNSUPPORTABLE = frozenset(Sampling.__struct_fields__) - {"max_tokens", "samplers"} | {
+OPTIONAL_FIELDS = frozenset(Sampling.__struct_fields__) - {"max_tokens", "samplers"} | {
     "priority",
     "cache_salt",
     "reuse_prefix",
 }
 """Fields of Sampling and Job that an engine may declare as unsupported in `ModelCard.unsupported`."""
-BYTES_A_TOKEN = 4
+BYTES_PER_TOKEN = 4
 """Bytes per token: an estimate for texts without a tokenizer."""
 LONG_SUMMARY = 1024
 """Tokens that a summary may always have, however short the summarized text is."""
@@ -35,16 +35,16 @@ the ids of the answer.
 """
 
 
-BEHIND = 2**30
+BACKGROUND_PRIORITY = 2**30
 """Priorities from this value on mark background work: it is computed only when capacity is free."""
 
 
-def behind_owner(owner: str) -> str:
+def background_owner(owner: str) -> str:
     """Return the owner that a key's background work is counted under, apart from its foreground requests."""
     return f"\0{owner}"
 
 
-def is_behind(owner: str) -> bool:
+def is_background(owner: str) -> bool:
     return owner.startswith("\0")
 
 
@@ -58,9 +58,9 @@ class ModelCard(Struct, kw_only=True):
     """Length of an embedding vector. If unset, it is taken from the first vector that the engine returns."""
     slots: int | None = None
     """Sequences that the engine computes at once, if known; further ones wait in the server's queue."""
-    makes_way: bool = False
+    preempts_background: bool = False
     """Whether the engine preempts background answers by itself and resumes them later."""
-    embeds_at_once: int | None = None
+    max_concurrent_embeds: int | None = None
     """Concurrent calls of `embed` and `score` that the engine can work on; None: no limit."""
     templates: Mapping[str, str] = field(default_factory=dict)
     """Chat templates by name; the default template is called "default"."""
@@ -70,33 +70,33 @@ class ModelCard(Struct, kw_only=True):
     """
     adapters: Sequence[str] = ()
     """Public names of the loaded LoRA adapters. The server updates this when it loads or unloads one."""
-    mixes_adapters: bool = False
+    combines_adapters: bool = False
     """Whether a job may combine several adapters, or use a scale other than 1."""
     constrains: bool = False
     """Whether the engine applies `Job.constraint` to each sampled token. If not, such requests are
     refused.
     """
-    sources: Collection[SourceForm] = ()
+    constraint_formats: Collection[ConstraintFormat] = ()
     """Constraint formats that the engine enforces itself, given as source text. A constraint in none of
     them is refused.
     """
-    skips_reasoning: bool = False
+    constrains_after_reasoning: bool = False
     """Whether the engine can apply a constraint source only after the reasoning."""
     unsupported: frozenset[str] = frozenset()
-    """Fields of `UNSUPPORTABLE` that the engine does not honor. Requests that use one are refused."""
+    """Fields of `OPTIONAL_FIELDS` that the engine does not honor. Requests that use one are refused."""
     has_samplers: bool = False
     """Whether the engine honors `Sampling.samplers`. If not, requests that set it are refused."""
-    sampling: Mapping[str, int | float] = field(default_factory=dict)
+    recommended_sampling: Mapping[str, int | float] = field(default_factory=dict)
     """Sampling defaults that the model's authors recommend, for fields that a request leaves unset."""
     modalities: frozenset[MediaKind] = frozenset()
     """Media kinds that the model takes besides text. If there are any, the engine is a `MediaEngine`."""
-    samples_ids: bool = True
+    returns_ids: bool = True
     """False if the engine returns text instead of ids: then the server returns no ids of answers either."""
-    has_ids: bool = True
+    has_tokenizer: bool = True
     """False if there is no tokenizer either: then requests that are about ids are refused."""
-    takes_text: bool = False
+    wants_prompt_text: bool = False
     """Whether `Job.text` must hold the prompt as text, too."""
-    takes_chat: bool = False
+    wants_conversation: bool = False
     """Whether jobs with media must carry the conversation that their prompt was rendered from."""
     created: int = 0
     numerics: str = ""
@@ -111,32 +111,34 @@ class ModelCard(Struct, kw_only=True):
         return self if name is None or name == self.name else replace(self, name=name)
 
     @property
-    def refused(self) -> frozenset[str]:
+    def refused_fields(self) -> frozenset[str]:
         """Fields that no request may use."""
-        if self.samples_ids:
+        if self.returns_ids:
             return self.unsupported
-        return self.unsupported | (OF_SAMPLED_IDS if self.has_ids else OF_IDS)
+        return self.unsupported | (OF_SAMPLED_IDS if self.has_tokenizer else OF_IDS)
 
     @property
-    def longest(self) -> int:
+    def context_tokens(self) -> int:
         """Maximum tokens of a sequence. Unbounded without a tokenizer: then only the engine can count
         tokens.
         """
-        return UNBOUNDED if self.max_model_len is None or not self.has_ids else self.max_model_len
+        return UNBOUNDED if self.max_model_len is None or not self.has_tokenizer else self.max_model_len
 
     def count(self, prompt: Sequence[int]) -> int:
         """Count the tokens of a prompt: exactly with a tokenizer, else estimated from its bytes."""
-        return len(prompt) if self.has_ids else -(-len(prompt) // BYTES_A_TOKEN)
+        return len(prompt) if self.has_tokenizer else -(-len(prompt) // BYTES_PER_TOKEN)
 
-    def room(self, prompt_tokens: int) -> int:
+    def remaining_tokens(self, prompt_tokens: int) -> int:
         """Return how many tokens are left for the answer to a prompt of this length."""
-        return self.longest if self.longest == UNBOUNDED else self.longest - prompt_tokens
+        return (
+            self.context_tokens if self.context_tokens == UNBOUNDED else self.context_tokens - prompt_tokens
+        )
 
     def summary_room(self, size: int) -> int:
         """Return the maximum tokens of a summary of `size` bytes; some models would otherwise generate for
         minutes.
         """
-        return max(min(self.longest // 4, max(LONG_SUMMARY, size // BYTES_A_TOKEN)), 1)
+        return max(min(self.context_tokens // 4, max(LONG_SUMMARY, size // BYTES_PER_TOKEN)), 1)
 
 
 @runtime_checkable
@@ -152,7 +154,7 @@ class Tokenizer(Protocol):
         """
 
     @property
-    def special(self) -> Mapping[str, int]:
+    def special_ids(self) -> Mapping[str, int]:
         """Special token ids by text. Text from a client never becomes one of these."""
 
     @property
@@ -183,7 +185,7 @@ class Tokenizer(Protocol):
 # ids is refused.
 
 
-PIECE_BYTES = 256 * 1024
+CHUNK_BYTES = 256 * 1024
 _CONTROL = re.compile(
     r"<\|[^<>|\s]{1,64}\|>|<\uff5c[^<>\uff5c\s]{1,64}\uff5c>|<(?:start|end)_of_turn>|</?s>|\[/?INST\]"
 )
@@ -193,13 +195,13 @@ _CONTROL = re.compile(
 def encode_bytes(text: str) -> list[int]:
     """Return one id for each byte of UTF-8."""
     data, ids = text.encode(), list[int]()
-    for at in range(0, len(data), PIECE_BYTES):
+    for at in range(0, len(data), CHUNK_BYTES):
         # In chunks: one long call would hold the GIL.
-        ids += data[at : at + PIECE_BYTES]
+        ids += data[at : at + CHUNK_BYTES]
     return ids
 
 
-class TextTokenizer:
+class FallbackTokenizer:
     """Fallback where no tokenizer is available: an id is a byte, or a special token known by name or by its
     form.
 
@@ -213,10 +215,10 @@ class TextTokenizer:
     def __init__(self, special_tokens: Mapping[str, str] | None = None) -> None:
         self.special_tokens = dict(special_tokens or {})
         self.pieces = [bytes([byte]) for byte in range(256)]
-        self.special: dict[str, int] = {}
+        self.special_ids: dict[str, int] = {}
         self._learn(self.special_tokens.values())
-        self.bos_id = self.special.get(self.special_tokens.get("bos_token", ""))
-        self.eos_id = self.special.get(self.special_tokens.get("eos_token", ""))
+        self.bos_id = self.special_ids.get(self.special_tokens.get("bos_token", ""))
+        self.eos_id = self.special_ids.get(self.special_tokens.get("eos_token", ""))
         self.end_ids = frozenset[int]() if self.eos_id is None else frozenset({self.eos_id})
 
     def read_templates(self, sources: Iterable[str]) -> None:
@@ -225,8 +227,8 @@ class TextTokenizer:
 
     def _learn(self, texts: Iterable[str]) -> None:
         for text in texts:
-            if text and text not in self.special:
-                self.special[text] = len(self.pieces)
+            if text and text not in self.special_ids:
+                self.special_ids[text] = len(self.pieces)
                 self.pieces.append(text.encode())
 
     def encode(self, text: str) -> list[int]:
@@ -235,14 +237,16 @@ class TextTokenizer:
 
 def count_text(tokenizer: Tokenizer, text: str) -> int:
     """Count the tokens of a text with the tokenizer; estimate them if there is none."""
-    if isinstance(tokenizer, TextTokenizer):
-        return -(-len(text.encode()) // BYTES_A_TOKEN)
+    if isinstance(tokenizer, FallbackTokenizer):
+        return -(-len(text.encode()) // BYTES_PER_TOKEN)
     return len(tokenizer.encode(text))
 
 
-def check_has_ids(card: ModelCard, what: str, param: str | None = None) -> None:
-    """Raise BadRequest if the model has no tokenizer: `check_has_ids(card, "a prompt of ids", "prompt")`."""
-    if not card.has_ids:
+def require_tokenizer(card: ModelCard, what: str, param: str | None = None) -> None:
+    """Raise BadRequest if the model has no tokenizer: `require_tokenizer(card, "a prompt of ids",
+    "prompt")`.
+    """
+    if not card.has_tokenizer:
         message = f"This model is served without a tokenizer, so it has no token ids; {what} needs them."
         raise BadRequest(message, param=param, code="unsupported_field")
 
@@ -250,7 +254,7 @@ def check_has_ids(card: ModelCard, what: str, param: str | None = None) -> None:
 # The engine interfaces.
 
 
-class Handle(Protocol):
+class JobHandle(Protocol):
     def cancel(self, index: int | None = None) -> None:
         """Stop one continuation, or all. Idempotent; the engine drops it within one step."""
 
@@ -268,10 +272,10 @@ class Engine(Protocol):
 
 
 @runtime_checkable
-class DirectEngine(Engine, Protocol):
+class CallbackEngine(Engine, Protocol):
     """An engine that reports steps through a callback, which saves a task switch per token."""
 
-    def submit(self, job: Job, sink: Sink) -> Handle:
+    def submit(self, job: Job, sink: Sink) -> JobHandle:
         """Start all `n` continuations of a job from the event loop's thread; `sink` is called on that thread.
 
         One wake-up of the loop per engine step serves the sinks of all jobs.
@@ -279,7 +283,7 @@ class DirectEngine(Engine, Protocol):
 
 
 @runtime_checkable
-class LivingEngine(Engine, Protocol):
+class LifecycleEngine(Engine, Protocol):
     """An engine with resources to open and close: threads, memory, a device."""
 
     async def start(self) -> None: ...
@@ -291,11 +295,11 @@ class LivingEngine(Engine, Protocol):
 
 
 @runtime_checkable
-class PulsingEngine(LivingEngine, Protocol):
-    """A `LivingEngine` whose progress can be observed from outside, and which can be abandoned."""
+class HeartbeatEngine(LifecycleEngine, Protocol):
+    """A `LifecycleEngine` whose progress can be observed from outside, and which can be abandoned."""
 
     @property
-    def pulse(self) -> int:
+    def heartbeat(self) -> int:
         """A counter that changes while the engine makes progress, also within a step."""
 
     def abandon(self) -> None:
@@ -306,7 +310,7 @@ class PulsingEngine(LivingEngine, Protocol):
 class MediaEngine(Engine, Protocol):
     """An engine whose model takes images or audio. `Job.media` says where in the prompt they are."""
 
-    def place(self, media: Media) -> Sequence[int]:
+    def media_token_ids(self, media: Media) -> Sequence[int]:
         """Return the token ids that represent an image or audio in a prompt: one per position that it takes,
         and those that the model expects before, between and after them.
 
@@ -322,7 +326,7 @@ class EmbeddingEngine(Engine, Protocol):
 
 
 @runtime_checkable
-class SharingEngine(EmbeddingEngine, Protocol):
+class OwnerAwareEngine(EmbeddingEngine, Protocol):
     """An engine that shares its compute time fairly between owners, for embeddings as well as for jobs."""
 
     async def embed_for(self, owner: str, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -338,7 +342,7 @@ class ScoringEngine(Engine, Protocol):
 
 
 @runtime_checkable
-class TrainedEngine(Engine, Protocol):
+class PausableEngine(Engine, Protocol):
     """An engine whose weights can be changed while it serves, as in reinforcement learning."""
 
     @property
@@ -355,7 +359,7 @@ class TrainedEngine(Engine, Protocol):
 
 
 @runtime_checkable
-class AdaptableEngine(Engine, Protocol):
+class AdapterEngine(Engine, Protocol):
     """An engine that loads LoRA adapters while it serves. `Job.adapters` refers to them by the names given
     here.
     """
@@ -377,7 +381,7 @@ PLACEHOLDERS: Mapping[MediaKind, tuple[str, ...]] = {
 
 def placeholder_id(tokenizer: Tokenizer, kind: MediaKind) -> int:
     """Return one id for a whole image or audio, where only the engine knows how many positions it takes."""
-    known = tokenizer.special
+    known = tokenizer.special_ids
     return next((known[text] for text in PLACEHOLDERS[kind] if text in known), tokenizer.eos_id or 0)
 
 

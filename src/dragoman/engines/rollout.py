@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.engines.protocol import UNSUPPORTABLE, ModelCard, TextTokenizer, Tokenizer, count_text
-from dragoman.engines.steps import deliver, iterate, single
+from dragoman.engines.protocol import OPTIONAL_FIELDS, FallbackTokenizer, ModelCard, Tokenizer, count_text
+from dragoman.engines.steps import deliver_steps, iterate, single
 from dragoman.errors import BadRequest, DragomanError, EngineFailed, Unavailable
 from dragoman.types import FinishReason, Job, Sampling, Sink, Step, TextStep, TokenLogprob
 
@@ -22,7 +22,7 @@ __all__ = ["RolloutEngine"]
 # Sampling parameters as executors take them: a dict with vLLM's names.
 
 
-HONOURED = UNSUPPORTABLE - {
+HONOURED = OPTIONAL_FIELDS - {
     "typical_p",
     "bad_words",
     "prompt_logprobs",
@@ -37,7 +37,7 @@ _UNASKED = Sampling(max_tokens=0)
 
 def params_of(sampling: Sampling, ends: frozenset[int], honoured: Collection[str]) -> dict[str, Any]:
     """Return the parameters that the request set; for the rest the executor has its own defaults."""
-    asked: dict[str, Any] = {"max_tokens": sampling.most}
+    asked: dict[str, Any] = {"max_tokens": sampling.max_tokens_or_none}
     for name in sorted(honoured):
         value = getattr(sampling, name)
         if name in _ALWAYS or value != getattr(_UNASKED, name):
@@ -71,18 +71,18 @@ def step_of(output: Any, job: Job, index: int, vocabulary: int) -> Step:
     if choices is not None and len(choices) != 1:
         raise EngineFailed(f"The executor returned {len(choices)} answers to one prompt.")
     answer = output if choices is None else choices[0]
-    told, text = _get(answer, "token_ids"), _get(answer, "text")
-    if told is None and not isinstance(text, str):
+    result, text = _get(answer, "token_ids"), _get(answer, "text")
+    if result is None and not isinstance(text, str):
         raise EngineFailed("The executor returned an answer without token_ids or text.")
     reason = str(_get(answer, "finish_reason"))
     if reason not in _FINISHES:
         raise EngineFailed(f"The executor ended an answer with an unknown finish reason: {reason}.")
-    if told is None or not vocabulary:
+    if result is None or not vocabulary:
         known = _get(answer, "prompt_tokens") or len(_get(answer, "prompt_token_ids") or ()) or None
-        count = len(told) if told is not None else _get(answer, "completion_tokens") or 0
+        count = len(result) if result is not None else _get(answer, "completion_tokens") or 0
         finish = _FINISHES[reason]
         return TextStep([], index, finish=finish, text=text or "", tokens=count, prompt_tokens=known)
-    ids, stop = _ids(told, job, vocabulary), _get(answer, "stop_reason")
+    ids, stop = _ids(result, job, vocabulary), _get(answer, "stop_reason")
     return Step(
         ids,
         index,
@@ -96,8 +96,8 @@ def _get(thing: Any, name: str) -> Any:
     return thing.get(name) if isinstance(thing, Mapping) else getattr(thing, name, None)
 
 
-def _ids(told: Any, job: Job, vocabulary: int) -> list[int]:
-    ids = [int(id_) for id_ in told]
+def _ids(result: Any, job: Job, vocabulary: int) -> list[int]:
+    ids = [int(id_) for id_ in result]
     if any(not 0 <= id_ < vocabulary for id_ in ids):
         raise EngineFailed("The executor returned an id that is not in the vocabulary.")
     if len(ids) > job.sampling.max_tokens:
@@ -107,12 +107,12 @@ def _ids(told: Any, job: Job, vocabulary: int) -> list[int]:
     return ids
 
 
-def _logprobs(told: Any, ids: Sequence[int], top: int | None) -> list[TokenLogprob] | None:
+def _logprobs(result: Any, ids: Sequence[int], top: int | None) -> list[TokenLogprob] | None:
     if top is None:
         return None
-    if told is None or len(told) != len(ids):
+    if result is None or len(result) != len(ids):
         raise EngineFailed("The executor did not return the requested log probability of each token.")
-    return [_entry(entry, id_, top) for entry, id_ in zip(told, ids, strict=True)]
+    return [_entry(entry, id_, top) for entry, id_ in zip(result, ids, strict=True)]
 
 
 def _entry(entry: Any, id_: int, top: int) -> TokenLogprob:
@@ -146,7 +146,7 @@ class Executor(Protocol):
         """
 
 
-class _Wish:
+class _QueuedContinuation:
     """One continuation that waits for a call, or is in one."""
 
     __slots__ = ("index", "job", "loop", "over", "sink")
@@ -185,17 +185,17 @@ class RolloutEngine:
         takes_text: bool = False,
     ) -> None:
         """With `takes_text` prompts and answers are text even if there is a tokenizer."""
-        if unknown := frozenset(honoured) - UNSUPPORTABLE:
+        if unknown := frozenset(honoured) - OPTIONAL_FIELDS:
             raise ValueError(f"honoured has unknown fields: {', '.join(sorted(unknown))}")
         has_ids = tokenizer is not None
-        self.tokenizer = tokenizer or TextTokenizer(card.special_tokens)
+        self.tokenizer = tokenizer or FallbackTokenizer(card.special_tokens)
         self.card = replace(
             card,
             # The queue is here, so priorities work with any executor.
-            unsupported=UNSUPPORTABLE - {"priority", *honoured},
-            samples_ids=card.samples_ids and has_ids and not takes_text,
-            has_ids=has_ids,
-            takes_text=takes_text or not has_ids,
+            unsupported=OPTIONAL_FIELDS - {"priority", *honoured},
+            returns_ids=card.returns_ids and has_ids and not takes_text,
+            has_tokenizer=has_ids,
+            wants_prompt_text=takes_text or not has_ids,
         )
         self.weight_version = weight_version
         self._executor = executor
@@ -204,8 +204,8 @@ class RolloutEngine:
         self._make_prompt = make_prompt or (lambda prompt: prompt)
         self._make_params = make_params
         self._change = Condition()
-        self._waiting: list[_Wish] = []
-        self._calling: list[_Wish] = []
+        self._waiting: list[_QueuedContinuation] = []
+        self._calling: list[_QueuedContinuation] = []
         self._paused = False
         self._stopped = False
         self._thread: Thread | None = None
@@ -220,7 +220,7 @@ class RolloutEngine:
         if job.constraint is not None or job.adapter is not None:
             raise BadRequest("This engine supports neither constraints nor adapters.")
         loop = asyncio.get_running_loop()
-        wishes = [_Wish(single(job, index), index, sink, loop) for index in range(job.n)]
+        wishes = [_QueuedContinuation(single(job, index), index, sink, loop) for index in range(job.n)]
         with self._change:
             self._start()
             self._waiting += wishes
@@ -257,7 +257,7 @@ class RolloutEngine:
             self._paused = False
             self._change.notify_all()
 
-    def drop(self, wish: _Wish) -> None:
+    def drop(self, wish: _QueuedContinuation) -> None:
         """Drop a continuation. A waiting one leaves the queue; one in a call is computed to its end and
         discarded.
         """
@@ -281,17 +281,17 @@ class RolloutEngine:
     def _run(self) -> None:
         while calling := self._next():
             version = self.weight_version
-            said = self._call(calling)
-            for _, step in said:
+            items = self._call(calling)
+            for _, step in items:
                 step.weight_version = version
             with self._change:
                 self._calling = []
                 self._change.notify_all()
-            deliver([entry for entry in said if not entry[0].over], self.drop)
+            deliver_steps([entry for entry in items if not entry[0].over], self.drop)
         left, self._waiting = self._waiting, []
-        deliver([(wish, wish.end("abort")) for wish in left], self.drop)
+        deliver_steps([(wish, wish.end("abort")) for wish in left], self.drop)
 
-    def _next(self) -> list[_Wish]:
+    def _next(self) -> list[_QueuedContinuation]:
         """Wait for work and return the continuations of the next call; an empty list after `stop`."""
         with self._change:
             self._change.wait_for(lambda: self._stopped or (self._waiting and not self._paused))
@@ -302,8 +302,8 @@ class RolloutEngine:
             self._calling, self._waiting = self._waiting[: self._batch], self._waiting[self._batch :]
             return self._calling
 
-    def _call(self, calling: list[_Wish]) -> list[tuple[_Wish, Step]]:
-        takes_text = self.card.takes_text
+    def _call(self, calling: list[_QueuedContinuation]) -> list[tuple[_QueuedContinuation, Step]]:
+        takes_text = self.card.wants_prompt_text
         jobs = [wish.job for wish in calling]
         prompts = [self._make_prompt(job.text if takes_text else list(job.prompt)) for job in jobs]
         ends = self.tokenizer.end_ids
@@ -324,14 +324,14 @@ class RolloutEngine:
             return [(wish, wish.end("error", failure)) for wish in calling]
         return [(wish, self._read(wish, output)) for wish, output in zip(calling, outputs, strict=True)]
 
-    def _read(self, wish: _Wish, output: Any) -> Step:
+    def _read(self, wish: _QueuedContinuation, output: Any) -> Step:
         try:
-            vocabulary = 0 if self.card.takes_text else len(self.tokenizer.pieces)
+            vocabulary = 0 if self.card.wants_prompt_text else len(self.tokenizer.pieces)
             step = step_of(output, wish.job, wish.index, vocabulary)
             if isinstance(step, TextStep):
                 # Counted in this thread, because counting a whole answer takes a while.
                 step.tokens = step.tokens or count_text(self.tokenizer, step.text)
-                self.card.samples_ids = False
+                self.card.returns_ids = False
             return step
         except DragomanError as error:
             return wish.end("error", error)
@@ -343,7 +343,7 @@ class RolloutEngine:
 class _RolloutHandle:
     __slots__ = ("_engine", "_wishes")
 
-    def __init__(self, engine: RolloutEngine, wishes: list[_Wish]) -> None:
+    def __init__(self, engine: RolloutEngine, wishes: list[_QueuedContinuation]) -> None:
         self._engine = engine
         self._wishes = wishes
 
@@ -364,17 +364,17 @@ _BY_NAME = frozenset({"top_k", "repetition_penalty"})
 """Parameters that a backend takes in `extra`."""
 
 
-class ExecutorShape(Struct, frozen=True):
+class ExecutorInterface(Struct, frozen=True):
     """How an executor is called: the arguments for its `RolloutEngine`."""
 
     executor: Executor
-    honoured: Collection[str] = HONOURED
+    supported_fields: Collection[str] = HONOURED
     takes_text: bool = False
     make_prompt: Callable[[Any], Any] | None = None
     make_params: Callable[[dict[str, Any]], Any] = dict
 
 
-def shape_of(thing: Any) -> ExecutorShape | None:
+def executor_interface(thing: Any) -> ExecutorInterface | None:
     """Recognize an executor's interface; None if it is not an executor, or is an engine with its own card."""
     if isinstance(thing, type) or hasattr(thing, "card") or hasattr(thing, "generate_request"):
         return None
@@ -382,23 +382,25 @@ def shape_of(thing: Any) -> ExecutorShape | None:
     candidates = thing.generate if "num_generations" in names else None
     candidates = getattr(thing, "generate_candidates", candidates)
     if candidates is not None:
-        return ExecutorShape(_OneForAll(partial(_ask_candidates, candidates)), make_prompt=_as_vllm)
+        return ExecutorInterface(_GroupedExecutor(partial(_ask_candidates, candidates)), make_prompt=_as_vllm)
     if not names or names[0] != "prompts":
         return None
     if "max_tokens" in names:
         honoured = {"temperature", "top_p"}.intersection(names) | (_BY_NAME if "extra" in names else set())
         asking = partial(_ask_backend, thing.generate, frozenset(names))
-        return ExecutorShape(_OneForAll(asking), honoured=honoured, takes_text=True)
+        return ExecutorInterface(_GroupedExecutor(asking), supported_fields=honoured, takes_text=True)
     if type(thing).__module__.partition(".")[0] == "vllm":
         from vllm import SamplingParams
 
-        return ExecutorShape(thing, make_prompt=_as_vllm, make_params=lambda asked: SamplingParams(**asked))
-    return ExecutorShape(thing)
+        return ExecutorInterface(
+            thing, make_prompt=_as_vllm, make_params=lambda asked: SamplingParams(**asked)
+        )
+    return ExecutorInterface(thing)
 
 
 def wrap_executor(
     thing: Any,
-    shape: ExecutorShape,
+    shape: ExecutorInterface,
     tokenizer: Any = None,
     chat_template: str | None = None,
     model_name: str | None = None,
@@ -410,27 +412,27 @@ def wrap_executor(
     """Create an engine from an executor. Arguments left out are read from the executor where possible."""
     from dragoman.engines.asyncllm import tokenizer_of
 
-    found = tokenizer_of(thing, tokenizer or getattr(getattr(thing, "sampler", None), "tokenizer", None))
+    result = tokenizer_of(thing, tokenizer or getattr(getattr(thing, "sampler", None), "tokenizer", None))
     named = getattr(thing, "model_id", None) or _get(getattr(thing, "config", None), "model")
     card = ModelCard(
         name=model_name or str(named or "rollout"),
-        max_model_len=max_model_len or getattr(found, "longest", None),
-        templates=getattr(found, "templates", {}) if chat_template is None else {"default": chat_template},
-        special_tokens={**getattr(found, "special_tokens", {}), **(special_tokens or {})},
+        max_model_len=max_model_len or getattr(result, "longest", None),
+        templates=getattr(result, "templates", {}) if chat_template is None else {"default": chat_template},
+        special_tokens={**getattr(result, "special_tokens", {}), **(special_tokens or {})},
     )
     return RolloutEngine(
         shape.executor,
-        found,
+        result,
         card,
         batch=batch,
-        honoured=shape.honoured,
+        honoured=shape.supported_fields,
         make_prompt=shape.make_prompt,
         make_params=shape.make_params,
         takes_text=shape.takes_text,
     )
 
 
-class _OneForAll:
+class _GroupedExecutor:
     """Executor that makes one call for each distinct set of parameters among the prompts."""
 
     def __init__(self, ask: Callable[[list[Any], dict[str, Any]], Sequence[Any]]) -> None:
@@ -438,29 +440,31 @@ class _OneForAll:
 
     def generate(self, prompts: list[Any], sampling_params: list[dict[str, Any]]) -> Sequence[Any]:
         groups: dict[str, list[int]] = {}
-        for place, params in enumerate(sampling_params):
-            groups.setdefault(repr(sorted(params.items())), []).append(place)
+        for index, params in enumerate(sampling_params):
+            groups.setdefault(repr(sorted(params.items())), []).append(index)
         outputs: dict[int, Any] = {}
-        for places in groups.values():
-            said = self._ask([prompts[place] for place in places], sampling_params[places[0]])
-            if len(said) != len(places):
-                raise EngineFailed(f"The executor returned {len(said)} outputs for {len(places)} prompts.")
-            outputs.update(zip(places, map(_take_only, said), strict=True))
-        return [outputs[place] for place in range(len(prompts))]
+        for indices in groups.values():
+            items = self._ask([prompts[position] for position in indices], sampling_params[indices[0]])
+            if len(items) != len(indices):
+                raise EngineFailed(f"The executor returned {len(items)} outputs for {len(indices)} prompts.")
+            outputs.update(zip(indices, map(_take_only, items), strict=True))
+        return [outputs[row] for row in range(len(prompts))]
 
 
 def _ask_candidates(ask: Callable[..., Any], prompts: list[Any], params: dict[str, Any]) -> Sequence[Any]:
-    told = ask(prompts, num_generations=1, sampling_params=params)
-    found = told.get("normalized_outputs") or told.get("outputs") if isinstance(told, Mapping) else told
-    return list(found or ())
+    result = ask(prompts, num_generations=1, sampling_params=params)
+    value = (
+        result.get("normalized_outputs") or result.get("outputs") if isinstance(result, Mapping) else result
+    )
+    return list(value or ())
 
 
 def _ask_backend(
     ask: Callable[..., Any], names: frozenset[str], prompts: list[Any], params: dict[str, Any]
 ) -> Sequence[Any]:
     extra = {name: params[name] for name in sorted(_BY_NAME & params.keys())}
-    given = {"n": 1, "stop": None, "extra": extra or None, **params}
-    return list(ask(prompts, **{name: given[name] for name in given.keys() & names}))
+    fields = {"n": 1, "stop": None, "extra": extra or None, **params}
+    return list(ask(prompts, **{name: fields[name] for name in fields.keys() & names}))
 
 
 def _take_only(group: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct, field
 
-from dragoman.engines.protocol import Handle, ModelCard, encode_bytes
+from dragoman.engines.protocol import JobHandle, ModelCard, encode_bytes
 from dragoman.engines.steps import iterate
 from dragoman.errors import EngineFailed
 from dragoman.media import Media, MediaKind
@@ -44,7 +44,7 @@ class ByteTokenizer:
     def __init__(self, words: Sequence[str | bytes] = ()) -> None:
         extra = [word.encode() if isinstance(word, str) else word for word in words]
         self.pieces = [bytes([byte]) for byte in range(256)] + [text.encode() for text in SPECIAL] + extra
-        self.special: Mapping[str, int] = {text: 256 + number for number, text in enumerate(SPECIAL)}
+        self.special_ids: Mapping[str, int] = {text: 256 + number for number, text in enumerate(SPECIAL)}
         self.bos_id: int | None = None
         self.eos_id: int | None = END_ID
         self.end_ids = frozenset({256, END_ID})
@@ -72,7 +72,7 @@ def say(text: str, *, burst: int = 1, fault: Fault | None = None, fault_at: int 
     return Script([*text.encode(), END_ID], burst, fault=fault, fault_at=fault_at)
 
 
-class _Run(Struct):
+class _ScriptedJob(Struct):
     job: Job
     sink: Sink
     script: Script
@@ -105,12 +105,12 @@ class ScriptedEngine:
             name="scripted", max_model_len=4096, templates={"default": template}, modalities=takes
         )
         self.placed: list[str] = []
-        """Digests of the media given to `place`."""
+        """Digests of the media given to `media_token_ids`."""
         self.jobs: list[Job] = []
         """All submitted jobs, for assertions."""
         self._script = script
         self._interval = interval
-        self._running: list[_Run] = []
+        self._running: list[_ScriptedJob] = []
         self._armed = False
         self._dead = False
         self.weight_version: str | None = None
@@ -121,11 +121,11 @@ class ScriptedEngine:
         """Number of continuations that are not over."""
         return sum(len(run.open) for run in self._running)
 
-    def submit(self, job: Job, sink: Sink) -> Handle:
+    def submit(self, job: Job, sink: Sink) -> JobHandle:
         if self._dead:
             raise EngineFailed("The engine has crashed.")
         script = self._script(job) if callable(self._script) else self._script
-        run = _Run(job, sink, script, open=set(range(job.n)))
+        run = _ScriptedJob(job, sink, script, open=set(range(job.n)))
         self.jobs.append(job)
         self._running.append(run)
         self._arm()
@@ -134,7 +134,7 @@ class ScriptedEngine:
     def generate(self, job: Job) -> AsyncIterator[Step]:
         return iterate(self, job)
 
-    def place(self, media: Media) -> list[int]:
+    def media_token_ids(self, media: Media) -> list[int]:
         """Return an id for each 32 by 32 pixels, or each second: that of the end of text, which no text
         contains.
         """
@@ -183,7 +183,7 @@ class ScriptedEngine:
         self._running = [run for run in self._running if run.open]
         self._arm()
 
-    def _advance(self, run: _Run) -> None:
+    def _advance(self, run: _ScriptedJob) -> None:
         script = run.script
         if script.fault is not None and run.said >= script.fault_at:
             self._break(run, script.fault)
@@ -200,12 +200,12 @@ class ScriptedEngine:
         if finish is not None:
             run.open.clear()
 
-    def _finish(self, run: _Run) -> FinishReason | None:
+    def _finish(self, run: _ScriptedJob) -> FinishReason | None:
         if run.said >= len(run.script.ids):
             return run.script.finish
         return "length" if run.said >= run.job.sampling.max_tokens else None
 
-    def _break(self, run: _Run, fault: Fault) -> None:
+    def _break(self, run: _ScriptedJob, fault: Fault) -> None:
         if fault == "exception":
             self._end(run, "error", EngineFailed("The script makes this job fail."))
         elif fault == "crash":
@@ -213,13 +213,13 @@ class ScriptedEngine:
             for other in self._running:
                 self._end(other, "error", EngineFailed("The engine has crashed."))
 
-    def _end(self, run: _Run, finish: FinishReason, error: Exception | None) -> None:
+    def _end(self, run: _ScriptedJob, finish: FinishReason, error: Exception | None) -> None:
         for index in sorted(run.open):
             run.sink(Step([], index, finish=finish, error=error))
         run.open.clear()
 
 
-def _step(run: _Run, index: int, ids: list[int], finish: FinishReason | None, first: bool) -> Step:
+def _step(run: _ScriptedJob, index: int, ids: list[int], finish: FinishReason | None, first: bool) -> Step:
     sampling = run.job.sampling
     step = Step(ids, index, finish=finish)
     if sampling.logprobs is not None:

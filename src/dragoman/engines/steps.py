@@ -25,7 +25,7 @@ from typing import Any, Protocol, TypeVar
 
 from msgspec.structs import replace
 
-from dragoman.engines.protocol import DirectEngine
+from dragoman.engines.protocol import CallbackEngine
 from dragoman.errors import BadRequest, DragomanError, EngineFailed, Overloaded, Unavailable
 from dragoman.types import FinishReason, Job, Sink, Step, TextStep, TokenLogprob
 
@@ -45,7 +45,7 @@ def seed_of(seed: int, index: int) -> int:
 # Conversion between the two ways to run a job: an iterator for one continuation, and callbacks for all.
 
 
-async def iterate(engine: DirectEngine, job: Job) -> AsyncGenerator[Step, None]:
+async def iterate(engine: CallbackEngine, job: Job) -> AsyncGenerator[Step, None]:
     """Implement `generate` with `submit`. Leaving the iteration early cancels the job; an error is raised."""
     steps: asyncio.Queue[Step] = asyncio.Queue()
     handle = engine.submit(job, steps.put_nowait)
@@ -106,30 +106,30 @@ class Receiver(Protocol):
 R = TypeVar("R", bound=Receiver)
 
 
-class SinkHub(Protocol):
+class BatchSink(Protocol):
     """Takes the steps of many sinks, from any thread. A sink that belongs to a hub has it as its attribute
     `hub`.
     """
 
-    def gather(self, said: Sequence[tuple[Any, Step]]) -> None: ...
+    def deliver_batch(self, items: Sequence[tuple[Any, Step]]) -> None: ...
 
 
-def deliver(said: Iterable[tuple[R, Step]], drop: Callable[[R], None]) -> None:
+def deliver_steps(items: Iterable[tuple[R, Step]], drop: Callable[[R], None]) -> None:
     """Hand over all steps with one call per event loop; nearly always there is only one loop.
 
     `drop` is called with each receiver whose loop is closed or whose sink raised, on either thread.
     """
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[R, Step]]] = {}
-    by_hub: dict[SinkHub, list[tuple[Sink, Step]]] = {}
-    for receiver, step in said:
-        if (hub := getattr(receiver.sink, "hub", None)) is not None:
+    by_hub: dict[BatchSink, list[tuple[Sink, Step]]] = {}
+    for receiver, step in items:
+        if (hub := getattr(receiver.sink, "batch_sink", None)) is not None:
             by_hub.setdefault(hub, []).append((receiver.sink, step))
         else:
             by_loop.setdefault(receiver.loop, []).append((receiver, step))
     for hub, gathered in by_hub.items():
         # If the hub's loop is closed, the steps are not needed.
         with suppress(RuntimeError):
-            hub.gather(gathered)
+            hub.deliver_batch(gathered)
     for loop, entries in by_loop.items():
         try:
             loop.call_soon_threadsafe(_call_sinks, entries, drop)
@@ -158,7 +158,7 @@ the chunk before.
 """
 
 
-class Growth:
+class OutputMode:
     """Whether an engine sends the whole answer so far each time, or only the new chunk; learned from its
     answers.
     """
@@ -167,7 +167,7 @@ class Growth:
         self.pieces = pieces
 
 
-class GrowingText:
+class DeltaExtractor:
     """The new part of each text of one answer.
 
     The contract of `generate_request` is the whole answer each time. A text that does not begin with the text
@@ -175,7 +175,7 @@ class GrowingText:
     does not. Until this is known, texts are held back, so that none is lost or repeated.
     """
 
-    def __init__(self, growth: Growth) -> None:
+    def __init__(self, growth: OutputMode) -> None:
         self._growth = growth
         self._held: list[str] = []
         self._seen = ""
@@ -221,26 +221,26 @@ _ABORTED = "The engine aborted this answer; retry."
 _FAILED = "The engine failed during the answer."
 
 
-def ending(reason: Any) -> tuple[FinishReason | None, DragomanError | None]:
+def parse_finish(reason: Any) -> tuple[FinishReason | None, DragomanError | None]:
     """Parse a `finish_reason`, an object with a type or the type alone. An unknown type is an error."""
     if reason is None:
         return None, None
-    told = reason.to_json() if hasattr(reason, "to_json") else reason
-    if not isinstance(told, Mapping):
-        told = {"type": told}
-    match told.get("type"):
+    result = reason.to_json() if hasattr(reason, "to_json") else reason
+    if not isinstance(result, Mapping):
+        result = {"type": result}
+    match result.get("type"):
         case "stop":
             return "stop", None
         case "length":
             return "length", None
-        case "abort" if told.get("status_code") is None:
-            if not told.get("message"):
+        case "abort" if result.get("status_code") is None:
+            if not result.get("message"):
                 return "abort", None
             # The engine is overloaded or shutting down: the client may retry.
-            logger.warning("The engine aborted a request: %s", told["message"])
-            return "error", Unavailable(_clean(told["message"]) or _ABORTED)
+            logger.warning("The engine aborted a request: %s", result["message"])
+            return "error", Unavailable(_clean(result["message"]) or _ABORTED)
         case "abort" | "error":
-            return "error", _error(told.get("status_code") or 500, told.get("message"))
+            return "error", _error(result.get("status_code") or 500, result.get("message"))
         case other:
             return "error", EngineFailed(
                 f"The engine ended the answer with an unknown finish reason: {other}."
@@ -252,14 +252,14 @@ def is_refused(error: Exception, *, begun: bool) -> bool:
     return _status(error) is not None or (isinstance(error, ValueError) and not begun)
 
 
-def error_of(error: Exception, packages: Collection[str]) -> DragomanError:
+def client_error(error: Exception, packages: Collection[str]) -> DragomanError:
     """Convert an engine's exception to an error for the client.
 
     Messages raised by the engine's own `packages` are meant for the client. Others may hold anything, and
     stay in the log.
     """
-    said = getattr(error, "detail", None) or getattr(error, "message", None) or next(iter(error.args), None)
-    return _error(_status(error) or 400, said if _is_raised_in(error, packages) else None)
+    item = getattr(error, "detail", None) or getattr(error, "message", None) or next(iter(error.args), None)
+    return _error(_status(error) or 400, item if _is_raised_in(error, packages) else None)
 
 
 def _is_raised_in(error: Exception, packages: Collection[str]) -> bool:
@@ -270,9 +270,9 @@ def _is_raised_in(error: Exception, packages: Collection[str]) -> bool:
     return name.partition(".")[0] in packages
 
 
-def _clean(said: Any) -> str:
+def _clean(result: Any) -> str:
     """Return an engine's message as one line of limited length."""
-    return " ".join(said.split())[:MOST_MESSAGE] if isinstance(said, str) else ""
+    return " ".join(result.split())[:MOST_MESSAGE] if isinstance(result, str) else ""
 
 
 def _status(error: Exception) -> int | None:
@@ -291,8 +291,8 @@ def _error(status: int, message: Any) -> DragomanError:
             if status == 503
             else EngineFailed(_FAILED)
         )
-    said = _clean(message) or _REFUSED
-    return Overloaded(said) if status == 429 else BadRequest(said)
+    text = _clean(message) or _REFUSED
+    return Overloaded(text) if status == 429 else BadRequest(text)
 
 
 # Outputs. If there are ids, text beside them is ignored; text without ids is the answer.
@@ -302,22 +302,22 @@ class OutputReader:
     """Parser of the outputs of one request, in order."""
 
     def __init__(
-        self, job: Job, growth: Growth | None = None, on_text: Callable[[], None] | None = None
+        self, job: Job, growth: OutputMode | None = None, on_text: Callable[[], None] | None = None
     ) -> None:
         """`on_text` is called if the answer begins with text without ids."""
         self.begun = False
         self.over = False
         self._job = job
         self._told: list[int] = []
-        self._text: GrowingText | None = None
+        self._text: DeltaExtractor | None = None
         self._counted = 0
-        self._growth = growth or Growth()
+        self._growth = growth or OutputMode()
         self._on_text = on_text
 
     def step(self, output: Mapping[str, Any]) -> Step:
         meta: Mapping[str, Any] = output.get("meta_info") or {}
         first, self.begun = not self.begun, True
-        finish, error = ending(meta.get("finish_reason"))
+        finish, error = parse_finish(meta.get("finish_reason"))
         self.over = finish is not None
         step = self._content(output, meta)
         step.finish, step.error = finish, error
@@ -335,7 +335,7 @@ class OutputReader:
         ids, text, count = output.get("output_ids"), output.get("text"), meta.get("completion_tokens")
         if self._text is None and not self._told and not ids:
             if isinstance(text, str) and text:
-                self._text = GrowingText(self._growth)
+                self._text = DeltaExtractor(self._growth)
                 if self._on_text is not None:
                     self._on_text()
             elif self.over and not isinstance(text, str) and (ids is None or count):
@@ -351,7 +351,7 @@ class OutputReader:
             step.logprobs = _logprobs(step.ids, seen, meta, self._job.sampling.logprobs)
         return step
 
-    def _text_step(self, growing: GrowingText, text: Any, meta: Mapping[str, Any]) -> TextStep:
+    def _text_step(self, growing: DeltaExtractor, text: Any, meta: Mapping[str, Any]) -> TextStep:
         count, prompt = int(meta.get("completion_tokens") or self._counted), meta.get("prompt_tokens")
         tokens, self._counted = max(count - self._counted, 0), count
         new = growing.add(text if isinstance(text, str) else "", last=self.over)
@@ -377,10 +377,10 @@ def _logprobs(ids: list[int], seen: int, meta: Mapping[str, Any], most: int) -> 
     size = len(ids)
     own = _part(meta.get("output_token_logprobs"), seen, size)
     tops = _part(meta.get("output_top_logprobs"), seen, size) if most else [()] * size
-    made = [_entry(told, top, most) for told, top in zip(own, tops, strict=True)]
-    if [entry.id for entry in made] != ids:
+    logprobs = [_entry(result, top, most) for result, top in zip(own, tops, strict=True)]
+    if [entry.id for entry in logprobs] != ids:
         raise EngineFailed("The engine's log probabilities do not match its tokens.")
-    return made
+    return logprobs
 
 
 def _of_prompt(job: Job, meta: Mapping[str, Any]) -> list[TokenLogprob | None]:
@@ -389,21 +389,21 @@ def _of_prompt(job: Job, meta: Mapping[str, Any]) -> list[TokenLogprob | None]:
     size = len(job.prompt) - 1
     own = _part(meta.get("input_token_logprobs"), 1, size)
     tops = _part(meta.get("input_top_logprobs"), 1, size) if most else [()] * size
-    return [None, *(_entry(told, top, most) for told, top in zip(own, tops, strict=True))]
+    return [None, *(_entry(result, top, most) for result, top in zip(own, tops, strict=True))]
 
 
 def _part(entries: Sequence[Any] | None, before: int, size: int) -> Sequence[Any]:
     """Return `size` entries after the first `before`, or all if the list does not have the first ones."""
-    told = entries or ()
-    start = before if len(told) >= before + size else 0
-    if len(told) < size:
+    items = entries or ()
+    start = before if len(items) >= before + size else 0
+    if len(items) < size:
         raise EngineFailed("The engine gave no log probabilities for some tokens.")
-    return told[start : start + size]
+    return items[start : start + size]
 
 
-def _entry(told: Sequence[Any], top: Sequence[Sequence[Any]] | None, most: int) -> TokenLogprob:
+def _entry(items: Sequence[Any], top: Sequence[Sequence[Any]] | None, most: int) -> TokenLogprob:
     others = tuple((int(id_), _number(logprob)) for logprob, id_, *_ in (top or ())[:most])
-    return TokenLogprob(int(told[1]), _number(told[0]), others)
+    return TokenLogprob(int(items[1]), _number(items[0]), others)
 
 
 def _number(logprob: Any) -> float:
@@ -415,7 +415,7 @@ def _number(logprob: Any) -> float:
 # Coroutines that rarely wait: run without a task until they do.
 
 
-def begin(work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
+def run_eagerly(work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
     """Run a coroutine until it waits; a task runs the rest. Returns None if it has finished; raises what
     it raises.
     """

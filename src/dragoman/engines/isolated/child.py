@@ -15,10 +15,17 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 from msgspec.structs import replace
 
-from dragoman.engines.border import start
 from dragoman.engines.isolated import wire
-from dragoman.engines.isolated.wire import Kitchen, Sourced
-from dragoman.engines.protocol import Engine, Handle, LivingEngine, MediaEngine, PulsingEngine, weights_of
+from dragoman.engines.isolated.wire import ConstraintFactory, SourceConstraint
+from dragoman.engines.protocol import (
+    Engine,
+    HeartbeatEngine,
+    JobHandle,
+    LifecycleEngine,
+    MediaEngine,
+    weights_of,
+)
+from dragoman.engines.validate import start_job
 from dragoman.errors import DragomanError, EngineFailed, Unavailable
 from dragoman.media import Media
 from dragoman.types import Job, Sink, Step
@@ -31,7 +38,7 @@ METHODS = (
 )
 
 
-def leave_signals_to_the_server() -> None:
+def ignore_stop_signals() -> None:
     """Ignore stop signals sent to all processes: the server acts on them, and stops this one."""
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
@@ -44,26 +51,26 @@ def serve(link: socket.socket, open: Callable[[], Engine]) -> int:
     try:
         engine = open()
         methods = [name for name in METHODS if hasattr(engine, name)]
-        opened = wire.EngineOpened(engine.card, methods, wire.digest(engine.tokenizer))
+        opened = wire.EngineReady(engine.card, methods, wire.digest(engine.tokenizer))
     except Exception as error:
         if not isinstance(error, DragomanError):
             _log.error("Cannot open the engine", exc_info=error)
-        link.sendall(wire.frame(wire.NotOpened(wire.Told.of(error))))
+        link.sendall(wire.frame(wire.EngineOpenError(wire.WireError.of(error))))
         return 1
     link.sendall(wire.frame(opened))
     # The existing objects are permanent: scanning them in each collection would stop everything for
     # milliseconds.
     gc.collect()
     gc.freeze()
-    return asyncio.run(Child(engine, link).run())
+    return asyncio.run(ChildServer(engine, link).run())
 
 
-class Child:
+class ChildServer:
     def __init__(self, engine: Engine, link: socket.socket) -> None:
         self._engine = engine
         self._link = link
-        self._kitchen = Kitchen(engine.tokenizer)
-        self._handles: dict[int, Handle | None] = {}
+        self._kitchen = ConstraintFactory(engine.tokenizer)
+        self._handles: dict[int, JobHandle | None] = {}
         """Running jobs; None while the constraint is still being compiled."""
         self._shown: dict[str, bytes] = {}
         self._steps: list[tuple[int, Step]] = []
@@ -74,9 +81,9 @@ class Child:
     async def run(self) -> int:
         self._loop = asyncio.get_running_loop()
         reader, self._writer = await asyncio.open_unix_connection(sock=self._link)
-        if isinstance(self._engine, LivingEngine):
+        if isinstance(self._engine, LifecycleEngine):
             await self._engine.start()
-        frames = wire.Frames(reader)
+        frames = wire.FrameReader(reader)
         while True:
             try:
                 orders = [wire.orders.decode(frame) for frame in await frames.read()]
@@ -84,25 +91,25 @@ class Child:
                 # The server is gone.
                 os._exit(0)
             for order in orders:
-                if isinstance(order, wire.Stop):
+                if isinstance(order, wire.Shutdown):
                     return await self._stop()
                 self._obey(order)
 
-    def _obey(self, order: wire.Order) -> None:
+    def _obey(self, order: wire.Command) -> None:
         match order:
-            case wire.Submit():
+            case wire.JobSubmission():
                 self._submit(order)
-            case wire.Show():
+            case wire.MediaUpload():
                 self._shown[order.digest] = order.data
-            case wire.Forget():
+            case wire.MediaEviction():
                 self._shown.pop(order.digest, None)
-            case wire.Cancel():
+            case wire.JobCancellation():
                 self._cancel(order)
-            case wire.Ask(method="place"):
+            case wire.MethodCall(method="place"):
                 # Looked up now, because the medium may be evicted by the next command.
                 media = self._whole(msgspec.convert(order.args[0], Media))
                 self._spawn(self._answer(order, asyncio.to_thread(self._place, media)))
-            case wire.Ask():
+            case wire.MethodCall():
                 self._spawn(self._answer(order, self._call(order)))
             case wire.Ping():
                 self._pong()
@@ -113,42 +120,42 @@ class Child:
 
     def _place(self, media: Media) -> list[int]:
         assert isinstance(self._engine, MediaEngine)
-        return [*self._engine.place(media)]
+        return [*self._engine.media_token_ids(media)]
 
-    def _submit(self, order: wire.Submit) -> None:
+    def _submit(self, order: wire.JobSubmission) -> None:
         if order.job.media:
             order.job = wire.spans_with(order.job, self._whole)
         if order.source is not None:
-            order.job = replace(order.job, constraint=Sourced(order.source))
+            order.job = replace(order.job, constraint=SourceConstraint(order.source))
         if order.recipe is None:
             self._start(order)
         else:
             self._handles[order.id] = None
             self._spawn(self._start_constrained(order))
 
-    async def _start_constrained(self, order: wire.Submit) -> None:
+    async def _start_constrained(self, order: wire.JobSubmission) -> None:
         assert order.recipe is not None
         try:
             # In a thread: it may take its whole time budget, while other jobs have steps to report.
-            made = await asyncio.to_thread(self._kitchen.make, order.recipe)
+            constraint = await asyncio.to_thread(self._kitchen.make, order.recipe)
         except Exception as error:
             self._fail(order, error)
             return
         if order.id in self._handles:
-            order.job = replace(order.job, constraint=made)
+            order.job = replace(order.job, constraint=constraint)
             self._start(order)
 
-    def _start(self, order: wire.Submit) -> None:
+    def _start(self, order: wire.JobSubmission) -> None:
         try:
             sink = _JobSink(self, order.id, order.job.n)
             # Our own engines need no validation here: the server does that.
-            submit = self._engine.submit if isinstance(self._engine, GatheringEngine) else None
-            start_job = partial(start, self._engine) if submit is None else submit
-            self._handles[order.id] = start_job(order.job, sink)
+            submit = self._engine.submit if isinstance(self._engine, StepBatchingEngine) else None
+            submit_job = partial(start_job, self._engine) if submit is None else submit
+            self._handles[order.id] = submit_job(order.job, sink)
         except Exception as error:
             self._fail(order, error)
 
-    def _cancel(self, order: wire.Cancel) -> None:
+    def _cancel(self, order: wire.JobCancellation) -> None:
         handle = self._handles.get(order.id)
         if order.index is None:
             self._handles.pop(order.id, None)
@@ -158,24 +165,24 @@ class Child:
     def ended(self, id: int) -> None:
         self._handles.pop(id, None)
 
-    def _fail(self, order: wire.Submit, error: Exception) -> None:
+    def _fail(self, order: wire.JobSubmission, error: Exception) -> None:
         self._handles.pop(order.id, None)
         _log.debug("The engine did not accept a job", exc_info=error)
         for index in range(order.job.n):
-            self.say(order.id, Step([], index, finish="error", error=error))
+            self.queue_step(order.id, Step([], index, finish="error", error=error))
 
-    def say(self, id: int, step: Step) -> None:
+    def queue_step(self, id: int, step: Step) -> None:
         """Queue a step; all steps of one turn of the event loop go in one message."""
         if not self._steps:
             asyncio.get_running_loop().call_soon(self._flush)
         self._steps.append((id, step))
 
-    def gather(self, said: Sequence[tuple["_JobSink", Step]]) -> None:
+    def deliver_batch(self, items: Sequence[tuple["_JobSink", Step]]) -> None:
         """Encode the steps of many jobs on the engine's thread, so that the event loop only sends them;
         both share the CPU.
         """
-        frame = wire.frame(wire.Said([(sink.id, step) for sink, step in said]))
-        ended = [sink for sink, step in said if step.finish is not None]
+        frame = wire.frame(wire.StepReport([(sink.id, step) for sink, step in items]))
+        ended = [sink for sink, step in items if step.finish is not None]
         self._loop.call_soon_threadsafe(self._send_gathered, frame, ended)
 
     def _send_gathered(self, frame: bytes, ended: list["_JobSink"]) -> None:
@@ -187,29 +194,29 @@ class Child:
     def _flush(self) -> None:
         if self._steps:
             steps, self._steps = self._steps, []
-            self._send(wire.Said(steps))
+            self._send(wire.StepReport(steps))
 
-    def _send(self, message: wire.News) -> None:
+    def _send(self, message: wire.Report) -> None:
         self._writer.write(wire.frame(message))
 
-    async def _call(self, order: wire.Ask) -> Any:
+    async def _call(self, order: wire.MethodCall) -> Any:
         if order.method not in METHODS:
             raise EngineFailed(f"Unknown engine method {order.method}.")
         return await getattr(self._engine, order.method)(*order.args)
 
-    async def _answer(self, order: wire.Ask, asked: Coroutine[Any, Any, Any]) -> None:
-        answered = wire.Answered(order.id)
+    async def _answer(self, order: wire.MethodCall, asked: Coroutine[Any, Any, Any]) -> None:
+        answered = wire.MethodResult(order.id)
         try:
             answered.value = await asked
         except Exception as error:
-            answered.error = wire.Told.of(error)
+            answered.error = wire.WireError.of(error)
         answered.weight_version = weights_of(self._engine)
         self._send(answered)
 
     def _pong(self) -> None:
         # An engine without a pulse at least shows by its CPU time that something is computed.
         engine = self._engine
-        pulse = engine.pulse if isinstance(engine, PulsingEngine) else int(10 * time.process_time())
+        pulse = engine.heartbeat if isinstance(engine, HeartbeatEngine) else int(10 * time.process_time())
         self._send(wire.Pong(self._checks + pulse))
 
     async def _check(self) -> None:
@@ -218,7 +225,7 @@ class Child:
             return
         self._checking = True
         try:
-            if isinstance(self._engine, LivingEngine):
+            if isinstance(self._engine, LifecycleEngine):
                 await self._engine.check()
         except Unavailable:
             _log.debug("The engine is alive but cannot serve", exc_info=True)
@@ -233,7 +240,7 @@ class Child:
         self._pong()
 
     async def _stop(self) -> int:
-        if isinstance(self._engine, LivingEngine):
+        if isinstance(self._engine, LifecycleEngine):
             await self._engine.stop()
         await asyncio.sleep(0)
         self._flush()
@@ -248,21 +255,21 @@ class Child:
 
 
 @runtime_checkable
-class GatheringEngine(Protocol):
-    """An engine that hands over the steps of many jobs at once, with `steps.deliver`."""
+class StepBatchingEngine(Protocol):
+    """An engine that hands over the steps of many jobs at once, with `steps.deliver_steps`."""
 
-    gathers: bool
+    batches_steps: bool
 
-    def submit(self, job: Job, sink: Sink) -> Handle: ...
+    def submit(self, job: Job, sink: Sink) -> JobHandle: ...
 
 
 class _JobSink:
     """Sink of one job; all sinks share one hub."""
 
-    __slots__ = ("_left", "hub", "id")
+    __slots__ = ("_left", "batch_sink", "id")
 
-    def __init__(self, hub: Child, id: int, n: int) -> None:
-        self.hub = hub
+    def __init__(self, hub: ChildServer, id: int, n: int) -> None:
+        self.batch_sink = hub
         self.id = id
         self._left = n
 
@@ -271,9 +278,9 @@ class _JobSink:
             step = Step([], step.index, finish="error", error=EngineFailed(TEXT))
         if step.finish is not None:
             self.end_one()
-        self.hub.say(self.id, step)
+        self.batch_sink.queue_step(self.id, step)
 
     def end_one(self) -> None:
         self._left -= 1
         if not self._left:
-            self.hub.ended(self.id)
+            self.batch_sink.ended(self.id)

@@ -18,7 +18,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from dragoman.engines.isolated import wire
-from dragoman.engines.isolated.wire import recipe_of
+from dragoman.engines.isolated.wire import constraint_spec
 from dragoman.engines.local.options import check_job
 from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.engines.steps import MOST_APART, iterate
@@ -33,7 +33,7 @@ _CERTAINLY_ALIVE = frozenset("RDt")
 """Process states: running, waiting for a disk, or stopped by a debugger."""
 
 
-class Process:
+class ChildProcess:
     """A child process with a socket and a lifeline: when the server is gone, for any reason, so is the
     child.
     """
@@ -100,7 +100,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def die_with(lifeline: int) -> None:
+def die_with_parent(lifeline: int) -> None:
     """Have the kernel kill this child process when the parent's end of the pipe is closed.
 
     The pipe carries no data, so the only event on it is its end. No code of this process has to run for it,
@@ -121,7 +121,7 @@ def die_with(lifeline: int) -> None:
 
 _log = logging.getLogger("dragoman.engine")
 BEAT_S = 0.15
-STILL_BEATS = 3
+MAX_IDLE_HEARTBEATS = 3
 """Consecutive heartbeats without a reply and without CPU use after which the process counts as stuck."""
 SHOWN_BYTES = 256 * 1024 * 1024
 """Bytes of media that the child caches, so that each is sent once."""
@@ -130,7 +130,7 @@ _EXIT_S = 1.0
 """Seconds for the process to end after it has closed its side."""
 
 
-class _Taker:
+class _IsolatedJobHandle:
     """Handle of a running job: its sink, and the continuations that are not over."""
 
     __slots__ = ("_engine", "_id", "open", "sink")
@@ -151,25 +151,25 @@ class IsolatedEngine:
     `start` must be called before it is used, on the event loop that uses it.
     """
 
-    def __init__(self, process: Process, opened: wire.EngineOpened, tokenizer: Tokenizer) -> None:
+    def __init__(self, process: ChildProcess, opened: wire.EngineReady, tokenizer: Tokenizer) -> None:
         self.card: ModelCard = opened.card
         self.tokenizer = tokenizer
         self.weight_version: str | None = None
         self.failure: DragomanError | None = None
         """Why it takes no more work; None while it runs."""
-        self.pulse = 0
-        self.context = opened.card.longest
+        self.heartbeat = 0
+        self.context = opened.card.context_tokens
         self.vocabulary = len(tokenizer.pieces)
         self.adapters: Sequence[str] = opened.card.adapters
         self._process = process
         self._ids = itertools.count()
-        self._takers: dict[int, _Taker] = {}
+        self._takers: dict[int, _IsolatedJobHandle] = {}
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._checks: list[asyncio.Future[None]] = []
         self._writer: asyncio.StreamWriter | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
-        self._shown = wire.Shown(SHOWN_BYTES)
+        self._shown = wire.MediaMirror(SHOWN_BYTES)
         self._tasks: list[asyncio.Task[None]] = []
         self._heard = True
         self._stopping = False
@@ -190,18 +190,18 @@ class IsolatedEngine:
         `tokenizer` is called when the engine is open: if the model's file crashes a parser, that has happened
         in the child by then.
         """
-        process = Process(command, environ)
+        process = ChildProcess(command, environ)
         try:
             process.link.sendall(wire.frame(first))
-            said = wire.news.decode(wire.receive(process.link))
-            if isinstance(said, wire.NotOpened):
-                raise said.error.error()
-            if not isinstance(said, wire.EngineOpened):
+            item = wire.news.decode(wire.receive(process.link))
+            if isinstance(item, wire.EngineOpenError):
+                raise item.error.error()
+            if not isinstance(item, wire.EngineReady):
                 raise EngineFailed("Unexpected first message from the engine process.")
-            made = tokenizer()
-            if wire.digest(made) != said.digest:
+            result = tokenizer()
+            if wire.digest(result) != item.digest:
                 raise EngineFailed("The engine process has a different tokenizer than the server.")
-            return cls(process, said, made)
+            return cls(process, item, result)
         except (EOFError, BrokenPipeError) as error:
             process.link.close()
             how = process.end(_EXIT_S)
@@ -217,26 +217,28 @@ class IsolatedEngine:
         """Id of the child process."""
         return self._process.pid
 
-    def submit(self, job: Job, sink: Sink) -> _Taker:
+    def submit(self, job: Job, sink: Sink) -> _IsolatedJobHandle:
         """Start a job; `sink` is called on the event loop's thread."""
         self._check_failure()
         check_job(job, self, self.card.modalities)
         constraint = job.constraint
         id = next(self._ids)
-        order = wire.Submit(id, replace(job, constraint=None), recipe_of(constraint))
+        order = wire.JobSubmission(id, replace(job, constraint=None), constraint_spec(constraint))
         order.source = constraint.source if constraint is not None else None
         if job.media:
             order.job = wire.spans_with(order.job, wire.without_data)
         self._send_about((span.media for span in job.media), order)
-        taker = self._takers[id] = _Taker(self, id, job.n, sink)
+        taker = self._takers[id] = _IsolatedJobHandle(self, id, job.n, sink)
         return taker
 
     def generate(self, job: Job) -> AsyncGenerator[Step, None]:
         """Yield steps until every continuation has finished. Closing the iterator cancels the job."""
         return iterate(self, job)
 
-    def place(self, media: Media) -> Sequence[int]:
-        """Call the engine's `place`. From any thread but the event loop's, which has to receive the reply."""
+    def media_token_ids(self, media: Media) -> Sequence[int]:
+        """Call the engine's `media_token_ids`. From any thread but the event loop's, which has to receive the
+        reply.
+        """
         if self._loop is None:
             raise Unavailable("The engine has not been started.")
         if threading.get_ident() == self._thread:
@@ -247,10 +249,10 @@ class IsolatedEngine:
     async def _place(self, media: Media) -> Any:
         id = next(self._ids)
         return await self._answer(
-            id, lambda: self._send_about([media], wire.Ask(id, "place", [wire.without_data(media)]))
+            id, lambda: self._send_about([media], wire.MethodCall(id, "place", [wire.without_data(media)]))
         )
 
-    def _send_about(self, media: Iterable[Media], order: wire.Order) -> None:
+    def _send_about(self, media: Iterable[Media], order: wire.Command) -> None:
         """Send a command after the media that it refers to."""
         new, old = self._shown.orders(media)
         for each in (*new, order, *old):
@@ -265,7 +267,7 @@ class IsolatedEngine:
         if whole:
             del self._takers[id]
         if self.failure is None:
-            self._send(wire.Cancel(id, None if whole else index))
+            self._send(wire.JobCancellation(id, None if whole else index))
 
     async def start(self) -> None:
         self._check_failure()
@@ -280,7 +282,7 @@ class IsolatedEngine:
         if not self._tasks:
             self.abandon()
         elif self.failure is None:
-            self._send(wire.Stop())
+            self._send(wire.Shutdown())
             if not (await asyncio.wait(self._tasks[:1], timeout=_STOP_S))[0]:
                 self._process.kill()
             await asyncio.wait(self._tasks[:1])
@@ -305,19 +307,19 @@ class IsolatedEngine:
         if self.failure is not None:
             raise type(self.failure)(self.failure.message)
 
-    def _send(self, order: wire.Order) -> None:
+    def _send(self, order: wire.Command) -> None:
         if self._writer is None:
             raise Unavailable("The engine has not been started.")
         if not self._writer.is_closing():
             self._writer.write(wire.frame(order))
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
-        frames = wire.Frames(reader)
+        frames = wire.FrameReader(reader)
         try:
             while True:
-                told = [wire.news.decode(frame) for frame in await frames.read()]
-                for said in told if len(told) <= MOST_APART else wire.join_said(told):
-                    self._take(said)
+                items = [wire.news.decode(frame) for frame in await frames.read()]
+                for item in items if len(items) <= MOST_APART else wire.merge_step_reports(items):
+                    self._take(item)
         except EOFError:
             pass
         except Exception:
@@ -331,19 +333,19 @@ class IsolatedEngine:
         else:
             self._end(EngineFailed(f"The engine process {how}."), "error")
 
-    def _take(self, said: wire.News) -> None:
+    def _take(self, item: wire.Report) -> None:
         self._heard = True
-        match said:
-            case wire.Said():
-                for id, step in said.steps:
+        match item:
+            case wire.StepReport():
+                for id, step in item.steps:
                     self._hand_out(id, step)
             case wire.Pong():
-                self._sign(said.pulse)
-            case wire.Answered():
-                self.weight_version = said.weight_version
-                future = self._asked.pop(said.id, None)
+                self._sign(item.pulse)
+            case wire.MethodResult():
+                self.weight_version = item.weight_version
+                future = self._asked.pop(item.id, None)
                 if future is not None and not future.done():
-                    _settle(future, said)
+                    _settle(future, item)
 
     def _hand_out(self, id: int, step: Step) -> None:
         taker = self._takers.get(id)
@@ -361,9 +363,9 @@ class IsolatedEngine:
             self.cancel(id, None)
 
     def _sign(self, pulse: int) -> None:
-        if pulse == self.pulse:
+        if pulse == self.heartbeat:
             return
-        self.pulse = pulse
+        self.heartbeat = pulse
         for check in self._checks:
             if not check.done():
                 check.set_result(None)
@@ -377,7 +379,7 @@ class IsolatedEngine:
             self._send(wire.Ping())
             await asyncio.sleep(BEAT_S)
             still = still + 1 if not self._heard and self._process.is_still() else 0
-            if still >= STILL_BEATS:
+            if still >= MAX_IDLE_HEARTBEATS:
                 _log.error("Engine process stuck: no reply and no CPU use")
                 self._process.kill()
                 return
@@ -414,21 +416,21 @@ class IsolatedEngine:
             id = next(self._ids)
             answered = self._asked[id] = asyncio.get_running_loop().create_future()
             try:
-                self._send(wire.Ask(id, method, list(args)))
-                found = await answered
+                self._send(wire.MethodCall(id, method, list(args)))
+                result = await answered
             finally:
                 self._asked.pop(id, None)
             if method == "load_adapter":
                 self.adapters = [*self.adapters, args[0]]
             elif method == "unload_adapter":
                 self.adapters = [name for name in self.adapters if name != args[0]]
-            return found
+            return result
 
         return ask
 
 
-def _settle(future: "asyncio.Future[Any]", said: wire.Answered) -> None:
-    if said.error is not None:
-        future.set_exception(said.error.error())
+def _settle(future: "asyncio.Future[Any]", result: wire.MethodResult) -> None:
+    if result.error is not None:
+        future.set_exception(result.error.error())
     else:
-        future.set_result(said.value)
+        future.set_result(result.value)

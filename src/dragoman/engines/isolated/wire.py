@@ -15,45 +15,45 @@ from msgspec.structs import replace
 
 from dragoman import errors
 from dragoman.constrain.constraint import compile_cached
-from dragoman.constrain.reasoning_budget import Budgeted, ReasoningBudget, Recipe
+from dragoman.constrain.reasoning_budget import BudgetedConstraint, ConstraintSpec, ReasoningBudget
 from dragoman.constrain.vocabulary import Vocabulary
 from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.engines.steps import join_steps
-from dragoman.errors import BadRequest, DragomanError, EngineFailed, Part
+from dragoman.errors import BadRequest, DragomanError, EngineFailed, ParamKey
 from dragoman.media import Media
 from dragoman.types import ConstraintSource, Job, JobConstraint, Matcher, Step
 
 # Constraints, which are rebuilt from their specification in the engine process.
 
 
-def recipe_of(constraint: JobConstraint | None) -> Recipe | None:
+def constraint_spec(constraint: JobConstraint | None) -> ConstraintSpec | None:
     """Return a constraint's specification; None if the engine reads its source instead."""
     if constraint is None or constraint.source is not None:
         return None
     recipe = getattr(constraint, "recipe", None)
-    if not isinstance(recipe, Recipe):
+    if not isinstance(recipe, ConstraintSpec):
         raise BadRequest("This constraint cannot be sent to an engine in another process.")
     return recipe
 
 
-class Remade:
+class RebuiltConstraint:
     source = None
 
     def __init__(self, start: Callable[[], Matcher]) -> None:
-        self.start = start
+        self.new_matcher = start
 
 
-class Sourced:
+class SourceConstraint:
     """A constraint that the engine enforces itself."""
 
     def __init__(self, source: ConstraintSource) -> None:
         self.source = source
 
-    def start(self) -> Matcher:
+    def new_matcher(self) -> Matcher:
         raise EngineFailed("The engine enforces this constraint itself.")
 
 
-class Kitchen:
+class ConstraintFactory:
     """Compiles constraints for one model. Safe to call from worker threads."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -62,20 +62,20 @@ class Kitchen:
     @cached_property
     def vocabulary(self) -> Vocabulary:
         """The vocabulary, created at the first use: that takes a while for a large one."""
-        return Vocabulary(self._tokenizer.pieces, self._tokenizer.special, self._tokenizer.end_ids)
+        return Vocabulary(self._tokenizer.pieces, self._tokenizer.special_ids, self._tokenizer.end_ids)
 
-    def make(self, recipe: Recipe) -> JobConstraint:
+    def make(self, recipe: ConstraintSpec) -> JobConstraint:
         start = None
         if recipe.grammar is not None:
             start = compile_cached(recipe.grammar, self.vocabulary).copy
         if recipe.budget is not None:
-            told = recipe.budget
+            spec = recipe.budget
             budget = ReasoningBudget(
-                told.markers, told.tokens, self._tokenizer, starts_in_reasoning=told.starts_in_reasoning
+                spec.markers, spec.tokens, self._tokenizer, starts_in_reasoning=spec.starts_in_reasoning
             )
-            return Budgeted(budget, start)
+            return BudgetedConstraint(budget, start)
         assert start is not None
-        return Remade(start)
+        return RebuiltConstraint(start)
 
 
 # The messages.
@@ -85,7 +85,7 @@ _LENGTH = 4
 _AT_ONCE = 1 << 18
 
 
-class Told(Struct, frozen=True):
+class WireError(Struct, frozen=True):
     """A DragomanError as data."""
 
     kind: str
@@ -95,49 +95,49 @@ class Told(Struct, frozen=True):
     is_part: bool = False
 
     @classmethod
-    def of(cls, error: BaseException) -> "Told":
+    def of(cls, error: BaseException) -> "WireError":
         if not isinstance(error, DragomanError):
             return cls("EngineFailed", "The engine failed in this call.")
         param = None if error.param is None else str(error.param)
-        return cls(type(error).__name__, error.message, error.code, param, isinstance(error.param, Part))
+        return cls(type(error).__name__, error.message, error.code, param, isinstance(error.param, ParamKey))
 
     def error(self) -> DragomanError:
         kind = getattr(errors, self.kind, None)
         if not (isinstance(kind, type) and issubclass(kind, DragomanError)):
             kind = EngineFailed
         # Some error types compose their own message; here it is complete already.
-        made: DragomanError = kind.__new__(kind)
-        param = Part(self.param) if self.param is not None and self.is_part else self.param
-        DragomanError.__init__(made, self.message, param=param, code=self.code)
-        return made
+        dragoman_error: DragomanError = kind.__new__(kind)
+        param = ParamKey(self.param) if self.param is not None and self.is_part else self.param
+        DragomanError.__init__(dragoman_error, self.message, param=param, code=self.code)
+        return dragoman_error
 
 
-class Submit(Struct, tag=True):
+class JobSubmission(Struct, tag=True):
     id: int
     job: Job
-    """The job without its constraint, and without the data of its media: `Show` comes before it."""
-    recipe: Recipe | None = None
+    """The job without its constraint, and without the data of its media: `MediaUpload` comes before it."""
+    recipe: ConstraintSpec | None = None
     source: ConstraintSource | None = None
     """A constraint has either a recipe or a source."""
 
 
-class Show(Struct, tag=True):
-    """The data of a medium, sent once; it is cached until `Forget`."""
+class MediaUpload(Struct, tag=True):
+    """The data of a medium, sent once; it is cached until `MediaEviction`."""
 
     digest: str
     data: bytes
 
 
-class Forget(Struct, tag=True):
+class MediaEviction(Struct, tag=True):
     digest: str
 
 
-class Cancel(Struct, tag=True):
+class JobCancellation(Struct, tag=True):
     id: int
     index: int | None
 
 
-class Ask(Struct, tag=True):
+class MethodCall(Struct, tag=True):
     """A call of an engine method by name."""
 
     id: int
@@ -149,14 +149,16 @@ class Ping(Struct, tag=True):
     pass
 
 
-class Stop(Struct, tag=True):
+class Shutdown(Struct, tag=True):
     pass
 
 
-Order: TypeAlias = Submit | Show | Forget | Cancel | Ask | Ping | Stop
+Command: TypeAlias = (
+    JobSubmission | MediaUpload | MediaEviction | JobCancellation | MethodCall | Ping | Shutdown
+)
 
 
-class EngineOpened(Struct, tag=True):
+class EngineReady(Struct, tag=True):
     """The engine is open."""
 
     card: ModelCard
@@ -165,20 +167,20 @@ class EngineOpened(Struct, tag=True):
     """Digest of the vocabulary."""
 
 
-class NotOpened(Struct, tag=True):
-    error: Told
+class EngineOpenError(Struct, tag=True):
+    error: WireError
 
 
-class Said(Struct, tag=True):
+class StepReport(Struct, tag=True):
     """The steps of all jobs at one engine step."""
 
     steps: list[tuple[int, Step]]
 
 
-class Answered(Struct, tag=True):
+class MethodResult(Struct, tag=True):
     id: int
     value: Any = None
-    error: Told | None = None
+    error: WireError | None = None
     weight_version: str | None = None
 
 
@@ -186,12 +188,12 @@ class Pong(Struct, tag=True):
     pulse: int
 
 
-News: TypeAlias = EngineOpened | NotOpened | Said | Answered | Pong
+Report: TypeAlias = EngineReady | EngineOpenError | StepReport | MethodResult | Pong
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, BaseException):
-        return Told.of(value)
+        return WireError.of(value)
     if isinstance(value, PurePath):
         return str(value)
     raise NotImplementedError
@@ -199,13 +201,13 @@ def _plain(value: Any) -> Any:
 
 def _make(kind: type, value: Any) -> Any:
     if kind is Exception:
-        return msgspec.convert(value, Told).error()
+        return msgspec.convert(value, WireError).error()
     raise NotImplementedError
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
-orders: "msgspec.msgpack.Decoder[Order]" = msgspec.msgpack.Decoder(Order, dec_hook=_make)
-news: "msgspec.msgpack.Decoder[News]" = msgspec.msgpack.Decoder(News, dec_hook=_make)
+orders: "msgspec.msgpack.Decoder[Command]" = msgspec.msgpack.Decoder(Command, dec_hook=_make)
+news: "msgspec.msgpack.Decoder[Report]" = msgspec.msgpack.Decoder(Report, dec_hook=_make)
 
 
 def frame(message: Any) -> bytes:
@@ -218,7 +220,7 @@ def receive(link: socket.socket) -> bytes:
     return _exactly(link, int.from_bytes(_exactly(link, _LENGTH), "little"))
 
 
-class Frames:
+class FrameReader:
     """Reads all complete messages of a stream as soon as there is one."""
 
     def __init__(self, stream: asyncio.StreamReader) -> None:
@@ -227,7 +229,7 @@ class Frames:
 
     async def read(self) -> list[bytes]:
         """Return the next messages. Raises EOFError when the other side is gone."""
-        while not (found := self._whole()):
+        while not (chunks := self._whole()):
             try:
                 data = await self._stream.read(_AT_ONCE)
             except ConnectionError as error:
@@ -235,33 +237,33 @@ class Frames:
             if not data:
                 raise EOFError
             self._begun += data
-        return found
+        return chunks
 
     def _whole(self) -> list[bytes]:
-        found, start, begun = [], 0, self._begun
+        chunks, start, begun = [], 0, self._begun
         while start + _LENGTH <= len(begun):
             end = start + _LENGTH + int.from_bytes(begun[start : start + _LENGTH], "little")
             if end > len(begun):
                 break
-            found.append(bytes(begun[start + _LENGTH : end]))
+            chunks.append(bytes(begun[start + _LENGTH : end]))
             start = end
         del begun[:start]
-        return found
+        return chunks
 
 
-def join_said(told: Iterable[News]) -> Iterator[News]:
+def merge_step_reports(items: Iterable[Report]) -> Iterator[Report]:
     """Join messages that have queued up, with one step per continuation: a server that lags behind its
     engine (`MOST_APART`) does so, so that each token costs less the more there is to do.
     """
     steps: dict[tuple[int, int], Step] = {}
 
-    def joined() -> Iterator[Said]:
+    def joined() -> Iterator[StepReport]:
         if steps:
-            yield Said([(id, step) for (id, _), step in steps.items()])
+            yield StepReport([(id, step) for (id, _), step in steps.items()])
             steps.clear()
 
-    for one in told:
-        if not isinstance(one, Said):
+    for one in items:
+        if not isinstance(one, StepReport):
             yield from joined()
             yield one
             continue
@@ -305,24 +307,24 @@ def spans_with(job: Job, change: Callable[[Media], Media]) -> Job:
     return replace(job, media=tuple(replace(span, media=change(span.media)) for span in job.media))
 
 
-class Shown:
+class MediaMirror:
     """The server's mirror of the child's media cache: an LRU bounded in bytes."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._kept: OrderedDict[str, int] = OrderedDict()
 
-    def orders(self, media: Iterable[Media]) -> tuple[list[Show], list[Forget]]:
+    def orders(self, media: Iterable[Media]) -> tuple[list[MediaUpload], list[MediaEviction]]:
         """Return the messages to send before these media are used, and those to send afterwards."""
         new = []
         for each in media:
             if each.digest not in self._kept:
-                new.append(Show(each.digest, each.data))
+                new.append(MediaUpload(each.digest, each.data))
                 self._kept[each.digest] = len(each.data)
             self._kept.move_to_end(each.digest)
         old = []
         while self._kept and sum(self._kept.values()) > self._most:
-            old.append(Forget(self._kept.popitem(last=False)[0]))
+            old.append(MediaEviction(self._kept.popitem(last=False)[0]))
         return new, old
 
 

@@ -394,8 +394,8 @@ class Library:
         self.mtmd_helper_log_set(self._log, None)
 
     def gpus(self) -> list[GpuDevice]:
-        found = [self.ggml_backend_dev_get(index) for index in range(self.ggml_backend_dev_count())]
-        return [self._describe(device) for device in found if self.ggml_backend_dev_type(device) in _GPUS]
+        items = [self.ggml_backend_dev_get(index) for index in range(self.ggml_backend_dev_count())]
+        return [self._describe(device) for device in items if self.ggml_backend_dev_type(device) in _GPUS]
 
     def _describe(self, device: int) -> GpuDevice:
         free, total = c_size_t(), c_size_t()
@@ -442,9 +442,9 @@ def mismatches(
     # Padding at the end of a struct is never written.
     if size is not None and not ctypes.sizeof(struct) - 7 <= size <= ctypes.sizeof(struct):
         wrong.append(f"{size} bytes instead of {ctypes.sizeof(struct)}")
-    found = _declare(handle, function, struct, [], prefix="")()
+    result = _declare(handle, function, struct, [], prefix="")()
     for field, expected in defaults.items():
-        value = getattr(found, field)
+        value = getattr(result, field)
         if value != expected:
             wrong.append(f"{field} is {value} instead of {expected}")
     return wrong

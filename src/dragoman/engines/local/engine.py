@@ -8,28 +8,28 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from dragoman.engines.local import machine
-from dragoman.engines.local.drafting import Drafter
+from dragoman.engines.local import hardware
+from dragoman.engines.local.draft_model import Drafter
+from dragoman.engines.local.engine_thread import EmbeddingTask, EngineThread
 from dragoman.engines.local.opening import open_model
 from dragoman.engines.local.options import LocalOptions, check_job, check_prompt
 from dragoman.engines.local.runner import AnyRunner, TrainableRunner
 from dragoman.engines.local.scheduler import Scheduler
-from dragoman.engines.local.sequence import Group, make_group
-from dragoman.engines.local.worker import Embedding, Worker
+from dragoman.engines.local.sequence import SequenceGroup, make_group
 from dragoman.engines.protocol import EngineFaults, ModelCard, Tokenizer
 from dragoman.engines.steps import iterate
 from dragoman.media import Media, unsupported
 from dragoman.types import Job, Sink, Step
 
 if TYPE_CHECKING:
-    from dragoman.engines.local.pictures import Pictures
+    from dragoman.engines.local.encoder_cache import EncoderCache
     from dragoman.engines.local.pytorch.training import WeightSource
 
 
 class LocalHandle:
     __slots__ = ("_group", "_worker")
 
-    def __init__(self, worker: Worker, group: Group) -> None:
+    def __init__(self, worker: EngineThread, group: SequenceGroup) -> None:
         self._worker = worker
         self._group = group
 
@@ -47,8 +47,8 @@ class LocalEngine:
     Usually created with `LocalEngine.open("model.gguf")`.
     """
 
-    gathers = True
-    """Steps of all jobs may be gathered at once (see `steps.SinkHub`)."""
+    batches_steps = True
+    """Steps of all jobs may be gathered at once (see `steps.BatchSink`)."""
 
     def __init__(
         self,
@@ -57,13 +57,13 @@ class LocalEngine:
         card: ModelCard,
         options: LocalOptions | None = None,
         drafter: Drafter | None = None,
-        pictures: "Pictures | None" = None,
+        pictures: "EncoderCache | None" = None,
     ) -> None:
         options = options or LocalOptions()
         self.card = card
         self.tokenizer = tokenizer
         self._runner = runner
-        threads = options.threads or machine.cores()
+        threads = options.threads or hardware.cores()
         self._scheduler = Scheduler(
             runner,
             batch=options.batch,
@@ -75,7 +75,7 @@ class LocalEngine:
             pause=options.pause,
         )
         self._pictures = pictures
-        self._worker = Worker(runner, self._scheduler, pictures)
+        self._worker = EngineThread(runner, self._scheduler, pictures)
         self._loading = asyncio.Lock()
 
     @classmethod
@@ -89,16 +89,16 @@ class LocalEngine:
         kind: type[LocalEngine] = cls
         if cls is LocalEngine and isinstance(opened.runner, TrainableRunner):
             kind = TrainableEngine
-        made = kind(
+        engine = kind(
             opened.runner, opened.tokenizer, opened.card, opened.options, opened.drafter, opened.pictures
         )
-        return cast(Self, made)
+        return cast(Self, engine)
 
-    def place(self, media: Media) -> Sequence[int]:
+    def media_token_ids(self, media: Media) -> Sequence[int]:
         """Return the ids that represent an image or audio in a prompt. From any thread."""
         if self._pictures is None:
             raise unsupported(media.kind, self.card.modalities)
-        return self._pictures.place(media)
+        return self._pictures.media_token_ids(media)
 
     def submit(self, job: Job, sink: Sink) -> LocalHandle:
         """Start a job; `sink` is called on the running event loop's thread."""
@@ -119,7 +119,7 @@ class LocalEngine:
     async def embed_for(self, owner: str, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
         for prompt in prompts:
             check_prompt(prompt, self._runner)
-        embedding = Embedding(prompts, self._runner, asyncio.get_running_loop(), owner)
+        embedding = EmbeddingTask(prompts, self._runner, asyncio.get_running_loop(), owner)
         self._worker.embed(embedding)
         return await embedding.future
 
@@ -127,7 +127,7 @@ class LocalEngine:
         """Read a LoRA adapter while answers continue; jobs may use it when this returns."""
         async with self._loading:
             add = await asyncio.to_thread(self._runner.read_adapter, name, Path(path))
-            await self._worker.do(add)
+            await self._worker.run_task(add)
 
     async def unload_adapter(self, name: str) -> None:
         """Free an adapter. Raises Conflict if a job uses it."""
@@ -136,7 +136,7 @@ class LocalEngine:
             self._worker.check_unused(name)
             self._runner.drop_adapter(name)
 
-        await self._worker.do(drop)
+        await self._worker.run_task(drop)
 
     async def start(self) -> None:
         self._worker.start()
@@ -160,7 +160,7 @@ class LocalEngine:
         return self._scheduler.kv_usage
 
     @property
-    def pulse(self) -> int:
+    def heartbeat(self) -> int:
         """A counter that changes while the engine thread makes progress."""
         return self._worker.pulse
 
@@ -200,7 +200,7 @@ class TrainableEngine(LocalEngine):
     async def resume(self, weight_version: str | None = None) -> None:
         """Continue. If the version of the weights changes, everything computed before is discarded."""
         if weight_version is not None and weight_version != self.weight_version:
-            await self._worker.do(partial(self._change, lambda: None, weight_version))
+            await self._worker.run_task(partial(self._change, lambda: None, weight_version))
         await self._worker.pause(False)
 
     async def update_weights(self, source: "WeightSource", weight_version: str | None = None) -> None:
@@ -212,11 +212,11 @@ class TrainableEngine(LocalEngine):
         """
         async with self._loading:
             put = await asyncio.to_thread(self._trained.read_weights, source)
-            await self._worker.do(partial(self._change, put, weight_version))
+            await self._worker.run_task(partial(self._change, put, weight_version))
 
     def _change(self, put: Callable[[], None], weight_version: str | None) -> None:
         # First, because replacing the weights may fail halfway.
-        self._scheduler.start_over()
+        self._scheduler.discard_cache()
         put()
         if weight_version is not None:
             self._scheduler.weight_version = weight_version

@@ -10,24 +10,24 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from dragoman.engines.choosing import Ids, Logits
 from dragoman.engines.local.binding import Batch
-from dragoman.engines.local.model import Model
-from dragoman.engines.local.options import KvCache
-from dragoman.engines.local.runner import Beat, Rows, StepFailed, StepInterrupted
+from dragoman.engines.local.gguf_model import LlamaModel
+from dragoman.engines.local.options import KVDtypeOption
+from dragoman.engines.local.runner import AbortCallback, StepFailed, StepInterrupted, StepRows
+from dragoman.engines.sampling import Ids, Logits
 from dragoman.errors import ModelFileError
 from dragoman.types import Adapters
 
 if TYPE_CHECKING:
-    from dragoman.engines.local.pictures import Pictures
+    from dragoman.engines.local.encoder_cache import EncoderCache
 
 _ABORTED = 2
 _PIECES = -1
 _POOLING_NONE = 0
 _FLASH_WHERE_POSSIBLE, _FLASH_OFF = -1, 0
-KeptKind: TypeAlias = Literal["f16", "int8", "bf16"]
+KVDtype: TypeAlias = Literal["f16", "int8", "bf16"]
 # The library's numbers of these types.
-_KV_TYPES: Mapping[KeptKind, int] = {"f16": 1, "int8": 8, "bf16": 30}
+_KV_TYPES: Mapping[KVDtype, int] = {"f16": 1, "int8": 8, "bf16": 30}
 _INT8_BLOCK = 32
 # Rows of logits besides one per slot, for prompts whose log probabilities are requested.
 _EXTRA_OUTPUTS = 64
@@ -42,11 +42,11 @@ _MANY = 8
 _MOST_SWAPPED = 32 << 20
 
 
-class KeptKinds(Struct, frozen=True):
+class KVDtypes(Struct, frozen=True):
     """Data types of the KV cache."""
 
-    keys: KeptKind
-    values: KeptKind
+    keys: KVDtype
+    values: KVDtype
 
     def __str__(self) -> str:
         both = self.keys == self.values
@@ -59,24 +59,24 @@ class KeptKinds(Struct, frozen=True):
         return token_bytes * sum(17 if kind == "int8" else 32 for kind in (self.keys, self.values)) // 64
 
 
-EVEN_KINDS = frozenset({0, 2, 3, 8})
+BATCH_INVARIANT_TYPES = frozenset({0, 2, 3, 8})
 """Weight types F32, Q4_0, Q4_1 and Q8_0, whose matrix products use the same kernel for any number of rows."""
-OWN_KINDS = KeptKinds("f16", "f16")
+OWN_KINDS = KVDtypes("f16", "f16")
 """llama.cpp's default data types."""
 
 
-def kept_kinds(kv_cache: KvCache, head: int, *, several: bool) -> KeptKinds:
+def kept_kinds(kv_cache: KVDtypeOption, head: int, *, several: bool) -> KVDtypes:
     """Select the data types of the KV cache. `head` is the length of a key; `several`: answers are batched
     and must be bit-identical.
 
     With int8 keys, attention uses one kernel for all rows, which halves the speed of long prefills.
     """
     if kv_cache == "auto":
-        return KeptKinds("int8" if several and head % _INT8_BLOCK == 0 else "f16", "f16")
-    return KeptKinds(kv_cache, kv_cache)
+        return KVDtypes("int8" if several and head % _INT8_BLOCK == 0 else "f16", "f16")
+    return KVDtypes(kv_cache, kv_cache)
 
 
-class Ways(Struct, frozen=True):
+class InvariantBatching(Struct, frozen=True):
     """Batching in which the bits of one row do not depend on others.
 
     Matrix products have one kernel for few rows and another for many, and attention over float16 has three:
@@ -87,15 +87,15 @@ class Ways(Struct, frozen=True):
 
     said: int
     """Rows of answers in one batch."""
-    block: int = 1
-    """See `Runner.block`: rows of whole blocks are computed in batches of at least this many, other rows
-    in smaller ones.
+    prefill_block: int = 1
+    """See `Runner.prefill_block`: rows of whole blocks are computed in batches of at least this many, other
+    rows in smaller ones.
     """
     alike: bool = False
     """Whether rows of prompts are batched like those of answers."""
 
 
-_TILED = Ways(1, block=64)
+_TILED = InvariantBatching(1, prefill_block=64)
 _FEW = 3
 """Up to this many rows are computed bit-identically to one. Not for MoE: an expert computes only the rows
 routed to it.
@@ -121,7 +121,7 @@ class _BatchBuffer:
             logits=self.outputs.ctypes.data,
         )
 
-    def fill(self, rows: Rows) -> Batch:
+    def fill(self, rows: StepRows) -> Batch:
         count = len(rows)
         self.tokens[:count] = rows.tokens
         self.positions[:count] = rows.positions
@@ -131,12 +131,12 @@ class _BatchBuffer:
         return self.batch
 
 
-class _ShownBatch:
+class _VectorBatch:
     """A llama_batch of vectors: rows of media, chunk after chunk."""
 
-    def __init__(self, rows: Rows, chosen: Sequence[int]) -> None:
+    def __init__(self, rows: StepRows, chosen: Sequence[int]) -> None:
         slots = dict.fromkeys(rows.slots[row] for row in chosen)
-        shown = [rows.shown[slot] for slot in slots]
+        shown = [rows.media_rows[slot] for slot in slots]
         count = len(chosen)
         self._rows = np.ascontiguousarray(np.concatenate([each.rows for each in shown]))
         several = [each.positions for each in shown if each.positions is not None]
@@ -157,20 +157,20 @@ class _ShownBatch:
 
 
 class LlamaRunner:
-    blocks = None
+    block_stats = None
 
     def __init__(
         self,
-        model: Model,
+        model: LlamaModel,
         *,
         slots: int,
         context: int,
         batch: int,
         threads: int,
         flash_attention: bool,
-        kept: KeptKinds = OWN_KINDS,
-        evenly: bool = False,
-        pictures: "Pictures | None" = None,
+        kept: KVDtypes = OWN_KINDS,
+        batch_invariant: bool = False,
+        pictures: "EncoderCache | None" = None,
     ) -> None:
         """`evenly`: the bits of a row must not depend on the other rows of a step, nor on where a prompt
         was cut.
@@ -180,22 +180,22 @@ class LlamaRunner:
         self.slots = slots
         self.max_rows = batch + slots
         self.max_outputs = slots + _EXTRA_OUTPUTS
-        self.rewinds = model.rewinds
-        tiled = evenly and kept == OWN_KINDS and self.rewinds
-        self.equal_pieces = not tiled
-        self.mixes_adapters = False
+        self.can_truncate = model.rewinds
+        tiled = batch_invariant and kept == OWN_KINDS and self.can_truncate
+        self.wants_equal_chunks = not tiled
+        self.batches_adapters = False
         self.adapters = tuple(model.adapters)
         self._threads = threads
         self._flash = flash_attention
         self._kept = kept
-        self._evenly = evenly
+        self._evenly = batch_invariant
         self._ways = _TILED if tiled else None
-        self.rereads = tiled
-        self.block = _TILED.block if tiled else 1
+        self.decode_kv_differs = tiled
+        self.prefill_block = _TILED.prefill_block if tiled else 1
         self._library = library = model.library
         self.vocabulary: int = library.vocab_n_tokens(library.model_get_vocab(model.pointer))
         # A chunk may be followed by padding rows.
-        self._unread = _MANY if evenly else 0
+        self._unread = _MANY if batch_invariant else 0
         self._wanted_context = context
         self._context: int | None = None
         self._embedder: _Embedder | None = None
@@ -215,41 +215,41 @@ class LlamaRunner:
         self._room = int(self._library.n_ctx_seq(self._context))
         self._memory = self._library.get_memory(self._context)
         self._adapters: Adapters = ()
-        self._beat = Beat(self._library, self._context)
+        self._beat = AbortCallback(self._library, self._context)
 
     def warm_up(self) -> None:
         # OpenMP keeps a team of threads for each thread that computes. With a second team it assumes that the
         # cores are overcommitted and puts threads to sleep at every barrier, which costs a third of the
         # speed.
-        rows = Rows()
+        rows = StepRows()
         rows.add(0, 0, 0)
         self.step(rows)
-        self.keep(0, 0)
-        if not self._evenly or self.rereads:
+        self.truncate(0, 0)
+        if not self._evenly or self.decode_kv_differs:
             return
         if self.model.mixes or not np.array_equal(self._try(1), self._try(2 * _MANY)):
-            self._ways = Ways(1 if self.model.mixes else _FEW, alike=not self.rewinds)
-            self.rereads = True
+            self._ways = InvariantBatching(1 if self.model.mixes else _FEW, alike=not self.can_truncate)
+            self.decode_kv_differs = True
 
     def _try(self, together: int) -> Logits:
         """Return the logits after each of some tokens, computed `together` at a time."""
-        found = []
+        items = []
         for start in range(0, 2 * _MANY, together):
-            rows = Rows()
+            rows = StepRows()
             rows.extend(0, start, range(start, start + together), [True] * together)
-            found.append(self.step(rows).copy())
-        self.keep(0, 0)
-        return np.concatenate(found)
+            items.append(self.step(rows).copy())
+        self.truncate(0, 0)
+        return np.concatenate(items)
 
-    def step(self, rows: Rows) -> Logits:
+    def step(self, rows: StepRows) -> Logits:
         self._use(next(iter(rows.adapters.values()), ()))
         self._beat.reset()
-        if rows.shown or self._ways is not None:
+        if rows.media_rows or self._ways is not None:
             return self._step_apart(rows)
         self._decode(self._buffer.fill(rows), rows)
         return self._found(sum(rows.outputs))
 
-    def _decode(self, batch: Batch, rows: Rows) -> None:
+    def _decode(self, batch: Batch, rows: StepRows) -> None:
         code = self._library.decode(self._context, batch)
         if code:
             self._undo(rows)
@@ -257,7 +257,7 @@ class LlamaRunner:
                 raise StepInterrupted
             raise StepFailed(f"llama_decode returned {code}")
 
-    def _step_apart(self, rows: Rows) -> Logits:
+    def _step_apart(self, rows: StepRows) -> Logits:
         """Compute a step in several batches, each with tokens or vectors and for one kernel, and collect
         the logits.
         """
@@ -270,16 +270,16 @@ class LlamaRunner:
         logits: Logits = np.empty((wanted.size, self.vocabulary), np.float32)
         for chosen in batches:
             self._decode_chosen(rows, chosen)
-            places = np.flatnonzero(np.isin(wanted, chosen))
-            if places.size:
-                logits[places] = self._found(places.size)
+            indices = np.flatnonzero(np.isin(wanted, chosen))
+            if indices.size:
+                logits[indices] = self._found(indices.size)
         return logits
 
-    def _decode_chosen(self, rows: Rows, chosen: list[int]) -> None:
+    def _decode_chosen(self, rows: StepRows, chosen: list[int]) -> None:
         slot = rows.slots[chosen[0]]
-        if slot in rows.shown:
-            self._decode_shown(_ShownBatch(rows, chosen), rows.shown[slot].whole, rows)
-        elif self._ways is None or self._ways.alike or rows.said[chosen[0]]:
+        if slot in rows.media_rows:
+            self._decode_shown(_VectorBatch(rows, chosen), rows.media_rows[slot].whole, rows)
+        elif self._ways is None or self._ways.alike or rows.is_answer[chosen[0]]:
             whole = len(chosen) == len(rows)
             self._decode(self._buffer.fill(rows if whole else rows.take(chosen)), rows)
         else:
@@ -289,7 +289,7 @@ class LlamaRunner:
         """Return the first rows of logits of the last batch."""
         return _floats(self._library.get_logits(self._context), count, self.vocabulary)
 
-    def _decode_many(self, taken: Rows, rows: Rows) -> None:
+    def _decode_many(self, taken: StepRows, rows: StepRows) -> None:
         """Compute a chunk of a prompt with padding rows behind it. If the context has no room for them, a
         prompt that fills it is computed without.
         """
@@ -300,38 +300,38 @@ class LlamaRunner:
         taken.extend(slot, end, [taken.tokens[-1]] * unread, [all_wanted] * unread)
         self._decode(self._buffer.fill(taken), rows)
         if unread:
-            self.keep(slot, end)
+            self.truncate(slot, end)
 
-    def _decode_shown(self, made: _ShownBatch, whole: bool, rows: Rows) -> None:
+    def _decode_shown(self, batch: _VectorBatch, whole: bool, rows: StepRows) -> None:
         self._library.set_causal_attn(self._context, not whole)
         try:
-            self._decode(made.batch, rows)
+            self._decode(batch.batch, rows)
         finally:
             self._library.set_causal_attn(self._context, True)
 
-    def keep(self, slot: int, length: int) -> None:
+    def truncate(self, slot: int, length: int) -> None:
         self._library.memory_seq_rm(self._memory, slot, length, -1)
 
     def copy(self, source: int, target: int, length: int) -> None:
-        self.keep(target, 0)
+        self.truncate(target, 0)
         if self._count(source) > self.context // _WHOLE_IS_CHEAPER or not self._copy_held(source, target):
             # This copies the slot's whole KV cache, whatever its length.
             self._library.memory_seq_cp(self._memory, source, target, -1, -1)
-        self.keep(target, length)
+        self.truncate(target, length)
 
     def _copy_held(self, source: int, target: int) -> bool:
         """Copy only the tokens that a slot holds, through the library's save format."""
         return self._restore(target, self._save(source))
 
     def swap(self, first: int, second: int) -> bool:
-        if not self.rewinds:
+        if not self.can_truncate:
             return False
         size = self._library.state_seq_get_size
         if size(self._context, first) + size(self._context, second) > _MOST_SWAPPED:
             return False
         saved = [(slot, self._count(slot), self._save(slot)) for slot in (first, second)]
-        self.keep(first, 0)
-        self.keep(second, 0)
+        self.truncate(first, 0)
+        self.truncate(second, 0)
         for slot, held, state in saved:
             if held and not self._restore(second if slot == first else first, state):
                 raise StepFailed("the library did not restore a sequence that it had saved")
@@ -354,10 +354,10 @@ class LlamaRunner:
         """Whether steps can be interrupted: the remains of one must be truncated, which recurrent models
         cannot.
         """
-        return self.rewinds
+        return self.can_truncate
 
     def interrupt(self) -> None:
-        if self.rewinds:
+        if self.can_truncate:
             self._beat.stop()
 
     def reset(self) -> None:
@@ -439,7 +439,7 @@ class LlamaRunner:
         self._library.adapter_lora_free(self.model.adapters.pop(name))
         self.adapters = tuple(self.model.adapters)
 
-    def _undo(self, rows: Rows) -> None:
+    def _undo(self, rows: StepRows) -> None:
         """Truncate every slot to its length before the step: parts of a failed step may be in the KV
         cache.
         """
@@ -447,7 +447,7 @@ class LlamaRunner:
         for slot, position in zip(rows.slots, rows.positions, strict=True):
             first.setdefault(slot, position)
         for slot, position in first.items():
-            self.keep(slot, position)
+            self.truncate(slot, position)
 
 
 class _Embedder:
@@ -459,7 +459,7 @@ class _Embedder:
         self._context = runner._open(runner.context, 1, _EMBED_ROWS, _EMBED_ROWS, embeddings=True)
         self._memory = self._library.get_memory(self._context)
         self._buffer = _BatchBuffer(_EMBED_ROWS)
-        self._beat = Beat(self._library, self._context)
+        self._beat = AbortCallback(self._library, self._context)
 
     @property
     def pulse(self) -> int:
@@ -479,7 +479,7 @@ class _Embedder:
         self._library.free(self._context)
 
     def _sum(self, tokens: Sequence[int], start: int) -> Logits:
-        rows = Rows()
+        rows = StepRows()
         rows.extend(0, start, tokens, [True] * len(tokens))
         self._beat.reset()
         code = self._library.decode(self._context, self._buffer.fill(rows))
@@ -490,26 +490,32 @@ class _Embedder:
         return total
 
 
-def _divide(rows: Rows, ways: Ways | None) -> Iterator[list[int]]:
+def _divide(rows: StepRows, ways: InvariantBatching | None) -> Iterator[list[int]]:
     """Yield the rows of each batch: tokens; media chunks, of which those with non-causal attention are
     separate. If `ways` is set, also few answers per batch, and each prompt in batches of its own.
     """
-    said: list[int] = []
+    numbers: list[int] = []
     others: dict[int, list[int]] = {}
     for row, slot in enumerate(rows.slots):
-        shown = rows.shown.get(slot)
+        shown = rows.media_rows.get(slot)
         if shown is not None:
             others.setdefault(slot if shown.whole else _PIECES, []).append(row)
-        elif ways is None or ways.alike or rows.said[row]:
-            said.append(row)
+        elif ways is None or ways.alike or rows.is_answer[row]:
+            numbers.append(row)
         else:
             others.setdefault(slot, []).append(row)
-    yield from _cut(said, max(1, len(said)) if ways is None else ways.said)
+    yield from _cut(numbers, max(1, len(numbers)) if ways is None else ways.said)
     for slot, read in others.items():
-        if ways is None or ways.block == 1 or slot in rows.in_blocks or slot in rows.shown or slot == _PIECES:
+        if (
+            ways is None
+            or ways.prefill_block == 1
+            or slot in rows.in_blocks
+            or slot in rows.media_rows
+            or slot == _PIECES
+        ):
             yield read
         else:
-            yield from _cut(read, ways.block - _MANY)
+            yield from _cut(read, ways.prefill_block - _MANY)
 
 
 def _cut(chosen: list[int], most: int) -> Iterator[list[int]]:

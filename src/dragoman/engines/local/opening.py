@@ -10,30 +10,36 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.engines.local import binding, machine
+from dragoman.engines.local import binding, hardware
 from dragoman.engines.local.binding import GpuDevice
-from dragoman.engines.local.calibrated import RunnerChoice, choose_runner
-from dragoman.engines.local.drafting import Drafter, open_draft
-from dragoman.engines.local.llamacpp import EVEN_KINDS, OWN_KINDS, KeptKinds, LlamaRunner, kept_kinds
-from dragoman.engines.local.machine import (
+from dragoman.engines.local.draft_model import Drafter, open_draft
+from dragoman.engines.local.gguf_model import LlamaModel, LlamaTokenizer
+from dragoman.engines.local.hardware import (
     check_context,
     count_readers,
     numerics,
     read_model,
     size_for,
-    takes_wide,
+    widens_to_int8,
 )
-from dragoman.engines.local.model import LlamaTokenizer, Model
-from dragoman.engines.local.openvino.family import NotForOpenVino, shape_of
+from dragoman.engines.local.llamacpp import (
+    BATCH_INVARIANT_TYPES,
+    OWN_KINDS,
+    KVDtypes,
+    LlamaRunner,
+    kept_kinds,
+)
+from dragoman.engines.local.openvino.architectures import OpenVinoUnsupported, shape_of
 from dragoman.engines.local.options import LocalOptions
 from dragoman.engines.local.runner import AnyRunner, PagedRunner
+from dragoman.engines.local.runner_choice import RunnerChoice, choose_runner
 from dragoman.engines.model_files import LLAMA_CPP, in_gguf
 from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.errors import ModelFileError, SettingsError
 
 if TYPE_CHECKING:
-    from dragoman.engines.local.openvino.adapters import Adapter
-    from dragoman.engines.local.pictures import Pictures
+    from dragoman.engines.local.encoder_cache import EncoderCache
+    from dragoman.engines.local.openvino.adapters import LoraAdapter
 
 _INT8 = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
 _PRICES = {
@@ -54,7 +60,7 @@ class OpenedModel(Struct):
     options: LocalOptions
     """The options, completed by this runner's defaults."""
     drafter: Drafter | None = None
-    pictures: "Pictures | None" = None
+    pictures: "EncoderCache | None" = None
 
 
 def open_model(path: Path, options: LocalOptions) -> OpenedModel:
@@ -66,14 +72,14 @@ def open_model(path: Path, options: LocalOptions) -> OpenedModel:
         return opened
     runner, draft = opened.runner, Path(options.draft).expanduser()
     try:
-        if not isinstance(runner, PagedRunner) and not runner.rewinds:
+        if not isinstance(runner, PagedRunner) and not runner.can_truncate:
             raise ModelFileError(f"{path.name} has layers whose state cannot be truncated; remove `draft`.")
         opened.drafter = open_draft(draft, options, opened.tokenizer, path.name, runner.context)
     except BaseException:
         runner.close()
         raise
-    told = {"draft": draft.name, "draft_bytes": str(opened.drafter.bytes)}
-    opened.card = replace(opened.card, details={**opened.card.details, **told})
+    fields = {"draft": draft.name, "draft_bytes": str(opened.drafter.bytes)}
+    opened.card = replace(opened.card, details={**opened.card.details, **fields})
     return opened
 
 
@@ -91,13 +97,13 @@ def _open_alone(path: Path, options: LocalOptions) -> OpenedModel:
     if options.runner == "llamacpp" or (options.runner == "auto" and gpus):
         return _open_llamacpp(path, options, f"llama.cpp, on {gpus[0].description}" if gpus else "")
     try:
-        found = _try_openvino(path, options)
-    except NotForOpenVino as why:
+        item = _try_openvino(path, options)
+    except OpenVinoUnsupported as why:
         if options.runner == "openvino":
             message = f"OpenVINO cannot run {path.name}: {why}. Use the runner llamacpp."
             raise ModelFileError(message) from None
-        found = f"llama.cpp; not OpenVINO, because {why}"
-    return _open_llamacpp(path, options, found) if isinstance(found, str) else found
+        item = f"llama.cpp; not OpenVINO, because {why}"
+    return _open_llamacpp(path, options, item) if isinstance(item, str) else item
 
 
 def _open_seeing(path: Path, options: LocalOptions) -> OpenedModel:
@@ -124,9 +130,9 @@ def _gpus_for(options: LocalOptions) -> list[GpuDevice]:
 def _try_openvino(path: Path, options: LocalOptions) -> OpenedModel | str:
     """Open with OpenVINO, or return why the other runner was selected. Cheap checks come first."""
     check_machine(options)
-    model = Model(path, vocabulary_only=True)
+    model = LlamaModel(path, vocabulary_only=True)
     if len(model.parts) > 1:
-        raise NotForOpenVino("its weights are split into several files")
+        raise OpenVinoUnsupported("its weights are split into several files")
     shape = shape_of(model.metadata)
     check_context(options.context, model.trained_context)
     from dragoman.engines.local.openvino.adapters import read_adapters
@@ -155,7 +161,7 @@ def _open_llamacpp(path: Path, options: LocalOptions, why: str = "") -> OpenedMo
         threads=size.threads,
         flash_attention=options.flash_attention,
         kept=kept,
-        evenly=evenly,
+        batch_invariant=evenly,
         pictures=pictures,
     )
     details = {
@@ -178,17 +184,19 @@ def _open_llamacpp(path: Path, options: LocalOptions, why: str = "") -> OpenedMo
     return opened
 
 
-def _open_pictures(model: Model, options: LocalOptions, threads: int) -> "Pictures":
-    from dragoman.engines.local.pictures import Pictures
+def _open_pictures(model: LlamaModel, options: LocalOptions, threads: int) -> "EncoderCache":
+    from dragoman.engines.local.encoder_cache import EncoderCache
     from dragoman.engines.local.projector import Projector
     from dragoman.media.decode import MediaDecoder
 
     path = Path(options.mmproj or "").expanduser()
     projector = Projector(path, model, threads=threads, gpu=options.gpu_layers != 0)
-    return Pictures(projector, MediaDecoder(options.limits))
+    return EncoderCache(projector, MediaDecoder(options.limits))
 
 
-def _settle_ways(model: Model, options: LocalOptions, gpus: Sequence[GpuDevice]) -> tuple[KeptKinds, bool]:
+def _settle_ways(
+    model: LlamaModel, options: LocalOptions, gpus: Sequence[GpuDevice]
+) -> tuple[KVDtypes, bool]:
     """Decide llama.cpp's KV cache types, and whether rows are computed evenly: if `deterministic` is set;
     for one client, who does not use batches of answers; and for a few clients, whom it costs little. Draft
     tokens are computed in batches.
@@ -197,7 +205,7 @@ def _settle_ways(model: Model, options: LocalOptions, gpus: Sequence[GpuDevice])
     readers = count_readers(options)
     alone = readers == 1 and options.draft is None
     dense = model.rewinds and not model.mixes
-    even, some = dense and model.kinds <= EVEN_KINDS, dense and 1 < readers <= _SOME
+    even, some = dense and model.kinds <= BATCH_INVARIANT_TYPES, dense and 1 < readers <= _SOME
     several = fused and (options.deterministic or even or some) and not (alone and model.rewinds)
     kept = kept_kinds(options.kv_cache, model.key_length, several=several)
     if options.deterministic:
@@ -207,7 +215,7 @@ def _settle_ways(model: Model, options: LocalOptions, gpus: Sequence[GpuDevice])
     return kept, options.deterministic or (fused and (alone_evenly or some_evenly))
 
 
-def _check_even(model: Model, kept: KeptKinds, options: LocalOptions, gpus: Sequence[GpuDevice]) -> None:
+def _check_even(model: LlamaModel, kept: KVDtypes, options: LocalOptions, gpus: Sequence[GpuDevice]) -> None:
     """Raise SettingsError if llama.cpp cannot be deterministic, or is not known to be."""
     if gpus:
         message = "`deterministic` is not supported by llama.cpp on a GPU; set `gpu_layers` to 0."
@@ -221,13 +229,13 @@ def _check_even(model: Model, kept: KeptKinds, options: LocalOptions, gpus: Sequ
 
 
 def _open_openvino(
-    model: Model, options: LocalOptions, adapters: Sequence["Adapter"], why: str
+    model: LlamaModel, options: LocalOptions, adapters: Sequence["LoraAdapter"], why: str
 ) -> OpenedModel:
     """Open with OpenVINO; `model` has only the vocabulary loaded."""
-    from dragoman.engines.local.openvino.converted import ensure_converted
+    from dragoman.engines.local.openvino.conversion_cache import ensure_converted
     from dragoman.engines.local.openvino.runner import files_of, runner_of
 
-    graph = ensure_converted(model.path, wide=takes_wide(model.path, options))
+    graph = ensure_converted(model.path, wide=widens_to_int8(model.path, options))
     architecture = model.metadata["general.architecture"]
     runner, details = runner_of(graph, model.trained_context, options, adapters, architecture)
     decided = numerics([*files_of(graph), *options.adapter_files], details["runner"])
@@ -240,13 +248,13 @@ def _open_folder(path: Path, options: LocalOptions) -> OpenedModel:
         raise ModelFileError(f"{path} is a folder; llama.cpp needs a GGUF file.")
     try:
         if options.adapters:
-            raise NotForOpenVino("LoRA adapters are for GGUF files")
+            raise OpenVinoUnsupported("LoRA adapters are for GGUF files")
         check_machine(options, any_cpu=True)
         from dragoman.engines.local.openvino.runner import card_and_tokenizer, folder_graph, runner_of
 
         graph, trained = folder_graph(path)
         runner, details = runner_of(graph, trained, options)
-    except NotForOpenVino as why:
+    except OpenVinoUnsupported as why:
         raise ModelFileError(f"OpenVINO cannot run {path}: {why}.") from None
     card, tokenizer = card_and_tokenizer(path, runner, options.name, details)
     return OpenedModel(runner, tokenizer, card, options)
@@ -265,7 +273,7 @@ def _open_torch(path: Path, options: LocalOptions) -> OpenedModel:
 
     options = settle_torch(options)
     if not path.is_dir():
-        model = Model(path, vocabulary_only=True)
+        model = LlamaModel(path, vocabulary_only=True)
         runner, details, decided = open_gguf(model, options)
         return _make_opened(model, runner, options, details, decided)
     runner, tokenizer, card = open_torch(path, options)
@@ -273,29 +281,29 @@ def _open_torch(path: Path, options: LocalOptions) -> OpenedModel:
 
 
 def check_machine(options: LocalOptions, any_cpu: bool = False) -> None:
-    """Raise NotForOpenVino if OpenVINO cannot run any model here, or `auto` does not select it."""
+    """Raise OpenVinoUnsupported if OpenVINO cannot run any model here, or `auto` does not select it."""
     if find_spec("openvino") is None or find_spec("gguf") is None:
-        raise NotForOpenVino(f"it is not installed ({_INSTALL})")
-    if options.runner == "auto" and not any_cpu and not machine.cpu_flags() & _INT8:
-        raise NotForOpenVino("this CPU has no int8 instructions (VNNI)")
+        raise OpenVinoUnsupported(f"it is not installed ({_INSTALL})")
+    if options.runner == "auto" and not any_cpu and not hardware.cpu_flags() & _INT8:
+        raise OpenVinoUnsupported("this CPU has no int8 instructions (VNNI)")
     if options.kv_cache == "bf16":
         _check_bfloat16(options.runner == "openvino" or any_cpu)
 
 
 def _check_bfloat16(no_other: bool) -> None:
     """Raise if the CPU has no bfloat16. `no_other`: no other runner could be used instead."""
-    from dragoman.engines.local.openvino.compiled import has_bfloat16
+    from dragoman.engines.local.openvino.compiled_graph import has_bfloat16
 
     if has_bfloat16():
         return
     if no_other:
         message = "`kv_cache` is bf16, which this CPU does not support in OpenVINO; set int8 or auto."
         raise SettingsError(message, param="kv_cache")
-    raise NotForOpenVino("this CPU does not support bfloat16, which `kv_cache` is set to")
+    raise OpenVinoUnsupported("this CPU does not support bfloat16, which `kv_cache` is set to")
 
 
 def _make_opened(
-    model: Model, runner: AnyRunner, options: LocalOptions, details: Mapping[str, str], decided: str
+    model: LlamaModel, runner: AnyRunner, options: LocalOptions, details: Mapping[str, str], decided: str
 ) -> OpenedModel:
     tokenizer = LlamaTokenizer(model)
     card = ModelCard(
@@ -304,15 +312,15 @@ def _make_opened(
         templates=model.templates,
         special_tokens=tokenizer.texts(model.named_ids),
         adapters=runner.adapters,
-        mixes_adapters=True,
+        combines_adapters=True,
         constrains=True,
         has_samplers=True,
-        sampling={**LLAMA_CPP, **in_gguf(model.metadata)},
+        recommended_sampling={**LLAMA_CPP, **in_gguf(model.metadata)},
         created=int(time.time()),
         dimensions=model.width,
         slots=runner.slots,
-        makes_way=True,
-        embeds_at_once=1,
+        preempts_background=True,
+        max_concurrent_embeds=1,
         numerics=decided,
         details={**model.details, "slots": str(runner.slots), **details},
     )

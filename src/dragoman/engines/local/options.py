@@ -6,13 +6,13 @@ from typing import Literal, Protocol, TypeAlias
 
 from msgspec import Struct, field
 
-from dragoman.errors import ANSWERS, MODEL, PROMPT, BadRequest, ContextOverflow, Part
+from dragoman.errors import CHOICE_COUNT, MODEL, PROMPT, BadRequest, ContextOverflow, ParamKey
 from dragoman.limits import Limits
 from dragoman.media import MediaKind, unsupported
 from dragoman.types import Job
 
 RunnerName: TypeAlias = Literal["auto", "llamacpp", "openvino", "torch"]
-KvCache: TypeAlias = Literal["auto", "int8", "bf16", "f16"]
+KVDtypeOption: TypeAlias = Literal["auto", "int8", "bf16", "f16"]
 WeightKind: TypeAlias = Literal["auto", "int8", "fp8", "bf16"]
 
 
@@ -39,7 +39,7 @@ class LocalOptions(Struct, frozen=True, kw_only=True):
     """Target seconds of a step with prefill beside answers; or 1.5 times the time of one without."""
     kv_memory: int | None = None
     """Bytes of the KV cache; default a quarter of the free memory, at most 2 GiB."""
-    kv_cache: KvCache = "auto"
+    kv_cache: KVDtypeOption = "auto"
     """Type of the KV cache: `int8`, `bf16` or `f16` (llama.cpp's); `auto` is 16 bits where possible."""
     weights: WeightKind = "auto"
     """Type of layer weights in torch: `int8` or `fp8` (half the memory), or `bf16`, the default on a GPU."""
@@ -86,20 +86,20 @@ def check_job(job: Job, bounds: JobBounds, modalities: Set[MediaKind] = frozense
             raise unsupported(span.media.kind, modalities)
     if job.media and job.sampling.prompt_logprobs is not None:
         message = "Images and audio have no log probabilities; remove 'prompt_logprobs' and 'echo'."
-        raise BadRequest(message, param=Part("prompt_logprobs"))
+        raise BadRequest(message, param=ParamKey("prompt_logprobs"))
     if job.n < 1:
-        raise BadRequest("A job needs at least one answer; n must be at least 1.", param=ANSWERS)
+        raise BadRequest("A job needs at least one answer; n must be at least 1.", param=CHOICE_COUNT)
     for name, _scale in job.adapters:
         if name not in bounds.adapters:
             known = ", ".join(sorted(bounds.adapters)) or "none"
             raise BadRequest(f"There is no adapter {name!r}; loaded: {known}.", param=MODEL)
     sampling = job.sampling
     if sampling.allowed_token_ids is not None and not sampling.allowed_token_ids:
-        raise BadRequest("'allowed_token_ids' must not be empty.", param=Part("allowed_token_ids"))
-    check_ids(Part("allowed_token_ids"), sampling.allowed_token_ids or (), bounds)
-    check_ids(Part("logit_bias"), tuple(sampling.logit_bias), bounds)
-    check_ids(Part("stop_token_ids"), tuple(sampling.stop_token_ids), bounds)
-    check_ids(Part("bad_words"), [token for word in sampling.bad_words for token in word], bounds)
+        raise BadRequest("'allowed_token_ids' must not be empty.", param=ParamKey("allowed_token_ids"))
+    check_ids(ParamKey("allowed_token_ids"), sampling.allowed_token_ids or (), bounds)
+    check_ids(ParamKey("logit_bias"), tuple(sampling.logit_bias), bounds)
+    check_ids(ParamKey("stop_token_ids"), tuple(sampling.stop_token_ids), bounds)
+    check_ids(ParamKey("bad_words"), [token for word in sampling.bad_words for token in word], bounds)
 
 
 def check_prompt(prompt: Sequence[int], bounds: JobBounds) -> None:
@@ -110,6 +110,6 @@ def check_prompt(prompt: Sequence[int], bounds: JobBounds) -> None:
     check_ids(PROMPT, prompt, bounds)
 
 
-def check_ids(param: Part, ids: Sequence[int], bounds: JobBounds) -> None:
+def check_ids(param: ParamKey, ids: Sequence[int], bounds: JobBounds) -> None:
     if ids and not (min(ids) >= 0 and max(ids) < bounds.vocabulary):
         raise BadRequest(f"'{param}' has an id that is not in the vocabulary.", param=param)

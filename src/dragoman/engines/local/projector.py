@@ -21,9 +21,9 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from dragoman.engines.choosing import Ids
 from dragoman.engines.local.binding import InputPart, InputText, Library
-from dragoman.engines.local.model import Model, check_file, why_not_loaded
+from dragoman.engines.local.gguf_model import LlamaModel, check_file, why_not_loaded
+from dragoman.engines.sampling import Ids
 from dragoman.errors import BadRequest, BindingError, EngineFailed, ModelFileError
 from dragoman.media import MediaKind
 
@@ -33,7 +33,7 @@ _LARGE = ((4096, 4096), (8192, 1024), (1024, 8192))
 """Image sizes that give as many rows as any image can."""
 
 
-class SecondTeam:
+class IdleOpenMPTeam:
     """An idle second OpenMP team: `with team:` while something else computes on these cores, which makes
     steps suffer less.
 
@@ -70,7 +70,7 @@ class SecondTeam:
         over.wait()
 
 
-class PicturePart(Struct, frozen=True):
+class MediaChunk(Struct, frozen=True):
     """A chunk of what represents an image or audio in a prompt, in order."""
 
     ids: tuple[int, ...]
@@ -87,7 +87,7 @@ class PicturePart(Struct, frozen=True):
         return not self.ids
 
 
-class EncodedPart(Struct, frozen=True):
+class EncodedChunk(Struct, frozen=True):
     """The rows of one chunk, and their positions."""
 
     rows: NDArray[np.float32]
@@ -102,11 +102,11 @@ class EncodedPart(Struct, frozen=True):
         """Return the positions of the rows from `start` to `end`, if the chunk begins at `begin`."""
         if self.first is None or self.moved is None:
             return None
-        found: Ids = self.first[:, start:end] + begin * self.moved[:, start:end]
-        return found
+        array: Ids = self.first[:, start:end] + begin * self.moved[:, start:end]
+        return array
 
 
-class Decoded(Struct, frozen=True):
+class DecodedMedia(Struct, frozen=True):
     """An image as RGB, or audio as samples at the projector's rate; without data it can only be measured."""
 
     kind: MediaKind
@@ -124,7 +124,7 @@ class Decoded(Struct, frozen=True):
 class Projector:
     """The projector's model. `measure` is for any thread, `encode` for one thread at a time."""
 
-    def __init__(self, path: Path, model: Model, *, threads: int, gpu: bool) -> None:
+    def __init__(self, path: Path, model: LlamaModel, *, threads: int, gpu: bool) -> None:
         check_file(path)
         self._model = model
         self._library = library = model.library
@@ -141,7 +141,7 @@ class Projector:
         self._free = weakref.finalize(self, library.mtmd_free, self._pointer)
         self._free.atexit = False
         self._check_text()
-        self.team = SecondTeam(library, threads)
+        self.team = IdleOpenMPTeam(library, threads)
         self.path = path
         self.bytes = path.stat().st_size
         self.width = int(library.model_n_embd_inp(model.pointer))
@@ -159,18 +159,18 @@ class Projector:
     def close(self) -> None:
         self._free()
 
-    def measure(self, decoded: Decoded) -> list[PicturePart]:
+    def measure(self, decoded: DecodedMedia) -> list[MediaChunk]:
         """Return the chunks that represent a medium in a prompt. Raises BadRequest if the model cannot
         take it.
         """
-        empty = Decoded(decoded.kind, decoded.width, decoded.height)
+        empty = DecodedMedia(decoded.kind, decoded.width, decoded.height)
         with self._tokenized(empty) as chunks:
             return [self._describe(chunk) for chunk in chunks]
 
-    def encode(self, decoded: Decoded) -> list[EncodedPart]:
+    def encode(self, decoded: DecodedMedia) -> list[EncodedChunk]:
         """Encode all chunks that have rows. Slow, and cannot be interrupted."""
         library = self._library
-        found = []
+        encoded_chunks = []
         with self._tokenized(decoded) as chunks:
             for chunk in chunks:
                 kind = library.mtmd_input_chunk_get_type(chunk)
@@ -178,44 +178,44 @@ class Projector:
                     continue
                 if library.mtmd_encode_chunk(self._pointer, chunk):
                     raise EngineFailed("The model failed to encode this image or audio.")
-                found.append(self._take(chunk, kind == _IMAGE))
-        return found
+                encoded_chunks.append(self._take(chunk, kind == _IMAGE))
+        return encoded_chunks
 
-    def _take(self, chunk: int, is_image: bool) -> EncodedPart:
+    def _take(self, chunk: int, is_image: bool) -> EncodedChunk:
         count = int(self._library.mtmd_input_chunk_get_n_tokens(chunk))
         address = self._library.mtmd_get_output_embd(self._pointer)
         flat = (ctypes.c_float * (count * self.width)).from_address(address)
         rows = np.ctypeslib.as_array(flat).reshape(count, self.width).copy()
         if not self.has_dimensions:
-            return EncodedPart(rows)
+            return EncodedChunk(rows)
         first, second = (self._positions(chunk, count, is_image, begin) for begin in (0, 1))
-        return EncodedPart(rows, first, second - first)
+        return EncodedChunk(rows, first, second - first)
 
     def _positions(self, chunk: int, count: int, is_image: bool, begin: int) -> Ids:
         if not is_image:
             return np.tile(np.arange(begin, begin + count, dtype=np.int32), (_DIMENSIONS, 1))
         # The helper writes time, x, y and a fourth number of each row. Batches take time, y, x of all rows.
-        found: Ids = np.zeros((count, _DIMENSIONS), np.int32)
+        array: Ids = np.zeros((count, _DIMENSIONS), np.int32)
         tokens = self._library.mtmd_input_chunk_get_tokens_image(chunk)
-        self._library.mtmd_helper_image_get_decoder_pos(tokens, begin, found.ctypes.data)
-        return np.ascontiguousarray(found[:, (0, 2, 1, 3)].T)
+        self._library.mtmd_helper_image_get_decoder_pos(tokens, begin, array.ctypes.data)
+        return np.ascontiguousarray(array[:, (0, 2, 1, 3)].T)
 
-    def _describe(self, chunk: int) -> PicturePart:
+    def _describe(self, chunk: int) -> MediaChunk:
         library = self._library
         moves = int(library.mtmd_input_chunk_get_n_pos(chunk))
         if library.mtmd_input_chunk_get_type(chunk) == _TEXT:
             ids = self._ids(chunk)
-            return PicturePart(ids, len(ids), moves)
+            return MediaChunk(ids, len(ids), moves)
         rows = int(library.mtmd_input_chunk_get_n_tokens(chunk))
-        return PicturePart((), rows, moves, library.mtmd_decode_use_non_causal(self._pointer, chunk))
+        return MediaChunk((), rows, moves, library.mtmd_decode_use_non_causal(self._pointer, chunk))
 
     def _ids(self, chunk: int) -> tuple[int, ...]:
         count = ctypes.c_size_t()
-        found = self._library.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(count))
-        return tuple(found[: count.value])
+        result = self._library.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(count))
+        return tuple(result[: count.value])
 
     @contextmanager
-    def _tokenized(self, shown: Decoded | bytes) -> Iterator[Sequence[int]]:
+    def _tokenized(self, shown: DecodedMedia | bytes) -> Iterator[Sequence[int]]:
         """Yield the library's chunks of a medium; or of a text, to check the layout of its struct."""
         library = self._library
         bitmap = None if isinstance(shown, bytes) else self._bitmap(shown)
@@ -234,13 +234,13 @@ class Projector:
             if bitmap is not None:
                 library.mtmd_bitmap_free(bitmap)
 
-    def _bitmap(self, shown: Decoded) -> int:
+    def _bitmap(self, shown: DecodedMedia) -> int:
         data = shown.data if shown.data is None else np.frombuffer(shown.data, np.uint8).ctypes.data
         if shown.kind == "audio":
-            made = self._library.mtmd_bitmap_init_from_audio(shown.width, data)
+            result = self._library.mtmd_bitmap_init_from_audio(shown.width, data)
         else:
-            made = self._library.mtmd_bitmap_init(shown.width, shown.height, data)
-        return int(made)
+            result = self._library.mtmd_bitmap_init(shown.width, shown.height, data)
+        return int(result)
 
     def _check_text(self) -> None:
         """Check the layout of the struct for texts by tokenizing one: no function returns the struct
@@ -262,5 +262,5 @@ class Projector:
             self._pointer, None
         ):
             return 0
-        sizes = (self.measure(Decoded("image", width, height)) for width, height in _LARGE)
+        sizes = (self.measure(DecodedMedia("image", width, height)) for width, height in _LARGE)
         return max(part.rows for parts in sizes for part in parts if part.whole)

@@ -12,9 +12,9 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from dragoman.engines.choosing import Ids, Logits
-from dragoman.engines.choosing.sampler import RowBlocks
 from dragoman.engines.local.binding import Library
+from dragoman.engines.sampling import Ids, Logits
+from dragoman.engines.sampling.sampler import BlockStats
 from dragoman.types import Adapters, TokenLogprob
 
 
@@ -26,7 +26,7 @@ class StepInterrupted(Exception):
     """The step was stopped by `interrupt`; none of it counts."""
 
 
-class ShownRows(Struct, frozen=True):
+class MediaRows(Struct, frozen=True):
     """Rows of a step that are vectors instead of tokens: a part of an image or audio."""
 
     rows: NDArray[np.float32]
@@ -36,17 +36,17 @@ class ShownRows(Struct, frozen=True):
     """Whether the rows attend to each other."""
 
 
-class Rows:
+class StepRows:
     """The tokens of one step, as columns. Rows of a slot are in the order of their positions."""
 
     __slots__ = (
         "adapters",
         "heat",
         "in_blocks",
+        "is_answer",
+        "media_rows",
         "outputs",
         "positions",
-        "said",
-        "shown",
         "slots",
         "tables",
         "tokens",
@@ -57,22 +57,22 @@ class Rows:
         self.positions: list[int] = []
         self.slots: list[int] = []
         self.outputs: list[bool] = []
-        self.said: list[bool] = []
+        self.is_answer: list[bool] = []
         """Whether a token belongs to an answer or a prompt: kernels for the two may differ, and so the
         bits.
         """
         self.heat: list[float] = []
         """For each token that was added alone: the temperature at which the sampler needs the relative
-        probabilities of all ids of an unmodified row (`RowBlocks`), or 0. A runner may compute them at
+        probabilities of all ids of an unmodified row (`BlockStats`), or 0. A runner may compute them at
         once.
         """
         self.in_blocks: set[int] = set()
-        """Slots whose rows are of whole blocks (`Runner.block`)."""
+        """Slots whose rows are of whole blocks (`Runner.prefill_block`)."""
         self.tables: dict[int, Sequence[int]] = {}
         """For runners with pages: the pages of each slot, in order."""
         self.adapters: dict[int, Adapters] = {}
         """Adapters of each slot. They are all the same, unless the runner mixes them."""
-        self.shown: dict[int, ShownRows] = {}
+        self.media_rows: dict[int, MediaRows] = {}
         """Media rows that replace the tokens of a slot, for runners that take media."""
 
     def __len__(self) -> int:
@@ -84,11 +84,17 @@ class Rows:
         self.positions.append(position)
         self.slots.append(slot)
         self.outputs.append(True)
-        self.said.append(True)
+        self.is_answer.append(True)
         self.heat.append(heat)
 
     def extend(
-        self, slot: int, position: int, tokens: Sequence[int], outputs: Sequence[bool], *, said: bool = False
+        self,
+        slot: int,
+        position: int,
+        tokens: Sequence[int],
+        outputs: Sequence[bool],
+        *,
+        outcome: bool = False,
     ) -> None:
         """Add consecutive tokens from `position` on."""
         count = len(tokens)
@@ -96,11 +102,11 @@ class Rows:
         self.positions.extend(range(position, position + count))
         self.slots.extend([slot] * count)
         self.outputs.extend(outputs)
-        self.said.extend([said] * count)
+        self.is_answer.extend([outcome] * count)
 
-    def take(self, chosen: Sequence[int]) -> "Rows":
+    def take(self, chosen: Sequence[int]) -> "StepRows":
         """Return some of the rows, in the same order."""
-        taken = Rows()
+        taken = StepRows()
         taken.tokens = [self.tokens[row] for row in chosen]
         taken.positions = [self.positions[row] for row in chosen]
         taken.slots = [self.slots[row] for row in chosen]
@@ -120,24 +126,24 @@ class Runner(Protocol):
     """Maximum tokens in one step."""
     max_outputs: int
     """Maximum rows of logits in one step; at least `slots`."""
-    equal_pieces: bool
+    wants_equal_chunks: bool
     """Whether chunks of prompts are batched only as far as they are equally long."""
-    block: int
+    prefill_block: int
     """Rows of a prompt's block. Whole blocks are computed differently from the rows behind them, which are
     thus useless to a prompt in which they belong to a block; 1 without blocks. Blocks are not cut.
     """
     adapters: tuple[str, ...]
-    mixes_adapters: bool
+    batches_adapters: bool
     """Whether rows of one step may have different adapters."""
 
     @property
-    def blocks(self) -> RowBlocks | None:
+    def block_stats(self) -> BlockStats | None:
         """Statistics of the last step's logits, if the runner computed them along the way."""
 
     def warm_up(self) -> None:
         """Read the weights and start threads, on the thread that will compute, before the first request."""
 
-    def step(self, rows: Rows) -> Logits:
+    def step(self, rows: StepRows) -> Logits:
         """Compute one step; return one row of logits per requested output, in order.
 
         The result is a view that the next step overwrites. Raises StepFailed or StepInterrupted.
@@ -175,12 +181,12 @@ class Runner(Protocol):
 class SlotRunner(Runner, Protocol):
     """A runner with separate memory for each slot, for `context` tokens."""
 
-    rewinds: bool
+    can_truncate: bool
     """Whether a slot can be truncated to a prefix. Recurrent models cannot."""
-    rereads: bool
-    """As `PagedRunner.rereads`; known after `warm_up`."""
+    decode_kv_differs: bool
+    """As `PagedRunner.decode_kv_differs`; known after `warm_up`."""
 
-    def keep(self, slot: int, length: int) -> None:
+    def truncate(self, slot: int, length: int) -> None:
         """Truncate a slot to the positions below `length`."""
 
     def copy(self, source: int, target: int, length: int) -> None:
@@ -198,11 +204,11 @@ class PagedRunner(Runner, Protocol):
     """Tokens in a page."""
     pages: int
     """Number of pages, numbered from 0; enough for a sequence of `context` tokens."""
-    rereads: bool
+    decode_kv_differs: bool
     """Whether a token gets different keys and values in a prompt than in an answer, so that a prompt which
     continues an answer has to compute it again.
     """
-    pass_rows: int
+    step_overhead_rows: int
     """Fixed cost of a step, in rows; 0 if draft tokens are not worth a row."""
 
     def copy_page(self, source: int, target: int) -> None: ...
@@ -212,7 +218,7 @@ AnyRunner: TypeAlias = SlotRunner | PagedRunner
 
 
 @runtime_checkable
-class RowsAway(Protocol):
+class DeviceLogits(Protocol):
     """Logits on another device, which are copied only when needed."""
 
     def report(self, first: int, ids: Sequence[int], top: int) -> list[TokenLogprob]:
@@ -240,7 +246,7 @@ _ROOM = 128
 
 
 @runtime_checkable
-class Pulsing(Protocol):
+class HeartbeatRunner(Protocol):
     """A runner whose progress within a step can be observed from outside."""
 
     @property
@@ -272,7 +278,7 @@ class ThreadClock:
             return 0
 
 
-class Beat:
+class AbortCallback:
     """An abort callback for a context of llama.cpp, which calls a C function after each operation to ask
     whether to stop.
 

@@ -17,9 +17,9 @@ from collections import deque
 
 import numpy as np
 
-from dragoman.engines.choosing import Logits
-from dragoman.engines.local.runner import AnyRunner, Rows, StepFailed, StepInterrupted
+from dragoman.engines.local.runner import AnyRunner, StepFailed, StepInterrupted, StepRows
 from dragoman.engines.protocol import EngineFaults, RunnerFailed
+from dragoman.engines.sampling import Logits
 
 _log = logging.getLogger("dragoman.engine")
 MOST_REBUILDS, WITHIN_S = 3, 60.0
@@ -37,7 +37,7 @@ class StepGuard:
         self._logged_at: dict[str, float] = {}
         self._reason = ""
 
-    def step(self, rows: Rows) -> Logits:
+    def step(self, rows: StepRows) -> Logits:
         """Compute a step, as `Runner.step`; anything the runner raises becomes a StepFailed."""
         try:
             return self._runner.step(rows)

@@ -11,15 +11,21 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from dragoman.client import CannotConnect, ClientError, Refused, StreamFailed, TimedOut
+from dragoman.client import ClientError, ClientTimeout, ConnectionFailed, StatusError, StreamError
 from dragoman.client.request import Request, completions
 from dragoman.engines.hf_tokenizer import HfTokenizer
-from dragoman.engines.local.model import LlamaTokenizer, Model
-from dragoman.engines.protocol import ModelCard, TextTokenizer, Tokenizer, placeholder_id
+from dragoman.engines.local.gguf_model import LlamaModel, LlamaTokenizer
+from dragoman.engines.protocol import FallbackTokenizer, ModelCard, Tokenizer, placeholder_id
 from dragoman.engines.remote.chat import chat_request
-from dragoman.engines.remote.hearing import Hearing
-from dragoman.engines.remote.line import StreamCall
-from dragoman.engines.remote.pool import BadUpstream, Pool, RemoteOptions, Traits, Upstream
+from dragoman.engines.remote.connection import UpstreamCall
+from dragoman.engines.remote.stream_reader import StreamStepReader
+from dragoman.engines.remote.upstreams import (
+    BadUpstream,
+    RemoteOptions,
+    Upstream,
+    UpstreamPool,
+    UpstreamTraits,
+)
 from dragoman.engines.steps import iterate, seed_of, single
 from dragoman.errors import (
     BadRequest,
@@ -27,7 +33,7 @@ from dragoman.errors import (
     DragomanError,
     EngineFailed,
     Overloaded,
-    Part,
+    ParamKey,
     Unavailable,
 )
 from dragoman.media import Media
@@ -50,7 +56,7 @@ class GgufTokenizer(LlamaTokenizer):
     """The vocabulary of a GGUF file, and its templates. The weights in it are mapped, and never read."""
 
     def __init__(self, path: Path) -> None:
-        model = Model(path)
+        model = LlamaModel(path)
         super().__init__(model)
         self.templates = model.templates
         self.special_tokens = self.texts(model.named_ids)
@@ -76,43 +82,47 @@ _BUSY = frozenset({502, 503, 504})
 
 def error_of(error: ClientError) -> DragomanError:
     """Convert an error. Messages about the request go to the client; internal ones stay in the log."""
-    said = error.said or "The upstream refused the request and gave no reason."
-    status = error.where.status if isinstance(error, Refused) else None
+    text = error.server_message or "The upstream refused the request and gave no reason."
+    status = error.context.status if isinstance(error, StatusError) else None
     if error.code == ContextOverflow.code:
-        return ContextOverflow(said, param=_part(error))
-    if status in _CLIENTS_FAULT or (isinstance(error, StreamFailed) and error.kind in _CLIENTS_KINDS):
+        return ContextOverflow(text, param=_part(error))
+    if status in _CLIENTS_FAULT or (isinstance(error, StreamError) and error.kind in _CLIENTS_KINDS):
         # vLLM repeats the status as the code.
         code = None if error.code is None or error.code.isdigit() else error.code
-        return BadRequest(said, param=_part(error), code=code)
-    after = error.reply.retry_after if isinstance(error, Refused) else None
+        return BadRequest(text, param=_part(error), code=code)
+    after = error.reply.retry_after if isinstance(error, StatusError) else None
     wait = None if after is None else max(ceil(min(after, 3600.0)), 1)
     if status == 429 or error.kind == Overloaded.type:
-        return Overloaded(error.said or "The upstream is busy; retry soon.", retry_after=wait)
-    if isinstance(error, CannotConnect | TimedOut) or status in _BUSY or error.code == Unavailable.code:
+        return Overloaded(error.server_message or "The upstream is busy; retry soon.", retry_after=wait)
+    if (
+        isinstance(error, ConnectionFailed | ClientTimeout)
+        or status in _BUSY
+        or error.code == Unavailable.code
+    ):
         return Unavailable("The upstream does not answer; retry soon.", retry_after=wait)
     if status in (401, 403):
         return EngineFailed("The upstream rejected this server's API key.")
     return EngineFailed("The upstream failed; see the server log.")
 
 
-def _part(error: ClientError) -> Part | None:
+def _part(error: ClientError) -> ParamKey | None:
     """Return the field of an upstream's error; the fields of completions have the same names here."""
-    return None if error.param is None else Part(error.param)
+    return None if error.param is None else ParamKey(error.param)
 
 
 # From a job to a completions request.
 
 
-UNSAID = 2048
+DEFAULT_MAX_TOKENS = 2048
 """Maximum tokens of an answer, if the limit is unknown here."""
 
 
-def request_of(job: Job, traits: Traits, tokenizer: Tokenizer) -> Request:
+def request_of(job: Job, traits: UpstreamTraits, tokenizer: Tokenizer) -> Request:
     asked = job.sampling
     fields: dict[str, Any] = {
         "model": job.adapter or traits.model,
         # Without a number some servers use 16.
-        "max_tokens": asked.most or UNSAID,
+        "max_tokens": asked.max_tokens_or_none or DEFAULT_MAX_TOKENS,
         # Sent even if it is the default: some servers have other defaults.
         "temperature": asked.temperature,
         "top_p": asked.top_p,
@@ -157,7 +167,7 @@ def _add_extensions(job: Job, asked: Sampling) -> dict[str, Any]:
 
 
 def _write_structured(source: ConstraintSource) -> dict[str, Any]:
-    match source.form:
+    match source.format:
         case "json_schema":
             return {"json": source.text}
         case "choice":
@@ -168,7 +178,7 @@ def _write_structured(source: ConstraintSource) -> dict[str, Any]:
             # Without the first line, a grammar with `::=` would be taken for GBNF.
             return {"grammar": LARK_LINE + source.text if "::=" in source.text else source.text}
         case "regex" | "structural_tag":
-            return {source.form: source.text}
+            return {source.format: source.text}
 
 
 def _text(job: Job, tokenizer: Tokenizer) -> str:
@@ -195,7 +205,9 @@ class RemoteEngine:
     they are sent text, too.
     """
 
-    def __init__(self, pool: Pool, tokenizer: Tokenizer, card: ModelCard, options: RemoteOptions) -> None:
+    def __init__(
+        self, pool: UpstreamPool, tokenizer: Tokenizer, card: ModelCard, options: RemoteOptions
+    ) -> None:
         self.card = card
         self.tokenizer = tokenizer
         self.pool = pool
@@ -217,14 +229,14 @@ class RemoteEngine:
     ) -> "RemoteEngine":
         """Do the same as `open` in an event loop."""
         options = options or RemoteOptions()
-        tokenizer = tokenizer or TextTokenizer()
-        pool = Pool(urls, tokenizer, options)
+        tokenizer = tokenizer or FallbackTokenizer()
+        pool = UpstreamPool(urls, tokenizer, options)
         await pool.look_at_all()
         for upstream in pool.upstreams:
             await upstream.restart()
         traits = next((upstream.traits for upstream in pool.upstreams if upstream.alive), None)
         if traits is None:
-            why = "; ".join(f"{upstream.url}: {upstream.why}" for upstream in pool.upstreams)
+            why = "; ".join(f"{upstream.url}: {upstream.down_reason}" for upstream in pool.upstreams)
             raise BadUpstream(f"No upstream can be used. {why}")
         return cls(pool, tokenizer, _card(traits, tokenizer, options), options)
 
@@ -247,25 +259,27 @@ class RemoteEngine:
         if not any(upstream.alive for upstream in self.upstreams):
             raise EngineFailed("No upstream answers.")
 
-    def place(self, media: Media) -> Sequence[int]:
+    def media_token_ids(self, media: Media) -> Sequence[int]:
         """Return one placeholder id; only the upstream knows how many positions a medium takes."""
         return [placeholder_id(self.tokenizer, media.kind)]
 
     def generate(self, job: Job) -> AsyncGenerator[Step, None]:
         return iterate(self, job)
 
-    def submit(self, job: Job, sink: Sink) -> "RemoteJob":
-        return RemoteJob([RemoteRun(self, single(job, index), index, sink) for index in range(job.n)])
+    def submit(self, job: Job, sink: Sink) -> "RemoteJobHandle":
+        return RemoteJobHandle(
+            [RemoteContinuation(self, single(job, index), index, sink) for index in range(job.n)]
+        )
 
     def describe_upstreams(self) -> list[dict[str, Any]]:
         """Return the state of the upstreams, for operators and monitoring."""
         return [upstream.describe() for upstream in self.upstreams]
 
 
-class RemoteJob:
+class RemoteJobHandle:
     """The handle of a job: each continuation is a request of its own."""
 
-    def __init__(self, runs: Sequence["RemoteRun"]) -> None:
+    def __init__(self, runs: Sequence["RemoteContinuation"]) -> None:
         self._runs = runs
         for run in runs:
             run.begin()
@@ -275,7 +289,7 @@ class RemoteJob:
             run.cancel()
 
 
-class RemoteRun:
+class RemoteContinuation:
     """One continuation: a request to an upstream, and to another one if that fails.
 
     Until something was generated it starts again. After that it continues from the ids so far, if the rest of
@@ -290,14 +304,14 @@ class RemoteRun:
         self._job = job
         self._index = index
         self._sink = sink
-        salt, (source, *hints) = f"{job.adapters}{job.cache_salt}", job.hints or ("",)
+        salt, (source, *hints) = f"{job.adapters}{job.cache_salt}", job.routing_hints or ("",)
         self._key = key_of_ids(job.prompt, salt, job.media, hints, job.owner, source)
         self._ids: list[int] = []
         self._texts: list[str] = []
         self._tried: list[Upstream] = []
         self._resumed = False
         self._upstream: Upstream | None = None
-        self._call: StreamCall | None = None
+        self._call: UpstreamCall | None = None
         self._pause: asyncio.TimerHandle | None = None
 
     def begin(self, before: DragomanError | None = None) -> None:
@@ -326,10 +340,10 @@ class RemoteRun:
     def _ask(self, upstream: Upstream) -> None:
         assert upstream.traits is not None
         tokenizer, job = self._engine.tokenizer, self._rest()
-        hearing = Hearing(job, tokenizer, sampled=upstream.traits.gives_ids)
+        hearing = StreamStepReader(job, tokenizer, sampled=upstream.traits.gives_ids)
         try:
-            asked = replace(request_of(job, upstream.traits, tokenizer), headers=job.trace or {})
-            self._call = StreamCall(upstream.lines.setup, asked, hearing, self._take, self._ended)
+            asked = replace(request_of(job, upstream.traits, tokenizer), headers=job.trace_headers or {})
+            self._call = UpstreamCall(upstream.lines.setup, asked, hearing, self._take, self._ended)
         except DragomanError as error:
             self._fail(error)
             return
@@ -339,18 +353,20 @@ class RemoteRun:
 
     def _rest(self) -> Job:
         """Return the job for the rest of the answer."""
-        job, said = self._job, "".join(self._texts)
-        if not self._ids and not said:
+        job, text = self._job, "".join(self._texts)
+        if not self._ids and not text:
             return job
-        ids = self._ids or self._engine.tokenizer.encode(said)
+        ids = self._ids or self._engine.tokenizer.encode(text)
         asked = job.sampling
         return replace(
             job,
             prompt=(*job.prompt, *ids),
-            text=job.text + said,
+            text=job.text + text,
             sampling=replace(
                 asked,
-                max_tokens=asked.max_tokens if asked.most is None else max(asked.max_tokens - len(ids), 1),
+                max_tokens=asked.max_tokens
+                if asked.max_tokens_or_none is None
+                else max(asked.max_tokens - len(ids), 1),
                 min_tokens=max(asked.min_tokens - len(ids), 0),
                 # The random numbers of its first ids must not be repeated.
                 seed=None if asked.seed is None else seed_of(asked.seed, len(ids)),
@@ -374,13 +390,13 @@ class RemoteRun:
         if upstream is None or call is None:
             return
         if problem is None:
-            upstream.succeeded()
+            upstream.record_success()
             return
         error = error_of(problem) if isinstance(problem, ClientError) else problem
         if isinstance(error, BadRequest) or not isinstance(problem, ClientError):
             self._fail(error)
             return
-        upstream.failed(problem)
+        upstream.record_failure(problem)
         begun = bool(self._ids or self._texts or call.hearing.held)
         if begun and self._finish_from(call.hearing.held):
             return
@@ -393,12 +409,12 @@ class RemoteRun:
     def _finish_from(self, held: list[int]) -> bool:
         """Whether the received ids are the whole answer, though its finish was not received."""
         asked, ends = self._job.sampling, self._engine.tokenizer.end_ids
-        said = len(self._ids) + len(held)
+        number = len(self._ids) + len(held)
         finish: FinishReason = "length"
         stop_id = None
-        if held and said > asked.min_tokens and not asked.ignore_eos and self._job.constraint is None:
+        if held and number > asked.min_tokens and not asked.ignore_eos and self._job.constraint is None:
             finish, stop_id = "stop", None if held[-1] in ends else held[-1]
-        elif not held or said < asked.max_tokens:
+        elif not held or number < asked.max_tokens:
             if held:
                 self._take(Step(held))
             return False
@@ -422,8 +438,8 @@ class RemoteRun:
         self._sink(Step([], self._index, finish="error", error=error))
 
 
-def _card(traits: Traits, tokenizer: Tokenizer, options: RemoteOptions) -> ModelCard:
-    has_ids = not isinstance(tokenizer, TextTokenizer)
+def _card(traits: UpstreamTraits, tokenizer: Tokenizer, options: RemoteOptions) -> ModelCard:
+    has_ids = not isinstance(tokenizer, FallbackTokenizer)
     known = "sampled" if traits.gives_ids else "counted" if has_ids else "none"
     modalities = traits.modalities if options.modalities is None else frozenset(options.modalities)
     return ModelCard(
@@ -432,12 +448,12 @@ def _card(traits: Traits, tokenizer: Tokenizer, options: RemoteOptions) -> Model
         templates=getattr(tokenizer, "templates", {}),
         special_tokens=getattr(tokenizer, "special_tokens", {}),
         adapters=traits.adapters,
-        sources=traits.sources,
+        constraint_formats=traits.sources,
         unsupported=traits.unsupported,
-        samples_ids=traits.gives_ids,
-        has_ids=has_ids,
-        takes_text=not traits.takes_ids,
-        takes_chat=bool(modalities),
+        returns_ids=traits.gives_ids,
+        has_tokenizer=has_ids,
+        wants_prompt_text=not traits.takes_ids,
+        wants_conversation=bool(modalities),
         modalities=modalities,
         details={"runner": "upstream", "ids": known},
     )

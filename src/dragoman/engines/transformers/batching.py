@@ -17,8 +17,8 @@ from transformers.generation.continuous_batching.continuous_api import Backgroun
 from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPPING, FIFOScheduler
 from transformers.generation.logits_process import LogitsProcessorList
 
-from dragoman.engines.choosing.tensors import at, choose
-from dragoman.engines.transformers.engine import Run, Said
+from dragoman.engines.sampling.torch_sampler import at, choose
+from dragoman.engines.transformers.engine import ContinuationStep, TransformersContinuation
 from dragoman.types import Step
 
 # The batches.
@@ -27,7 +27,7 @@ from dragoman.types import Step
 class Listener(Protocol):
     """Receives the results of each step from the library's thread."""
 
-    def said(self, steps: list[Said]) -> None: ...
+    def said(self, steps: list[ContinuationStep]) -> None: ...
 
     def failed(self, id: str) -> None: ...
 
@@ -72,7 +72,7 @@ def make_manager(
     # length.
     torch.backends.cuda.enable_cudnn_sdp(False)
     plain = GenerationConfig(do_sample=False, eos_token_id=-1)
-    model._get_logits_processor = lambda _config: LogitsProcessorList([_Chooser(listener)])
+    model._get_logits_processor = lambda _config: LogitsProcessorList([_SamplingProcessor(listener)])
     manager = model.init_continuous_batching(plain, config)
     # The list counts only processors that it has converted itself.
     manager.logit_processor.tensors_required = 1
@@ -81,7 +81,7 @@ def make_manager(
     return manager, size - rows
 
 
-class _WholeScheduler(FIFOScheduler):  # type: ignore[misc]
+class _BlockAwareScheduler(FIFOScheduler):  # type: ignore[misc]
     """Scheduler that cuts a prompt if a step has no space for it, but never through a block with
     bidirectional attention.
     """
@@ -96,16 +96,16 @@ class _WholeScheduler(FIFOScheduler):  # type: ignore[misc]
 
 
 WHOLE = "dragoman"
-SCHEDULER_MAPPING[WHOLE] = _WholeScheduler
+SCHEDULER_MAPPING[WHOLE] = _BlockAwareScheduler
 
 
-class _Chooser(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
-    supported_kwargs: ClassVar[dict[str, type]] = {"run": Run}
+class _SamplingProcessor(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
+    supported_kwargs: ClassVar[dict[str, type]] = {"run": TransformersContinuation}
     ignored_kwargs: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
-        self._runs: list[Run] = []
+        self._runs: list[TransformersContinuation] = []
 
     def fill_defaults(self, int32_tensor: torch.Tensor) -> None:
         int32_tensor.zero_()
@@ -124,20 +124,20 @@ class _Chooser(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
     def _steps(self, scores: torch.Tensor) -> list[Step | None]:
         together: list[int] = []
         alone: list[int] = []
-        for place, run in enumerate(self._runs):
-            (together if run.in_company(scores.is_cuda) else alone).append(place)
+        for index, run in enumerate(self._runs):
+            (together if run.in_company(scores.is_cuda) else alone).append(index)
         steps: list[Step | None] = [None] * len(self._runs)
         if together:
-            runs = [self._runs[place] for place in together]
+            runs = [self._runs[position] for position in together]
             samplings, uniforms = [run.sampling for run in runs], [run.uniform() for run in runs]
-            for place, chosen in zip(
+            for index, chosen in zip(
                 together, choose(at(scores, together), samplings, uniforms), strict=True
             ):
-                steps[place] = self._runs[place].take(*chosen)
+                steps[index] = self._runs[index].take(*chosen)
         if alone:
             # Only rows that need the host leave the device.
-            for place, row in zip(alone, scores[alone].cpu().numpy(), strict=True):
-                steps[place] = self._runs[place].advance(row)
+            for index, row in zip(alone, scores[alone].cpu().numpy(), strict=True):
+                steps[index] = self._runs[index].advance(row)
         return steps
 
 

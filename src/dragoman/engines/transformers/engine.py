@@ -14,14 +14,14 @@ from typing import Any, Self, TypeAlias, TypeVar
 import numpy as np
 from msgspec import Struct
 
-from dragoman.engines.choosing import Logits
-from dragoman.engines.choosing.together import Continuation
 from dragoman.engines.hf_tokenizer import HfTokenizer, card_of
-from dragoman.engines.local import machine
-from dragoman.engines.local.machine import divide, memory_for
+from dragoman.engines.local import hardware
+from dragoman.engines.local.hardware import memory_for, split_kv_memory
 from dragoman.engines.model_files import sensible
-from dragoman.engines.protocol import Handle
-from dragoman.engines.steps import deliver, iterate
+from dragoman.engines.protocol import JobHandle
+from dragoman.engines.sampling import Logits
+from dragoman.engines.sampling.batched import Continuation
+from dragoman.engines.steps import deliver_steps, iterate
 from dragoman.errors import (
     MODEL,
     PROMPT,
@@ -67,7 +67,7 @@ _WRITES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 _GPU_ROWS = 128
 
 
-class Loaded(Struct, kw_only=True):
+class LoadedCheckpoint(Struct, kw_only=True):
     model: Any
     writes: bool
     """Whether it is a language model. An encoder only returns vectors."""
@@ -79,7 +79,7 @@ class Loaded(Struct, kw_only=True):
     senses: Any = None
 
 
-def load(path: str, options: TransformersOptions) -> Loaded:
+def load(path: str, options: TransformersOptions) -> LoadedCheckpoint:
     """Load a model. Raises ModelFileError if the library or the model cannot be used."""
     try:
         import torch
@@ -94,7 +94,7 @@ def load(path: str, options: TransformersOptions) -> Loaded:
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     on_cpu = device.type == "cpu"
     if on_cpu:
-        torch.set_num_threads(options.threads or machine.cores())
+        torch.set_num_threads(options.threads or hardware.cores())
     folder = str(Path(path).expanduser()) if Path(path).expanduser().exists() else path
     try:
         # Explicit, because without a value it asks the user at the terminal, and would accept a yes.
@@ -112,21 +112,21 @@ def load(path: str, options: TransformersOptions) -> Loaded:
         raise ModelFileError(f"transformers cannot load {path}: {_first_line(error)}") from error
     loaded = _size(model, writes, on_cpu, options)
     if perceives and writes:
-        from dragoman.engines.transformers.senses import open_senses
+        from dragoman.engines.transformers.media_encoder import open_senses
 
         loaded.senses = open_senses(folder, model)
     return loaded
 
 
-def _size(model: Any, writes: bool, on_cpu: bool, options: TransformersOptions) -> Loaded:
+def _size(model: Any, writes: bool, on_cpu: bool, options: TransformersOptions) -> LoadedCheckpoint:
     text = model.config.get_text_config()
     trained = int(getattr(text, "max_position_embeddings", None) or 2048)
     rows, context, pages = options.slots or _GPU_ROWS, options.context or trained, None
     if on_cpu and writes:
         tokens = memory_for(options.kv_memory) // _token_bytes(text, model.dtype.itemsize)
-        rows, context = divide(tokens, trained, options.slots, options.context)
+        rows, context = split_kv_memory(tokens, trained, options.slots, options.context)
         pages = -(-rows * context // options.page)
-    return Loaded(
+    return LoadedCheckpoint(
         model=model,
         writes=writes,
         context=min(context, trained),
@@ -153,7 +153,7 @@ def _first_line(error: Exception) -> str:
 _log = logging.getLogger("dragoman.engine")
 
 
-class Run:
+class TransformersContinuation:
     """One continuation. The engine's thread advances it; the event loop's thread may cancel it."""
 
     __slots__ = ("_answer", "_plain", "_takes_largest", "id", "loop", "over", "sink", "view")
@@ -166,10 +166,10 @@ class Run:
         self.view: Any = None
         """Media in its prompt."""
         self._answer = answer
-        self._plain = answer.plain
-        self._takes_largest = answer.takes_largest
+        self._plain = answer.samples_raw_row
+        self._takes_largest = answer.is_pure_greedy
 
-    def __deepcopy__(self, memo: object) -> "Run":
+    def __deepcopy__(self, memo: object) -> "TransformersContinuation":
         """Return itself: the library copies its arguments when it restarts a request, but the answer
         continues.
         """
@@ -195,7 +195,7 @@ class Run:
 
     def take(self, token: int, logprob: TokenLogprob | None) -> Step | None:
         """Return the step for an id that was sampled elsewhere, as `advance`."""
-        return self._step(lambda: self._answer.take(token, logprob))
+        return self._step(lambda: self._answer.accept(token, logprob))
 
     def advance(self, row: Logits) -> Step | None:
         """Return the next step; None for a run that was cancelled while the step was computed."""
@@ -219,7 +219,7 @@ class Run:
         return Step([], self.index, finish=finish, error=error)
 
 
-Said: TypeAlias = tuple[Run, Step]
+ContinuationStep: TypeAlias = tuple[TransformersContinuation, Step]
 
 
 # The engine.
@@ -232,7 +232,7 @@ _UNSUPPORTED = frozenset({"prompt_logprobs", "priority", "cache_salt", "reuse_pr
 class _TransformersHandle:
     __slots__ = ("_engine", "_runs")
 
-    def __init__(self, engine: "TransformersEngine", runs: list[Run]) -> None:
+    def __init__(self, engine: "TransformersEngine", runs: list[TransformersContinuation]) -> None:
         self._engine = engine
         self._runs = runs
 
@@ -248,7 +248,7 @@ class TransformersEngine:
     """
 
     def __init__(
-        self, loaded: Loaded, tokenizer: HfTokenizer, options: TransformersOptions, name: str
+        self, loaded: LoadedCheckpoint, tokenizer: HfTokenizer, options: TransformersOptions, name: str
     ) -> None:
         self.tokenizer = tokenizer
         self.card = card_of(
@@ -263,7 +263,7 @@ class TransformersEngine:
             created=int(time.time()),
             details=_details(loaded),
         )
-        self.card.embeds_at_once = 1
+        self.card.max_concurrent_embeds = 1
         if loaded.senses is not None:
             self.card.modalities = loaded.senses.modalities
         self.weight_version: str | None = None
@@ -272,7 +272,7 @@ class TransformersEngine:
         self._loaded = loaded
         self._senses = loaded.senses
         self._options = options
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, TransformersContinuation] = {}
         self._manager: Any = None
         # The thread that pauses the library's loop must be the one that resumes it.
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="dragoman-beside")
@@ -292,20 +292,20 @@ class TransformersEngine:
         tokenizer = HfTokenizer(path, size=loaded.vocabulary)
         return cls(loaded, tokenizer, options, options.name or Path(path).name)
 
-    def submit(self, job: Job, sink: Sink) -> Handle:
+    def submit(self, job: Job, sink: Sink) -> JobHandle:
         """Start a job; `sink` is called on the running event loop's thread."""
         if not self._loaded.writes:
             raise BadRequest("This model only returns embeddings; it cannot generate.", param=MODEL)
         self._start()
         loop = asyncio.get_running_loop()
         prompt = np.array(job.prompt, np.int32)
-        room = self.card.longest - len(job.prompt)
+        room = self.card.context_tokens - len(job.prompt)
         runs = []
         for index in range(job.n):
             answer = Continuation(
                 job, index, prompt, vocabulary=self._loaded.vocabulary, ends=self.tokenizer.end_ids, room=room
             )
-            runs.append(Run(f"{job.id}-{index}", answer, sink, loop))
+            runs.append(TransformersContinuation(f"{job.id}-{index}", answer, sink, loop))
         self._runs |= {run.id: run for run in runs}
         if job.media:
             # In a separate thread: other jobs' steps continue meanwhile.
@@ -314,7 +314,7 @@ class TransformersEngine:
             self._add(job.prompt, runs)
         return _TransformersHandle(self, runs)
 
-    def place(self, media: Media) -> Sequence[int]:
+    def media_token_ids(self, media: Media) -> Sequence[int]:
         """Return the ids that the model's processor puts into a prompt for a medium."""
         return list(self._senses.place(media))
 
@@ -322,8 +322,8 @@ class TransformersEngine:
         """Yield steps until every continuation has finished. Closing the iterator cancels the job."""
         return iterate(self, job)
 
-    def _add(self, prompt: Sequence[int], runs: Iterable[Run]) -> None:
-        room = self.card.longest - len(prompt)
+    def _add(self, prompt: Sequence[int], runs: Iterable[TransformersContinuation]) -> None:
+        room = self.card.context_tokens - len(prompt)
         for run in runs:
             most = min(run.sampling.max_tokens, room)
             self._manager.add_request(list(prompt), run.id, max_new_tokens=most, run=run)
@@ -334,7 +334,7 @@ class TransformersEngine:
             # The thread may have ended before it saw these requests.
             self.ended()
 
-    def _perceive(self, job: Job, runs: list[Run]) -> None:
+    def _perceive(self, job: Job, runs: list[TransformersContinuation]) -> None:
         """Encode a job's media, and add the runs that were not cancelled meanwhile."""
         try:
             view = self._senses.view(job.media, lambda: all(run.over for run in runs))
@@ -350,8 +350,10 @@ class TransformersEngine:
     async def embed(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return the mean of the last hidden states of each prompt, normalized to length one."""
         for prompt in prompts:
-            if len(prompt) > self.card.longest:
-                raise BadRequest(f"This model embeds at most {self.card.longest} tokens.", param=PROMPT)
+            if len(prompt) > self.card.context_tokens:
+                raise BadRequest(
+                    f"This model embeds at most {self.card.context_tokens} tokens.", param=PROMPT
+                )
         from dragoman.engines.transformers.batching import mean_vectors
 
         after = () if self._loaded.writes else self.tokenizer.after
@@ -399,12 +401,12 @@ class TransformersEngine:
                 self._senses.forget()
         await self._aside(self._paused.close)
 
-    def drop(self, run: Run) -> None:
+    def drop(self, run: TransformersContinuation) -> None:
         """Drop a run; the library removes it before its next step."""
         if self._runs.pop(run.id, None) is not None and self.failure is None:
             self._manager.cancel_request(run.id)
 
-    def said(self, steps: list[Said]) -> None:
+    def said(self, steps: list[ContinuationStep]) -> None:
         """Handle the steps of the library's thread, once per step."""
         for run, step in steps:
             step.weight_version = self.weight_version
@@ -412,21 +414,21 @@ class TransformersEngine:
                 self._runs.pop(run.id, None)
             elif step.finish is not None:
                 self.drop(run)
-        deliver(steps, self.drop)
+        deliver_steps(steps, self.drop)
 
     def failed(self, id: str, error: DragomanError | None = None) -> None:
         """End a failed run. From any thread."""
         run = self._runs.pop(id, None)
         step = None if run is None else run.end("error", error) if error else self._last_step(run)
         if run is not None and step is not None:
-            deliver([(run, step)], self.drop)
+            deliver_steps([(run, step)], self.drop)
 
     def ended(self) -> None:
         self.failure = self.failure or EngineFailed("The engine failed and takes no more requests.")
         for id in list(self._runs):
             self.failed(id)
 
-    def _last_step(self, run: Run) -> Step | None:
+    def _last_step(self, run: TransformersContinuation) -> Step | None:
         if isinstance(self.failure, Unavailable):
             return run.end("abort")
         return run.end("error", EngineFailed("The engine failed during the answer."))
@@ -486,7 +488,7 @@ class TransformersEngine:
             raise EngineFailed("The engine failed in this call; see the server log.") from None
 
 
-def _details(loaded: Loaded) -> dict[str, str]:
+def _details(loaded: LoadedCheckpoint) -> dict[str, str]:
     model = loaded.model
     return {
         "architecture": type(model).__name__,

@@ -1,6 +1,6 @@
 """vLLM as an engine. It is imported when an engine is opened, not before."""
 
-from dragoman.engines.vllm.engine import VllmEngine, VllmGenerating, open_vllm
+from dragoman.engines.vllm.engine import VllmAsyncLLMEngine, VllmEngine, open_vllm
 from dragoman.engines.vllm.options import VllmOptions
 
-__all__ = ["VllmEngine", "VllmGenerating", "VllmOptions", "open_vllm"]
+__all__ = ["VllmAsyncLLMEngine", "VllmEngine", "VllmOptions", "open_vllm"]

@@ -8,10 +8,10 @@ from contextlib import aclosing
 from typing import Any
 
 from dragoman.engines.steps import iterate
-from dragoman.engines.vllm.core import Core, lacking
+from dragoman.engines.vllm.core_client import CoreClient, lacking
 from dragoman.engines.vllm.options import VllmOptions, engine_args
 from dragoman.engines.vllm.outputs import FAILED, CoreContinuation, finish_of, telling_errors
-from dragoman.engines.vllm.requests import Requests, VllmModel, prompt_of
+from dragoman.engines.vllm.requests import RequestBuilder, VllmModel, prompt_of
 from dragoman.errors import DragomanError, EngineFailed, ModelFileError
 from dragoman.media import Media
 from dragoman.types import FinishReason, Job, Sink, Step, TokenLogprob
@@ -19,7 +19,7 @@ from dragoman.types import FinishReason, Job, Sink, Step, TokenLogprob
 # The engine over the public API, `AsyncLLM.generate`.
 
 
-class VllmGenerating:
+class VllmAsyncLLMEngine:
     """Engine around any `AsyncLLM`, also one that other code uses. It needs a task and a queue for each
     answer.
     """
@@ -45,7 +45,7 @@ class VllmGenerating:
                 job.id,
                 lora_request=self._model.adapter(job),
                 priority=job.priority,
-                trace_headers=job.trace,
+                trace_headers=job.trace_headers,
             )
             first = True
             async with aclosing(outputs):
@@ -53,9 +53,9 @@ class VllmGenerating:
                     yield _step(job, output, first)
                     first = False
 
-    def place(self, media: Media) -> Sequence[int]:
+    def media_token_ids(self, media: Media) -> Sequence[int]:
         """Return the ids that vLLM's processor puts into a prompt for a medium."""
-        return self._model.place(media)
+        return self._model.media_token_ids(media)
 
     async def embed(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return the model's pooled vector of each prompt, normalized to length one."""
@@ -92,12 +92,12 @@ class VllmGenerating:
 
 
 def _step(job: Job, output: Any, first: bool) -> Step:
-    said = output.outputs[0]
-    step = Step(list(said.token_ids))
-    if said.logprobs is not None:
+    result = output.outputs[0]
+    step = Step(list(result.token_ids))
+    if result.logprobs is not None:
         step.logprobs = [
             _make_logprob(id_, row, job.sampling.logprobs or 0)
-            for id_, row in zip(step.ids, said.logprobs, strict=True)
+            for id_, row in zip(step.ids, result.logprobs, strict=True)
         ]
     if first:
         step.cached_tokens = output.num_cached_tokens or 0
@@ -106,10 +106,10 @@ def _step(job: Job, output: Any, first: bool) -> Step:
                 None if row is None else _make_logprob(id_, row, job.sampling.prompt_logprobs or 0)
                 for id_, row in zip(job.prompt, output.prompt_logprobs, strict=True)
             ]
-    if said.finish_reason is not None:
-        step.finish = finish_of(said.finish_reason)
+    if result.finish_reason is not None:
+        step.finish = finish_of(result.finish_reason)
         step.error = EngineFailed(FAILED) if step.finish == "error" else None
-        step.stop_id = said.stop_reason if said.stop_reason in job.sampling.stop_token_ids else None
+        step.stop_id = result.stop_reason if result.stop_reason in job.sampling.stop_token_ids else None
     return step
 
 
@@ -127,7 +127,7 @@ class _VllmHandle:
 
     __slots__ = ("_core", "_ids", "open")
 
-    def __init__(self, core: Core, n: int) -> None:
+    def __init__(self, core: CoreClient, n: int) -> None:
         self._core = core
         self._ids: list[str] = []
         self.open = set(range(n))
@@ -144,7 +144,7 @@ class _VllmHandle:
         self._core.abort(self._ids if index is None else self._ids[index : index + 1])
 
 
-class _Vector:
+class _PendingEmbedding:
     """A prompt whose embedding is pending."""
 
     def __init__(self) -> None:
@@ -175,8 +175,8 @@ class VllmEngine:
     ) -> None:
         self._model = VllmModel(llm, name, adapters or {})
         self._llm = llm
-        self._core = Core(llm)
-        self._requests = Requests(llm, self._model)
+        self._core = CoreClient(llm)
+        self._requests = RequestBuilder(llm, self._model)
         self.card = self._model.card
         self.tokenizer = self._model.tokenizer
         self.weight_version: str | None = None
@@ -205,9 +205,9 @@ class VllmEngine:
             for index in sorted(handle.open):
                 takers[index].end("error", error)
 
-    def place(self, media: Media) -> Sequence[int]:
+    def media_token_ids(self, media: Media) -> Sequence[int]:
         """Return the ids that vLLM's processor puts into a prompt for a medium."""
-        return self._model.place(media)
+        return self._model.media_token_ids(media)
 
     def generate(self, job: Job) -> AsyncGenerator[Step, None]:
         """Yield steps until every continuation has finished. Closing the iterator cancels the job."""
@@ -216,7 +216,7 @@ class VllmEngine:
     async def embed(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return the model's pooled vector of each prompt, normalized to length one."""
         requests = self._requests.embedding(prompts, await self._core.tasks())
-        vectors = [_Vector() for _ in prompts]
+        vectors = [_PendingEmbedding() for _ in prompts]
         self._core.add(requests, vectors)
         try:
             return await asyncio.gather(*(vector.future for vector in vectors))
@@ -268,7 +268,7 @@ class VllmEngine:
 logger = logging.getLogger("dragoman.engine")
 
 
-def open_vllm(model: str, options: VllmOptions | None = None) -> VllmEngine | VllmGenerating:
+def open_vllm(model: str, options: VllmOptions | None = None) -> VllmEngine | VllmAsyncLLMEngine:
     """Load a folder, or a name on Hugging Face's hub, outside of an event loop.
 
     Raises SettingsError, ModelFileError or BindingError if that is not possible.
@@ -293,4 +293,4 @@ def open_vllm(model: str, options: VllmOptions | None = None) -> VllmEngine | Vl
     if reason is None:
         return VllmEngine(llm, name=options.name, adapters=options.adapters)
     logger.warning("Using vLLM's generate(), which is slower: %s", reason)
-    return VllmGenerating(llm, name=options.name, adapters=options.adapters)
+    return VllmAsyncLLMEngine(llm, name=options.name, adapters=options.adapters)

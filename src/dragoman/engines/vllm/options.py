@@ -49,8 +49,8 @@ def engine_args(model: str, options: VllmOptions) -> Any:
         raise BindingError(
             "vLLM is not installed: run `pip install vllm`, then install dragoman again."
         ) from error
-    given = {name.replace("-", "_"): value for name, value in options.engine_args.items()}
-    _check(given, [each.name for each in dataclasses.fields(AsyncEngineArgs)])
+    fields = {name.replace("-", "_"): value for name, value in options.engine_args.items()}
+    _check(fields, [each.name for each in dataclasses.fields(AsyncEngineArgs)])
     ours: dict[str, Any] = {"model": model}
     if options.context is not None:
         ours["max_model_len"] = options.context
@@ -58,7 +58,7 @@ def engine_args(model: str, options: VllmOptions) -> Any:
         ours["max_num_seqs"] = options.slots
     if options.adapters:
         ours |= _adapter_args(options.adapters.values())
-    twice = given.keys() & ours.keys() - {"max_loras", "max_lora_rank"}
+    twice = fields.keys() & ours.keys() - {"max_loras", "max_lora_rank"}
     if twice:
         raise SettingsError(f"`{min(twice)}` is set twice: in the engine's arguments and as a setting.")
     # Priorities have no effect otherwise.
@@ -69,26 +69,26 @@ def engine_args(model: str, options: VllmOptions) -> Any:
     if options.loads_adapters:
         # Adapters that are not cached are read again on use, when their folder may be gone.
         usual |= {"enable_lora": True, "max_cpu_loras": MOST_ADAPTERS}
-    made = {"structured_outputs_config": _choose_structured(given), **_transfer_of(given)}
-    return AsyncEngineArgs(**usual | ours | given | made)
+    mapping = {"structured_outputs_config": _choose_structured(fields), **_transfer_of(fields)}
+    return AsyncEngineArgs(**usual | ours | fields | mapping)
 
 
-def _transfer_of(given: Mapping[str, Any]) -> dict[str, Any]:
+def _transfer_of(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Convert the configuration of KV cache transfer from a mapping, which vLLM does not accept here."""
-    said = given.get("kv_transfer_config")
-    if not isinstance(said, Mapping):
+    value = fields.get("kv_transfer_config")
+    if not isinstance(value, Mapping):
         return {}
     from vllm.config import KVTransferConfig
 
     try:
-        return {"kv_transfer_config": KVTransferConfig(**said)}
+        return {"kv_transfer_config": KVTransferConfig(**value)}
     except (TypeError, ValueError) as error:
         raise SettingsError("The engine's argument `kv_transfer_config` is not valid for vLLM.") from error
 
 
-def _check(given: Iterable[str], known: Iterable[str]) -> None:
+def _check(texts: Iterable[str], known: Iterable[str]) -> None:
     known = list(known)
-    for name in given:
+    for name in texts:
         if name in _INSTEAD:
             raise SettingsError(f"The engine's argument `{name}` has its own setting; use {_INSTEAD[name]}.")
         if name not in known:
@@ -97,11 +97,11 @@ def _check(given: Iterable[str], known: Iterable[str]) -> None:
             raise SettingsError(f"vLLM has no engine argument `{name}`{hint}")
 
 
-def _choose_structured(given: Mapping[str, Any]) -> Any:
+def _choose_structured(fields: Mapping[str, Any]) -> Any:
     """Select llguidance, unless another backend is set: it reads exactly the grammars that dragoman
     writes.
     """
-    chosen = given.get("structured_outputs_config", {})
+    chosen = fields.get("structured_outputs_config", {})
     return {"backend": "guidance", **chosen} if isinstance(chosen, dict) else chosen
 
 

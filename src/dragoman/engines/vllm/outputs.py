@@ -11,7 +11,7 @@ from dragoman.errors import (
     DragomanError,
     EngineFailed,
     ModelNotFound,
-    Part,
+    ParamKey,
     Unavailable,
 )
 from dragoman.types import FinishReason, Job, Sink, Step, TokenLogprob
@@ -44,7 +44,7 @@ def error_of(error: Exception) -> DragomanError:
         # These messages are written for clients: vLLM's own server shows them.
         message = str(error.args[0]) if error.args else "vLLM rejected this request."
         named = getattr(error, "parameter", None)
-        return BadRequest(message, param=Part(named) if named else None, code="invalid_value")
+        return BadRequest(message, param=ParamKey(named) if named else None, code="invalid_value")
     if "GracefulHTTPError" in kinds:
         return Unavailable("The engine accepts no more requests at the moment; retry later.")
     if "EngineDeadError" in kinds:

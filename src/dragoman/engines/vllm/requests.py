@@ -15,19 +15,19 @@ from dragoman.engines.hf_tokenizer import HfTokenizer
 from dragoman.engines.model_files import sensible
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.steps import seed_of
+from dragoman.engines.vllm.media_processor import open_senses
 from dragoman.engines.vllm.options import rank_of
 from dragoman.engines.vllm.outputs import logger, telling_errors
-from dragoman.engines.vllm.senses import open_senses
 from dragoman.errors import MODEL, BadRequest, EngineFailed, ModelFileError
 from dragoman.media import Media
-from dragoman.types import LARK_LINE, ConstraintSource, Job, SourceForm
+from dragoman.types import LARK_LINE, ConstraintFormat, ConstraintSource, Job
 
 # Sampling.
 
 
 UNSUPPORTED = frozenset({"typical_p"})
-_PLAIN: tuple[SourceForm, ...] = ("json_schema", "regex", "choice")
-_SOURCES: Mapping[str, tuple[SourceForm, ...]] = {
+_PLAIN: tuple[ConstraintFormat, ...] = ("json_schema", "regex", "choice")
+_SOURCES: Mapping[str, tuple[ConstraintFormat, ...]] = {
     "guidance": ("lark",),
     "xgrammar": (*_PLAIN, "gbnf", "structural_tag"),
     # It tries xgrammar first.
@@ -35,7 +35,7 @@ _SOURCES: Mapping[str, tuple[SourceForm, ...]] = {
 }
 
 
-def sources_of(llm: Any) -> tuple[SourceForm, ...]:
+def sources_of(llm: Any) -> tuple[ConstraintFormat, ...]:
     """Return the constraint formats: only llguidance reads our grammars; other backends get the client's own
     source, where that is enough.
 
@@ -96,7 +96,7 @@ def sibling(params: Any, index: int) -> Any:
 def _write_structured(source: ConstraintSource) -> Any:
     from vllm.sampling_params import StructuredOutputsParams
 
-    match source.form:
+    match source.format:
         case "lark":
             return StructuredOutputsParams(grammar=LARK_LINE + source.text)
         case "gbnf":
@@ -146,15 +146,15 @@ class VllmModel:
             templates=self.tokenizer.templates,
             special_tokens=self.tokenizer.special_tokens,
             adapters=tuple(self.adapters),
-            sources=sources_of(llm),
-            sampling=sensible(config.try_get_generation_config() or {}),
+            constraint_formats=sources_of(llm),
+            recommended_sampling=sensible(config.try_get_generation_config() or {}),
             unsupported=UNSUPPORTED,
             modalities=frozenset() if self.senses is None else self.senses.modalities,
             created=int(time.time()),
             details=_details(llm),
         )
 
-    def place(self, media: Media) -> list[int]:
+    def media_token_ids(self, media: Media) -> list[int]:
         if self.senses is None:
             raise EngineFailed("This model takes only text.")
         return self.senses.process(media).ids
@@ -230,8 +230,8 @@ async def _load(adapter: Any, add: Callable[[Any], Awaitable[Any]]) -> None:
 
 def _end_ids(config: Any) -> list[int]:
     """Return the ids at which vLLM itself ends answers, besides the tokenizer's own."""
-    found = (config.try_get_generation_config() or {}).get("eos_token_id")
-    return [found] if isinstance(found, int) else list(found or ())
+    value = (config.try_get_generation_config() or {}).get("eos_token_id")
+    return [value] if isinstance(value, int) else list(value or ())
 
 
 def _details(llm: Any) -> dict[str, str]:
@@ -258,7 +258,7 @@ MOST_KEY_BYTES = 1024
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class Requests:
+class RequestBuilder:
     """Builder of requests. All methods are for the event loop's thread."""
 
     def __init__(self, llm: Any, model: VllmModel) -> None:
@@ -295,7 +295,7 @@ class Requests:
         if key is not None and key in self._kept:
             self._kept.move_to_end(key)
             return self._again(self._kept[key], job)
-        made = self._make(
+        result = self._make(
             job.id,
             prompt or self._model.prompt(job),
             self._model.sampling_params(job),
@@ -305,11 +305,11 @@ class Requests:
         )
         if key is not None:
             # Without its prompt, which may be long.
-            self._kept[key] = kept = copy(made)
+            self._kept[key] = kept = copy(result)
             kept.prompt_token_ids = None
             if len(self._kept) > MOST_KEPT:
                 self._kept.popitem(last=False)
-        return made
+        return result
 
     def _key(self, job: Job) -> bytes | None:
         """Return a key of all that decides how vLLM completes a request; None if vLLM must validate the
@@ -319,7 +319,7 @@ class Requests:
         if job.constraint is not None or job.media or asked.min_tokens or asked.max_tokens < 1:
             return None
         card, ids = self._model.card, len(self._model.tokenizer.pieces)
-        if not 0 < len(prompt) < card.longest or min(prompt) < 0 or max(prompt) >= ids:
+        if not 0 < len(prompt) < card.context_tokens or min(prompt) < 0 or max(prompt) >= ids:
             return None
         key = _encode((replace(asked, max_tokens=0), job.adapter, job.reuse_prefix))
         return key if len(key) <= MOST_KEY_BYTES else None

@@ -17,10 +17,10 @@ from gguf.quants import dequantize
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from dragoman.engines.local.model import check_file
-from dragoman.engines.local.openvino.family import NotForOpenVino
+from dragoman.engines.local.gguf_model import check_file
+from dragoman.engines.local.openvino.architectures import OpenVinoUnsupported
 from dragoman.engines.local.openvino.tensors import MatrixPart, Node, half_apart, int8_matrix
-from dragoman.engines.local.runner import Rows
+from dragoman.engines.local.runner import StepRows
 
 INPUT = "adapters"
 """Input [rows, 1, adapters]: the scale of each adapter for each row."""
@@ -28,20 +28,20 @@ _A, _B = ".lora_a", ".lora_b"
 _IN_LAYERS = re.compile(r"blk\.\d+\.(attn_(q|k|v|qkv|output)|ffn_(gate|up|down))\.weight")
 
 
-class Term(Struct, frozen=True):
+class LoraTerm(Struct, frozen=True):
     """Matrices of one product. A has as many rows as B has columns: the rank."""
 
     a: NDArray[np.float32]
     b: NDArray[np.float32]
 
 
-class Adapter(Struct, frozen=True):
+class LoraAdapter(Struct, frozen=True):
     name: str
-    terms: dict[str, Term]
+    terms: dict[str, LoraTerm]
     """Terms by the names of the weights that they are added to."""
 
 
-class Product(Struct, frozen=True):
+class MatrixProduct(Struct, frozen=True):
     """The weights of a matrix product, as encoded in its node's name: names, outputs, and heads with
     paired rows.
     """
@@ -53,15 +53,15 @@ class Product(Struct, frozen=True):
         return " ".join(f"{part.name}:{outputs}:{part.paired_heads}" for part, outputs in self.parts)
 
     @classmethod
-    def of(cls, label: str) -> "Product":
+    def of(cls, label: str) -> "MatrixProduct":
         """Parse the label of a node; the product has no parts if the node is something else."""
-        found = [each.split(":") for each in label.split(" ")]
-        if any(len(each) != 3 for each in found):
+        items = [each.split(":") for each in label.split(" ")]
+        if any(len(each) != 3 for each in items):
             return cls(())
-        return cls(tuple((MatrixPart(name, int(heads)), int(outputs)) for name, outputs, heads in found))
+        return cls(tuple((MatrixPart(name, int(heads)), int(outputs)) for name, outputs, heads in items))
 
 
-def scales_of(rows: Rows, names: Sequence[str]) -> NDArray[np.float32]:
+def scales_of(rows: StepRows, names: Sequence[str]) -> NDArray[np.float32]:
     """Return the scales of the adapters for each row: [rows, adapters]."""
     chosen = {slot: dict(adapters) for slot, adapters in rows.adapters.items()}
     scales = {slot: [each.get(name, 0.0) for name in names] for slot, each in chosen.items()}
@@ -69,26 +69,26 @@ def scales_of(rows: Rows, names: Sequence[str]) -> NDArray[np.float32]:
     return np.array([scales.get(slot, none) for slot in rows.slots], np.float32)
 
 
-def read_adapters(files: Mapping[str, str], architecture: str) -> list[Adapter]:
-    """Read adapters. Raises NotForOpenVino for files that are not LoRA of layers; llama.cpp reports the
+def read_adapters(files: Mapping[str, str], architecture: str) -> list[LoraAdapter]:
+    """Read adapters. Raises OpenVinoUnsupported for files that are not LoRA of layers; llama.cpp reports the
     details.
     """
-    found = []
+    adapters = []
     for name, file in files.items():
         path = Path(file).expanduser()
         check_file(path)
         try:
-            found.append(Adapter(name, _terms(GGUFReader(path), architecture)))
+            adapters.append(LoraAdapter(name, _terms(GGUFReader(path), architecture)))
         except (OSError, ValueError, LookupError, NotImplementedError) as error:
-            raise NotForOpenVino(f"the adapter {name!r} cannot be read") from error
-        if strange := [each for each in found[-1].terms if not _IN_LAYERS.fullmatch(each)]:
-            raise NotForOpenVino(f"the adapter {name!r} changes {min(strange)}, which is not supported")
-    return found
+            raise OpenVinoUnsupported(f"the adapter {name!r} cannot be read") from error
+        if strange := [each for each in adapters[-1].terms if not _IN_LAYERS.fullmatch(each)]:
+            raise OpenVinoUnsupported(f"the adapter {name!r} changes {min(strange)}, which is not supported")
+    return adapters
 
 
-def _terms(reader: GGUFReader, architecture: str) -> dict[str, Term]:
-    told = {key: reader.fields[key].contents() for key in ("general.architecture", "adapter.type")}
-    if list(told.values()) != [architecture, "lora"] or "adapter.alora.invocation_tokens" in reader.fields:
+def _terms(reader: GGUFReader, architecture: str) -> dict[str, LoraTerm]:
+    fields = {key: reader.fields[key].contents() for key in ("general.architecture", "adapter.type")}
+    if list(fields.values()) != [architecture, "lora"] or "adapter.alora.invocation_tokens" in reader.fields:
         raise ValueError(f"not a LoRA of {architecture}")
     alpha = float(reader.fields["adapter.lora.alpha"].contents())
     values = {
@@ -100,11 +100,11 @@ def _terms(reader: GGUFReader, architecture: str) -> dict[str, Term]:
     return {name: _term(values[name + _A], values[name + _B], alpha) for name in names}
 
 
-def _term(a: NDArray[np.float32], b: NDArray[np.float32], alpha: float) -> Term:
-    return Term(a, b * np.float32(alpha / len(a)) if alpha else b)
+def _term(a: NDArray[np.float32], b: NDArray[np.float32], alpha: float) -> LoraTerm:
+    return LoraTerm(a, b * np.float32(alpha / len(a)) if alpha else b)
 
 
-def add_adapters(model: ov.Model, adapters: Sequence[Adapter], group: int) -> None:
+def add_adapters(model: ov.Model, adapters: Sequence[LoraAdapter], group: int) -> None:
     """Add adapters to a graph, before its attention becomes paged. `group` is the quantization group of
     the layers.
     """
@@ -113,13 +113,13 @@ def add_adapters(model: ov.Model, adapters: Sequence[Adapter], group: int) -> No
     model.add_parameters([scales])
     added: set[str] = set()
     for node in model.get_ordered_ops():
-        product = Product.of(node.get_friendly_name())
+        product = MatrixProduct.of(node.get_friendly_name())
         if any(part.name in adapter.terms for part, _ in product.parts for adapter in adapters):
             _add_term(node, product, _AdapterStack(product, adapters, group), scales, group)
             added.update(part.name for part, _ in product.parts)
     for adapter in adapters:
         if strange := adapter.terms.keys() - added:
-            raise NotForOpenVino(
+            raise OpenVinoUnsupported(
                 f"the adapter {adapter.name!r} changes {min(strange)}, which the model has not"
             )
 
@@ -131,7 +131,7 @@ class _AdapterStack:
     result of an adapter must not depend on the others.
     """
 
-    def __init__(self, product: Product, adapters: Sequence[Adapter], group: int) -> None:
+    def __init__(self, product: MatrixProduct, adapters: Sequence[LoraAdapter], group: int) -> None:
         self.lowering: list[NDArray[np.float32]] = []
         self.raising: list[NDArray[np.float32]] = []
         self.owners: list[int] = []
@@ -156,16 +156,16 @@ class _AdapterStack:
         return np.concatenate(self.lowering), np.concatenate(self.raising, axis=1)
 
 
-def _check(term: Term, adapter: str, name: str, outputs: int) -> None:
+def _check(term: LoraTerm, adapter: str, name: str, outputs: int) -> None:
     if len(term.b) != outputs or term.b.shape[1] != len(term.a):
-        raise NotForOpenVino(f"the adapter {adapter!r} has a different shape than {name}")
+        raise OpenVinoUnsupported(f"the adapter {adapter!r} has a different shape than {name}")
 
 
-def _add_term(node: Node, product: Product, stack: _AdapterStack, scales: Node, group: int) -> None:
+def _add_term(node: Node, product: MatrixProduct, stack: _AdapterStack, scales: Node, group: int) -> None:
     states = _states(node)
     a, b = stack.matrices()
     if a.shape[1] != states.get_partial_shape()[2].get_length():
-        raise NotForOpenVino(f"an adapter has a different width than {product.parts[0][0].name}")
+        raise OpenVinoUnsupported(f"an adapter has a different width than {product.parts[0][0].name}")
     users = node.output(0).get_target_inputs()
     lowered = ops.matmul(states, int8_matrix(a, group), False, True)
     shares = ops.gather(scales, ops.constant(np.array(stack.owners)), ops.constant(np.int64(2)))

@@ -13,10 +13,10 @@ import openvino.opset15 as ops
 from numpy.typing import NDArray
 from openvino.op.util import Variable, VariableInfo
 
-from dragoman.engines.local.openvino.adapters import Product
-from dragoman.engines.local.openvino.family import Rotation, Shape
-from dragoman.engines.local.openvino.layout import READ
-from dragoman.engines.local.openvino.tensors import FINE, MatrixPart, Node, Tensors
+from dragoman.engines.local.openvino.adapters import MatrixProduct
+from dragoman.engines.local.openvino.architectures import ModelShape, RopeConfig
+from dragoman.engines.local.openvino.row_layout import READ
+from dragoman.engines.local.openvino.tensors import FINE, GraphWeights, MatrixPart, Node
 
 # A layer of many experts, of which each row uses a few.
 #
@@ -45,8 +45,8 @@ def mix_experts(
     raised = ops.matmul(everywhere, gate, False, True)
     # Not swish, which has a second input in Python; the runtime's pattern has one.
     opened = ops.multiply(raised, ops.sigmoid(raised))
-    found = ops.matmul(ops.multiply(opened, ops.matmul(everywhere, up, False, True)), down, False, True)
-    apart = ops.reshape(found, _integers(count, 1, -1, width), False)
+    result = ops.matmul(ops.multiply(opened, ops.matmul(everywhere, up, False, True)), down, False, True)
+    apart = ops.reshape(result, _integers(count, 1, -1, width), False)
     shares = ops.transpose(_shares(rows, router, used), _integers(1, 0))
     shares = ops.unsqueeze(ops.reshape(shares, _integers(count, 1, -1), False), _integers(-1))
     mixture = ops.reduce_sum(ops.multiply(apart, shares), _integers(0), False)
@@ -81,12 +81,12 @@ _FIRST, _LAST = np.int64(0), np.int64(2)
 _MASKED = np.float32(-65504)
 
 
-def build(tensors: Tensors, shape: Shape) -> ov.Model:
+def build(tensors: GraphWeights, shape: ModelShape) -> ov.Model:
     return _Decoder(tensors, shape).model()
 
 
 class _Decoder:
-    def __init__(self, tensors: Tensors, shape: Shape) -> None:
+    def __init__(self, tensors: GraphWeights, shape: ModelShape) -> None:
         self._tensors = tensors
         self._shape = shape
         self._ids = _parameter("input_ids", [-1, -1], np.int64)
@@ -95,7 +95,7 @@ class _Decoder:
         self._beams = _parameter("beam_idx", [-1], np.int32)
         self._read = _parameter(READ, [1], np.int64)
         self._batch = _dimension(self._ids, 0)
-        self._angles: dict[Rotation, tuple[Node, Node]] = {}
+        self._angles: dict[RopeConfig, tuple[Node, Node]] = {}
         self._bias = self._causal()
         self._kept: list[Node] = []
 
@@ -121,8 +121,8 @@ class _Decoder:
 
     def _layer(self, states: Node, layer: int) -> Node:
         name = f"blk.{layer}."
-        found = self._attention(self._norm(states, name + "attn_norm.weight"), layer)
-        states = self._add(states, found, name + "post_attention_norm.weight")
+        result = self._attention(self._norm(states, name + "attn_norm.weight"), layer)
+        states = self._add(states, result, name + "post_attention_norm.weight")
         inner = self._norm(states, name + "ffn_norm.weight")
         return self._add(states, self._inner(inner, name), name + "post_ffw_norm.weight")
 
@@ -157,14 +157,14 @@ class _Decoder:
         query = self._rotate(self._heads(whole.output(0), name + "attn_q", shape.heads), rotation)
         key = self._rotate(self._heads(whole.output(1), name + "attn_k", shape.kv_heads), rotation)
         value = self._heads(whole.output(2), name + "attn_v", shape.kv_heads)
-        found = ops.scaled_dot_product_attention(
+        result = ops.scaled_dot_product_attention(
             query,
             self._keep(key, name + "key"),
             self._keep(value, name + "value"),
             self._bias,
             ops.constant(np.float32(shape.attention_scale)),
         )
-        joined = ops.reshape(ops.transpose(found, _integers(0, 2, 1, 3)), _integers(0, 0, -1), True)
+        joined = ops.reshape(ops.transpose(result, _integers(0, 2, 1, 3)), _integers(0, 0, -1), True)
         return self._linear(joined, MatrixPart(name + "attn_output"))
 
     def _queries_keys_values(self, states: Node, name: str) -> Node:
@@ -191,7 +191,7 @@ class _Decoder:
         weights = [MatrixPart(part.name + ".weight", part.paired_heads) for part in parts]
         product = self._tensors.product(states, *weights)
         sizes = [self._tensors.outputs(weight.name) for weight in weights]
-        product.set_friendly_name(Product(tuple(zip(weights, sizes, strict=True))).label)
+        product.set_friendly_name(MatrixProduct(tuple(zip(weights, sizes, strict=True))).label)
         if parts[0].name + ".bias" not in self._tensors:
             return product
         biases = [self._tensors.vector(part.name + ".bias") for part in parts]
@@ -205,7 +205,7 @@ class _Decoder:
         normal = ops.multiply(states, ops.divide(ops.constant(np.float32(1)), ops.sqrt(mean)))
         return ops.multiply(normal, ops.constant(self._tensors.vector(name)))
 
-    def _angles_of(self, rotation: Rotation) -> tuple[Node, Node]:
+    def _angles_of(self, rotation: RopeConfig) -> tuple[Node, Node]:
         """Return the cosines and sines of [batch, 1, tokens, rotated elements of a head], for every
         position.
         """
@@ -222,7 +222,7 @@ class _Decoder:
             self._angles[rotation] = cosines, sines
         return self._angles[rotation]
 
-    def _rotate(self, states: Node, rotation: Rotation | None) -> Node:
+    def _rotate(self, states: Node, rotation: RopeConfig | None) -> Node:
         if rotation is None:
             return states
         half, whole = rotation.width // 2, self._shape.head

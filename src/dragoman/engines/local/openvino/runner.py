@@ -13,21 +13,27 @@ import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
 
-from dragoman.engines.choosing import Logits
-from dragoman.engines.choosing.sampler import RowBlocks
 from dragoman.engines.hf_tokenizer import HfTokenizer, card_of
-from dragoman.engines.local import machine
-from dragoman.engines.local.machine import numerics, pages_for
-from dragoman.engines.local.openvino.adapters import INPUT, Adapter, read_adapters, scales_of
-from dragoman.engines.local.openvino.compiled import Body, Compiled, OutputHead, best_kv_cache, compile_graph
-from dragoman.engines.local.openvino.converted import FILE
-from dragoman.engines.local.openvino.family import NotForOpenVino
-from dragoman.engines.local.openvino.layout import Layout
+from dragoman.engines.local import hardware
+from dragoman.engines.local.hardware import numerics, pages_for
+from dragoman.engines.local.openvino.adapters import INPUT, LoraAdapter, read_adapters, scales_of
+from dragoman.engines.local.openvino.architectures import OpenVinoUnsupported
+from dragoman.engines.local.openvino.compiled_graph import (
+    CompiledGraph,
+    GraphBody,
+    OutputHead,
+    best_kv_cache,
+    compile_graph,
+)
+from dragoman.engines.local.openvino.conversion_cache import FILE
+from dragoman.engines.local.openvino.row_layout import Layout
 from dragoman.engines.local.options import LocalOptions
-from dragoman.engines.local.process_pages import read_pages_given_back
-from dragoman.engines.local.runner import Rows, StepInterrupted, ThreadClock
+from dragoman.engines.local.os_memory import read_pages_given_back
+from dragoman.engines.local.runner import StepInterrupted, StepRows, ThreadClock
 from dragoman.engines.model_files import LLAMA_CPP, in_folder
 from dragoman.engines.protocol import ModelCard
+from dragoman.engines.sampling import Logits
+from dragoman.engines.sampling.sampler import BlockStats
 from dragoman.errors import BadRequest, ModelFileError
 
 # Rows of logits besides one per sequence, for prompts whose log probabilities are requested.
@@ -41,22 +47,22 @@ _TRIED = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 
 
 class OpenVinoRunner:
-    equal_pieces = False
-    block = 1
-    mixes_adapters = True
-    rereads = True
+    wants_equal_chunks = False
+    prefill_block = 1
+    batches_adapters = True
+    decode_kv_differs = True
     interruptible = False
 
     def __init__(
         self,
-        compiled: Compiled,
+        compiled: CompiledGraph,
         *,
         slots: int,
         context: int,
         pages: int,
         batch: int,
-        adapting: "Adapting | None" = None,
-        compile_again: Callable[[], Compiled] | None = None,
+        adapting: "AdapterCompiler | None" = None,
+        compile_again: Callable[[], CompiledGraph] | None = None,
     ) -> None:
         """Without `adapting` it has only the adapters of the graph."""
         self.slots = slots
@@ -66,14 +72,14 @@ class OpenVinoRunner:
         self.vocabulary = compiled.vocabulary
         self.adapters = self._in_graph = compiled.adapters
         self._adapting = adapting
-        self.pass_rows = _SPARSE_PASS if compiled.mixes else _PASS
+        self.step_overhead_rows = _SPARSE_PASS if compiled.mixes else _PASS
         self.max_rows = batch + slots
         self.max_outputs = slots + _EXTRA_OUTPUTS
         # Embeddings have their own pages, behind those of the sequences.
         self._spare = list(range(pages, pages + -(-context // self.page)))
         self._layout = Layout(self.page, unread=pages + len(self._spare))
         self.all_pages = pages + len(self._spare) + 1
-        self._body: Body | None = Body(compiled, self.all_pages)
+        self._body: GraphBody | None = GraphBody(compiled, self.all_pages)
         self._head: OutputHead | None = OutputHead(compiled)
         self._stop_warm_up = False
         self._compiled = compiled
@@ -83,7 +89,7 @@ class OpenVinoRunner:
         self._weights = compiled.weights
 
     @property
-    def blocks(self) -> RowBlocks | None:
+    def block_stats(self) -> BlockStats | None:
         return None if self._head is None else self._head.blocks
 
     @property
@@ -101,15 +107,15 @@ class OpenVinoRunner:
             if self._stop_warm_up:
                 raise StepInterrupted
             # A single row is a step only if it belongs to an answer.
-            among_many = self._try(_TRIED[-1], said=count == 1)[:count]
-            if not np.array_equal(self._try(count, said=count == 1), among_many):
+            among_many = self._try(_TRIED[-1], outcome=count == 1)[:count]
+            if not np.array_equal(self._try(count, outcome=count == 1), among_many):
                 self._layout.least = more
-        rows = Rows()
+        rows = StepRows()
         rows.add(0, 0, 0)
         rows.tables[0] = self._spare[:1]
         self.step(rows)
 
-    def step(self, rows: Rows) -> Logits:
+    def step(self, rows: StepRows) -> Logits:
         states = self._states(rows)
         wanted = np.flatnonzero(rows.outputs)
         assert self._head is not None
@@ -122,15 +128,15 @@ class OpenVinoRunner:
         self._body.copy_page(source, target)
 
     def interrupt(self) -> None:
-        """End the warm-up between two of its steps. A step is never cancelled: see `Body`."""
+        """End the warm-up between two of its steps. A step is never cancelled: see `GraphBody`."""
         self._stop_warm_up = True
 
     def reset(self) -> None:
         """Create new requests, and run two sizes, so that every node of the graph infers its shapes again."""
         self._open_requests(self._compiled)
         for count in (2, 1):
-            self._try(count, said=False)
-        rows = Rows()
+            self._try(count, outcome=False)
+        rows = StepRows()
         rows.add(0, 0, 0)
         rows.tables[0] = self._spare[:1]
         self.step(rows)
@@ -142,12 +148,12 @@ class OpenVinoRunner:
             self._in_graph = self._compiled.adapters
         self.reset()
 
-    def _open_requests(self, compiled: Compiled) -> None:
+    def _open_requests(self, compiled: CompiledGraph) -> None:
         with self._closing:
             assert self._body is not None
             tensors = self._body.tensors
             self._body = self._head = None
-            self._body = Body(compiled, self.all_pages, tensors)
+            self._body = GraphBody(compiled, self.all_pages, tensors)
             self._head = OutputHead(compiled)
 
     def embed(self, prompts: Sequence[Sequence[int]]) -> Iterator[list[float] | None]:
@@ -174,7 +180,7 @@ class OpenVinoRunner:
         def add() -> None:
             with self._closing:
                 assert self._body is not None
-                self._body = Body(compiled, self.all_pages, self._body.tensors)
+                self._body = GraphBody(compiled, self.all_pages, self._body.tensors)
                 self._compiled = compiled
             self._layout.least = trial._layout.least
             self._in_graph = compiled.adapters
@@ -192,27 +198,27 @@ class OpenVinoRunner:
             self._compile_again = None
 
     def _sum(self, tokens: Sequence[int], start: int) -> NDArray[np.float64]:
-        rows = Rows()
+        rows = StepRows()
         rows.extend(0, start, tokens, [False] * len(tokens))
         rows.tables[0] = self._spare
         total: NDArray[np.float64] = self._states(rows).sum(axis=0, dtype=np.float64)
         return total
 
-    def _try(self, count: int, *, said: bool) -> NDArray[np.float32]:
+    def _try(self, count: int, *, outcome: bool) -> NDArray[np.float32]:
         """Return the hidden states of the first rows of a dummy prompt or answer."""
-        rows = Rows()
-        rows.extend(0, 0, range(count), [False] * count, said=said)
+        rows = StepRows()
+        rows.extend(0, 0, range(count), [False] * count, outcome=outcome)
         rows.tables[0] = self._spare[:1]
         rows.adapters[0] = tuple((name, 1.0) for name in self._in_graph)
         return self._states(rows)
 
-    def _states(self, rows: Rows) -> NDArray[np.float32]:
+    def _states(self, rows: StepRows) -> NDArray[np.float32]:
         assert self._body is not None
-        inputs, places = self._layout.of(rows)
+        inputs, indices = self._layout.of(rows)
         if self._in_graph:
             inputs[INPUT] = np.zeros((len(inputs["input_ids"]), 1, len(self._in_graph)), np.float32)
-            inputs[INPUT][places, 0] = scales_of(rows, self._in_graph)
-        return self._body.run(inputs)[places]
+            inputs[INPUT][indices, 0] = scales_of(rows, self._in_graph)
+        return self._body.run(inputs)[indices]
 
 
 # Creation of runners, also from folders that were exported for OpenVINO.
@@ -221,45 +227,48 @@ class OpenVinoRunner:
 _CONTEXT = 2048
 
 
-class Adapting:
+class AdapterCompiler:
     """Compiles a graph again with other adapters, which are read from their files each time."""
 
     def __init__(
-        self, architecture: str, files: Mapping[str, str], make: Callable[[Sequence[Adapter]], Compiled]
+        self,
+        architecture: str,
+        files: Mapping[str, str],
+        make: Callable[[Sequence[LoraAdapter]], CompiledGraph],
     ) -> None:
         self._architecture = architecture
         self._files = dict(files)
         self._make = make
 
-    def again(self) -> Compiled:
+    def again(self) -> CompiledGraph:
         """Compile the graph with its current adapters."""
         return self._make(read_adapters(self._files, self._architecture))
 
-    def compiled(self, kept: Sequence[str], name: str, path: Path) -> Compiled:
+    def compiled(self, kept: Sequence[str], name: str, path: Path) -> CompiledGraph:
         """Compile the graph with the `kept` adapters and a new one."""
         files = {other: self._files[other] for other in kept} | {name: str(path)}
         try:
-            made = self._make(read_adapters(files, self._architecture))
-        except NotForOpenVino as why:
+            graph = self._make(read_adapters(files, self._architecture))
+        except OpenVinoUnsupported as why:
             message = f"OpenVINO does not support this adapter: {why}. The runner llamacpp supports more."
             raise ModelFileError(message) from None
         self._files = files
-        return made
+        return graph
 
 
 def runner_of(
     graph: Path,
     trained: int,
     options: LocalOptions,
-    adapters: Sequence[Adapter] = (),
+    adapters: Sequence[LoraAdapter] = (),
     architecture: str | None = None,
 ) -> tuple[OpenVinoRunner, dict[str, str]]:
     """Create a runner and its details. Without an architecture its adapters cannot change."""
-    threads = options.threads or machine.cores()
+    threads = options.threads or hardware.cores()
     kept = best_kv_cache() if options.kv_cache == "auto" else options.kv_cache
     make = partial(_compile_with, graph, threads, kept)
     compiled = make(adapters)
-    adapting = None if architecture is None else Adapting(architecture, options.adapters, make)
+    adapting = None if architecture is None else AdapterCompiler(architecture, options.adapters, make)
     slots, context, pages = pages_for(compiled.page, compiled.page_bytes, trained, options)
     runner = OpenVinoRunner(
         compiled,
@@ -278,7 +287,7 @@ def runner_of(
     }
 
 
-def _compile_with(graph: Path, threads: int, kv_cache: str, adapters: Sequence[Adapter]) -> Compiled:
+def _compile_with(graph: Path, threads: int, kv_cache: str, adapters: Sequence[LoraAdapter]) -> CompiledGraph:
     return compile_graph(graph, threads=threads, kv_cache=kv_cache, adapters=adapters)
 
 

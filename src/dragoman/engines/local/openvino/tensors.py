@@ -48,7 +48,7 @@ _SCALES = 12
 """Bytes of the scales and minima in a block of Q4_K."""
 
 
-class Fours(Struct, frozen=True):
+class FourBitRows(Struct, frozen=True):
     numbers: Bytes
     """[rows, groups, 16]: two numbers per byte, the first in its lower half."""
     scales: NDArray[np.float16]
@@ -57,7 +57,7 @@ class Fours(Struct, frozen=True):
     """[rows, groups]: the value of each group's middle."""
 
 
-def read_fours(data: Bytes, kind: GGMLQuantizationType) -> Fours:
+def read_fours(data: Bytes, kind: GGMLQuantizationType) -> FourBitRows:
     """Read rows of a tensor with the bits of the file."""
     return _READERS[kind](data)
 
@@ -66,13 +66,13 @@ def is_four_bits(kind: GGMLQuantizationType) -> bool:
     return kind in _READERS
 
 
-def multiply_fours(states: Node, parts: Sequence[Fours]) -> Node:
+def multiply_fours(states: Node, parts: Sequence[FourBitRows]) -> Node:
     """Multiply the states with the weights of all parts, stacked vertically."""
     numbers, scales, offsets = (
         np.concatenate([getattr(part, name) for part in parts]) for name in ("numbers", "scales", "offsets")
     )
-    found = ops.matmul(states, _four_bit_matrix(numbers, scales), False, True)
-    return ops.add(found, _product_of_offsets(states, offsets)) if offsets.any() else found
+    result = ops.matmul(states, _four_bit_matrix(numbers, scales), False, True)
+    return ops.add(result, _product_of_offsets(states, offsets)) if offsets.any() else result
 
 
 def _four_bit_matrix(numbers: Bytes, scales: NDArray[np.float16]) -> Node:
@@ -91,19 +91,19 @@ def _product_of_offsets(states: Node, offsets: Float32s) -> Node:
     return ops.matmul(sums, ops.convert(weights, "f32"), False, True)
 
 
-def _q4_0(data: Bytes) -> Fours:
+def _q4_0(data: Bytes) -> FourBitRows:
     blocks = data.reshape(len(data), -1, 18)
     none = np.zeros(blocks.shape[:2], np.float32)
-    return Fours(_pack(*_halves(blocks[..., 2:])), _half_floats(blocks, 0), none)
+    return FourBitRows(_pack(*_halves(blocks[..., 2:])), _half_floats(blocks, 0), none)
 
 
-def _q4_1(data: Bytes) -> Fours:
+def _q4_1(data: Bytes) -> FourBitRows:
     blocks = data.reshape(len(data), -1, 20)
     scales, least = _half_floats(blocks, 0), _half_floats(blocks, 2)
-    return Fours(_pack(*_halves(blocks[..., 4:])), scales, _offsets(scales, least.astype(np.float32)))
+    return FourBitRows(_pack(*_halves(blocks[..., 4:])), scales, _offsets(scales, least.astype(np.float32)))
 
 
-def _q4_k(data: Bytes) -> Fours:
+def _q4_k(data: Bytes) -> FourBitRows:
     """Read blocks of eight groups, whose scales and minima are six bits times a number of the block."""
     rows = len(data)
     blocks = data.reshape(-1, 4 + _SCALES + 128)
@@ -114,10 +114,10 @@ def _q4_k(data: Bytes) -> Fours:
     # 32 bytes are two groups: the lower halves, then the upper ones.
     first, second = _halves(blocks[:, 4 + _SCALES :].reshape(-1, 4, GROUP))
     groups = np.stack([first, second], axis=2).reshape(rows, -1, GROUP)
-    return Fours(_pack(groups[..., :16], groups[..., 16:]), scales, offsets)
+    return FourBitRows(_pack(groups[..., :16], groups[..., 16:]), scales, offsets)
 
 
-_READERS: dict[GGMLQuantizationType, Callable[[Bytes], Fours]] = {
+_READERS: dict[GGMLQuantizationType, Callable[[Bytes], FourBitRows]] = {
     GGMLQuantizationType.Q4_0: _q4_0,
     GGMLQuantizationType.Q4_1: _q4_1,
     GGMLQuantizationType.Q4_K: _q4_k,
@@ -140,13 +140,13 @@ def _half_floats(blocks: Bytes, at: int) -> NDArray[np.float16]:
 
 
 def _offsets(scales: NDArray[np.float16], least: Float32s) -> Float32s:
-    found: Float32s = (least + float(_MIDDLE) * scales.astype(np.float32))[..., 0]
-    return found
+    array: Float32s = (least + float(_MIDDLE) * scales.astype(np.float32))[..., 0]
+    return array
 
 
 # All tensors.
 
-Told: TypeAlias = Callable[[int, int], None]
+ProgressCallback: TypeAlias = Callable[[int, int], None]
 """Callback with the bytes done and the bytes in total."""
 FINE, COARSE = 32, 64
 """Numbers that share a scale; the activations they meet are quantized in groups of the same size. Larger
@@ -171,10 +171,10 @@ class MatrixPart(Struct, frozen=True):
     paired_heads: int = 0
 
 
-class Tensors:
+class GraphWeights:
     """Weights by name. Each may be read once; `told` is called with the progress."""
 
-    def __init__(self, path: Path, told: Told, *, wide: bool = False) -> None:
+    def __init__(self, path: Path, function: ProgressCallback, *, wide: bool = False) -> None:
         """`wide`: 4-bit weights become int8 as well, which is faster for many rows and takes more memory."""
         reader = GGUFReader(path)
         self._found = {tensor.name: tensor for tensor in reader.tensors}
@@ -189,7 +189,7 @@ class Tensors:
         `FINE`.
         """
         self._done = 0
-        self._told = told
+        self._told = function
         self.metadata: Mapping[str, Any] = {
             name: field.contents()
             for name, field in reader.fields.items()

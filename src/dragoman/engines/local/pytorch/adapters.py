@@ -16,8 +16,8 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
-from dragoman.engines.local.pytorch.family import Decoder
-from dragoman.engines.local.pytorch.weights import Weights, read_tensors
+from dragoman.engines.local.pytorch.architectures import DecoderConfig
+from dragoman.engines.local.pytorch.weights import ModelWeights, read_tensors
 from dragoman.errors import BadRequest, ModelFileError
 
 _NAME = re.compile(
@@ -33,7 +33,7 @@ _PRODUCTS = {
 Multiply: TypeAlias = Callable[..., Tensor]
 
 
-class LowRank(Struct, frozen=True):
+class LoraPair(Struct, frozen=True):
     """The two LoRA matrices of one product."""
 
     a: Tensor
@@ -42,11 +42,11 @@ class LowRank(Struct, frozen=True):
 
 class TorchAdapter(Struct, frozen=True):
     name: str
-    terms: Mapping[tuple[int, str], LowRank]
+    terms: Mapping[tuple[int, str], LoraPair]
     """Terms by layer and product."""
 
 
-class LoadedAdapters:
+class AdapterSet:
     """The loaded adapters, in the order of a row's scales."""
 
     def __init__(self) -> None:
@@ -67,25 +67,25 @@ class LoadedAdapters:
         return [by_slot.get(slot, none) for slot in slots]
 
     def add(
-        self, found: Tensor, states: Tensor, shares: Tensor, layer: int, product: str, multiply: Multiply
+        self, result: Tensor, states: Tensor, shares: Tensor, layer: int, product: str, multiply: Multiply
     ) -> Tensor:
         for number, adapter in enumerate(self.all):
             if (term := adapter.terms.get((layer, product))) is not None:
-                found = found + multiply(multiply(states, term.a) * shares[:, number, None], term.b)
-        return found
+                result = result + multiply(multiply(states, term.a) * shares[:, number, None], term.b)
+        return result
 
 
-def read_adapter(name: str, path: Path, weights: Weights) -> TorchAdapter:
+def read_adapter(name: str, path: Path, weights: ModelWeights) -> TorchAdapter:
     """Read a folder as PEFT saves it. Raises ModelFileError or BadRequest if it does not fit the model."""
     config = _read_config(name, path)
     pairs: dict[tuple[int, str], dict[str, Tensor]] = {}
     for key, tensor in read_tensors(path / "adapter_model.safetensors"):
-        found = _NAME.fullmatch(key)
-        if found is None or int(found[1]) >= weights.shape.layers or not _known(found[2], weights.shape):
+        match = _NAME.fullmatch(key)
+        if match is None or int(match[1]) >= weights.shape.layers or not _known(match[2], weights.shape):
             raise BadRequest(
                 f"The adapter {name!r} changes {key!r}, which is not supported.", code="unsupported_model"
             )
-        pairs.setdefault((int(found[1]), found[2]), {})[found[3]] = tensor
+        pairs.setdefault((int(match[1]), match[2]), {})[match[3]] = tensor
     if not pairs:
         raise ModelFileError(f"There is no adapter in {path}.")
     terms = {}
@@ -126,14 +126,18 @@ def _read_config(name: str, path: Path) -> _PeftConfig:
     return config
 
 
-def _known(part: str, shape: Decoder) -> bool:
+def _known(part: str, shape: DecoderConfig) -> bool:
     parts = [*_PRODUCTS["projection"], *_PRODUCTS["output"]]
     return part in parts or (not shape.experts and part in (*_PRODUCTS["up"], *_PRODUCTS["down"]))
 
 
 def _term(
-    name: str, pairs: Mapping[str, Mapping[str, Tensor]], product: str, config: _PeftConfig, weights: Weights
-) -> LowRank:
+    name: str,
+    pairs: Mapping[str, Mapping[str, Tensor]],
+    product: str,
+    config: _PeftConfig,
+    weights: ModelWeights,
+) -> LoraPair:
     """Create the term for a fused matrix of the model: the A of its parts are stacked, and each B is in
     the rows of its part.
     """
@@ -143,20 +147,20 @@ def _term(
     rank, size = config.r, dict(zip(_PRODUCTS[product], sizes, strict=True))
     a = weights.embedding.new_zeros(rank * len(pairs), inputs)
     b = weights.embedding.new_zeros(outputs, rank * len(pairs))
-    for number, (part, found) in enumerate(pairs.items()):
-        shapes = {kind: [*tensor.shape] for kind, tensor in found.items()}
+    for number, (part, fields) in enumerate(pairs.items()):
+        shapes = {kind: [*tensor.shape] for kind, tensor in fields.items()}
         if shapes != {"A": [rank, inputs], "B": [size[part], rank]}:
             raise BadRequest(
                 f"The adapter {name!r} has a different shape than the model's {part}.",
                 code="unsupported_model",
             )
         column = slice(number * rank, (number + 1) * rank)
-        a[column] = found["A"].to(a)
-        b[rows[part] : rows[part] + size[part], column] = (found["B"].float() * config.scale).to(b)
-    return LowRank(a, b)
+        a[column] = fields["A"].to(a)
+        b[rows[part] : rows[part] + size[part], column] = (fields["B"].float() * config.scale).to(b)
+    return LoraPair(a, b)
 
 
-def _sizes(product: str, shape: Decoder) -> list[int]:
+def _sizes(product: str, shape: DecoderConfig) -> list[int]:
     """Return the rows of each part of a fused matrix."""
     if product == "projection":
         return [shape.heads * shape.head, *[shape.kv_heads * shape.head] * 2]

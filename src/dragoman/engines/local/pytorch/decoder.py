@@ -7,14 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dragoman.engines.local.pytorch.adapters import LoadedAdapters, Multiply
-from dragoman.engines.local.pytorch.family import Rotary
-from dragoman.engines.local.pytorch.plain import StepBatch
+from dragoman.engines.local.pytorch.adapters import AdapterSet, Multiply
+from dragoman.engines.local.pytorch.architectures import RotaryFrequencies
 from dragoman.engines.local.pytorch.quantized import Matrix, multiply
-from dragoman.engines.local.pytorch.weights import Layer, Weights
+from dragoman.engines.local.pytorch.reference_ops import StepBatch
+from dragoman.engines.local.pytorch.weights import LayerWeights, ModelWeights
 
 
-class Forward:
+class ForwardPass:
     """Forward pass of a model with a paged KV cache. `operations` is the module `plain` or `kernels`.
 
     With `fixed_rows` each product has this many rows at a time (see `multiply_in_blocks`).
@@ -22,7 +22,7 @@ class Forward:
 
     def __init__(
         self,
-        weights: Weights,
+        weights: ModelWeights,
         operations: ModuleType,
         pages: int,
         page: int,
@@ -36,7 +36,7 @@ class Forward:
         if fixed_rows:
             self._multiply = partial(multiply_in_blocks, multiply, fixed_rows)
         self._fixed_rows = fixed_rows
-        self.adapters = LoadedAdapters()
+        self.adapters = AdapterSet()
         # Rounded to the type of the weights, as it was in training.
         self._embedding_scale = weights.embedding.new_tensor(shape.embedding_scale)
         self.keys, self.values = (
@@ -44,7 +44,7 @@ class Forward:
             for _ in range(2)
         )
         device = weights.embedding.device
-        known: dict[Rotary, Tensor] = {}
+        known: dict[RotaryFrequencies, Tensor] = {}
         self._waves = []
         for layer in range(shape.layers):
             rotary = shape.rotary_of(layer)
@@ -84,7 +84,7 @@ class Forward:
         shape = self._shape
         return more if weight is None else self._do.norm(more, weight, shape.epsilon, shape.norm_from_one)
 
-    def _attention(self, normed: Tensor, layer: Layer, number: int, batch: StepBatch) -> Tensor:
+    def _attention(self, normed: Tensor, layer: LayerWeights, number: int, batch: StepBatch) -> Tensor:
         shape, do = self._shape, self._do
         joined = self._product(normed, layer, number, "projection", batch)
         keys, values = self.keys[number], self.values[number]
@@ -92,17 +92,19 @@ class Forward:
         if layer.query_norm is not None:
             norms = (layer.query_norm, layer.key_norm, shape.epsilon, shape.norm_from_one)
         queries = do.rotate_and_keep(joined, keys, values, self._waves[number], batch, shape.heads, norms)
-        found = do.attend(queries, keys, values, batch, shape.attention_scale, shape.window_of(number))
-        return self._product(found.view(len(found), -1), layer, number, "output", batch)
+        result = do.attend(queries, keys, values, batch, shape.attention_scale, shape.window_of(number))
+        return self._product(result.view(len(result), -1), layer, number, "output", batch)
 
-    def _product(self, states: Tensor, layer: Layer, number: int, name: str, batch: StepBatch) -> Tensor:
+    def _product(
+        self, states: Tensor, layer: LayerWeights, number: int, name: str, batch: StepBatch
+    ) -> Tensor:
         bias = {"projection": layer.bias, "output": layer.output_bias}.get(name)
-        found = self._multiply(states, getattr(layer, name), bias)
+        result = self._multiply(states, getattr(layer, name), bias)
         if batch.shares is None:
-            return found
-        return self.adapters.add(found, states, batch.shares, number, name, self._multiply)
+            return result
+        return self.adapters.add(result, states, batch.shares, number, name, self._multiply)
 
-    def _inner(self, normed: Tensor, layer: Layer, number: int, batch: StepBatch) -> Tensor:
+    def _inner(self, normed: Tensor, layer: LayerWeights, number: int, batch: StepBatch) -> Tensor:
         shape = self._shape
         if layer.up is not None:
             opened = self._do.gate(self._product(normed, layer, number, "up", batch), shape.gelu)
@@ -112,14 +114,14 @@ class Forward:
         shares, chosen = likely.topk(shape.used_experts, -1)
         if shape.shares_add_to_one:
             shares = shares / shares.sum(-1, keepdim=True)
-        found = torch.zeros_like(normed, dtype=torch.float32)
+        result = torch.zeros_like(normed, dtype=torch.float32)
         for expert in range(shape.experts):
-            row, place = (chosen == expert).nonzero(as_tuple=True)
+            row, index = (chosen == expert).nonzero(as_tuple=True)
             if len(row):
                 raised = self._multiply(normed[row], layer.experts_up[expert])
                 mixed = self._multiply(self._do.gate(raised, shape.gelu), layer.experts_down[expert])
-                found.index_add_(0, row, mixed.float() * shares[row, place, None])
-        return found.to(normed.dtype)
+                result.index_add_(0, row, mixed.float() * shares[row, index, None])
+        return result.to(normed.dtype)
 
 
 def multiply_in_blocks(multiply: Multiply, rows: int, states: Tensor, *weights: Matrix | None) -> Tensor:
@@ -141,7 +143,7 @@ def _multiply_wide(states: Tensor, head: Tensor) -> Tensor:
     return F.linear(states.float(), head.float())
 
 
-def _waves(rotary: Rotary, context: int) -> Tensor:
+def _waves(rotary: RotaryFrequencies, context: int) -> Tensor:
     """Return the cosines and sines of each position, side by side."""
     speeds = torch.tensor(rotary.speeds, dtype=torch.float32)
     angles = torch.arange(context, dtype=torch.float32)[:, None] * speeds[None]

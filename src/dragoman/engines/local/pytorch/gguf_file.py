@@ -19,9 +19,9 @@ from gguf.quants import dequantize, quant_shape_from_byte_shape, quant_shape_to_
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dragoman.engines.local.model import read_header
-from dragoman.engines.local.openvino.family import NotForOpenVino, Rotation, shape_of
-from dragoman.engines.local.pytorch.family import Decoder, Rotary
+from dragoman.engines.local.gguf_model import read_header
+from dragoman.engines.local.openvino.architectures import OpenVinoUnsupported, RopeConfig, shape_of
+from dragoman.engines.local.pytorch.architectures import DecoderConfig, RotaryFrequencies
 from dragoman.errors import ModelFileError
 
 Bytes: TypeAlias = NDArray[np.uint8]
@@ -69,16 +69,16 @@ class GgufFile:
     def numbers(self) -> int:
         return sum(math.prod(tensor.shape) for _, tensor in self._found.values())
 
-    def decoder(self) -> Decoder:
+    def decoder(self) -> DecoderConfig:
         """Return the dimensions. Raises ModelFileError for unsupported models."""
         try:
             shape = shape_of(self._metadata)
-        except NotForOpenVino as why:
+        except OpenVinoUnsupported as why:
             raise self._wrong(str(why)) from None
         if shape.rotation.width != shape.head:
             raise self._wrong("it rotates a part of a head")
         local = shape.local_rotation
-        return Decoder(
+        return DecoderConfig(
             layers=shape.layers,
             width=self._integer("embedding_length"),
             inner=self._integer("feed_forward_length"),
@@ -89,7 +89,7 @@ class GgufFile:
             context=self._integer("context_length"),
             epsilon=shape.epsilon,
             rotary=self._rotary(shape.rotation),
-            local_rotary=Rotary(tuple(local.speeds()), local.strength),
+            local_rotary=RotaryFrequencies(tuple(local.speeds()), local.strength),
             attention_scale=shape.attention_scale,
             tied="output.weight" not in self._found,
             bias="blk.0.attn_q.bias" in self._found,
@@ -105,7 +105,7 @@ class GgufFile:
             expert_inner=self._integer("expert_feed_forward_length") if shape.used_experts else 0,
         )
 
-    def tensors(self, shape: Decoder, like: Tensor) -> Iterator[tuple[str, Tensor]]:
+    def tensors(self, shape: DecoderConfig, like: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors one after another, on the device and in the type of `like`. Quantized ones are
         dequantized there.
         """
@@ -114,12 +114,12 @@ class GgufFile:
         }
         paired = {"attn_q": shape.heads, "attn_k": shape.kv_heads} if self._architecture == "llama" else {}
         for name in self._found:
-            told = _NAME.fullmatch(name)
+            match = _NAME.fullmatch(name)
             if name == _FACTORS:
                 continue
-            if told is None or told[2] not in (_OUTER if told[1] is None else inner):
+            if match is None or match[2] not in (_OUTER if match[1] is None else inner):
                 raise self._wrong(f"it has an unknown tensor {name!r}")
-            layer, part, kind = told.groups()
+            layer, part, kind = match.groups()
             data, quantized = self._read(name)
             # Vectors stay exact until 1 has been subtracted.
             values = _widen(data, quantized, like.device, torch.float32 if data.ndim == 1 else like.dtype)
@@ -133,11 +133,11 @@ class GgufFile:
             else:
                 yield new, values
 
-    def _rotary(self, rotation: Rotation) -> Rotary:
+    def _rotary(self, rotation: RopeConfig) -> RotaryFrequencies:
         speeds = np.array(rotation.speeds())
         if _FACTORS in self._found:
             speeds = speeds / dequantize(*self._read(_FACTORS))
-        return Rotary(tuple(speeds.tolist()), rotation.strength)
+        return RotaryFrequencies(tuple(speeds.tolist()), rotation.strength)
 
     def _integer(self, key: str) -> int:
         try:
@@ -174,10 +174,10 @@ def _widen(data: Bytes, kind: GGMLQuantizationType, device: torch.device, dtype:
         piece = rows[start : start + at_once]
         if kind in _ON_DEVICE:
             # Copied, because mapped memory is read-only.
-            found = _ON_DEVICE[kind](torch.from_numpy(np.array(piece)).to(device))
+            result = _ON_DEVICE[kind](torch.from_numpy(np.array(piece)).to(device))
         else:
-            found = torch.from_numpy(dequantize(piece, kind))
-        flat[start : start + at_once] = found
+            result = torch.from_numpy(dequantize(piece, kind))
+        flat[start : start + at_once] = result
     return values
 
 

@@ -1,4 +1,5 @@
-"""A layer's operations besides matrix products, as Triton kernels: the same functions as in `plain.py`.
+"""A layer's operations besides matrix products, as Triton kernels: the same functions as in
+`reference_ops.py`.
 
 Attention is one kernel for prompts and answers. A program has some rows of one chunk and the heads that share
 a head of keys and values, and goes through the pages of the chunk from the first to the last. So what a row
@@ -20,8 +21,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dragoman.engines.choosing.tensors import put
-from dragoman.engines.local.pytorch.plain import Norms, StepBatch
+from dragoman.engines.local.pytorch.reference_ops import Norms, StepBatch
+from dragoman.engines.sampling.torch_sampler import put
 from dragoman.types import Sampling
 
 PROMPT_ROWS = 64
@@ -37,19 +38,19 @@ def _norm_kernel(
     row = tl.program_id(0)
     column = tl.arange(0, BLOCK)
     inside = column < width
-    place = row * width + column
-    value = tl.load(states + place, mask=inside, other=0.0).to(tl.float32)
+    index = row * width + column
+    value = tl.load(states + index, mask=inside, other=0.0).to(tl.float32)
     if ADD:
-        value += tl.load(more + place, mask=inside, other=0.0).to(tl.float32)
+        value += tl.load(more + index, mask=inside, other=0.0).to(tl.float32)
         rounded = value.to(added.dtype.element_ty)
-        tl.store(added + place, rounded, mask=inside)
+        tl.store(added + index, rounded, mask=inside)
         value = rounded.to(tl.float32)
     scale = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     if FROM_ONE:
         scale += 1.0
     mean = tl.sum(value * value, 0) / width
     tl.store(
-        normed + place, (value * tl.rsqrt(mean + epsilon) * scale).to(normed.dtype.element_ty), mask=inside
+        normed + index, (value * tl.rsqrt(mean + epsilon) * scale).to(normed.dtype.element_ty), mask=inside
     )
 
 
@@ -125,11 +126,11 @@ def _keep_kernel(
         target = queries + (row * HEADS + number) * 2 * HALF
     else:
         page = tl.load(tables + tl.load(pieces + row) * table_width + position // PAGE).to(tl.int64)
-        place = page * PAGE + position % PAGE
+        index = page * PAGE + position % PAGE
         if number < HEADS + KV_HEADS:
-            target = keys + (place * KV_HEADS + number - HEADS) * 2 * HALF
+            target = keys + (index * KV_HEADS + number - HEADS) * 2 * HALF
         else:
-            target = values + (place * KV_HEADS + number - HEADS - KV_HEADS) * 2 * HALF
+            target = values + (index * KV_HEADS + number - HEADS - KV_HEADS) * 2 * HALF
     tl.store(target + half, first)
     tl.store(target + HALF + half, second)
 
@@ -167,7 +168,7 @@ def rotate_and_keep(
 
 @triton.jit
 def _attend_kernel(
-    found, queries, keys, values, positions, begins, tables, table_width, blocks, scale, window,
+    outcome, queries, keys, values, positions, begins, tables, table_width, blocks, scale, window,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr,
     LINES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
@@ -178,8 +179,8 @@ def _attend_kernel(
     line, number = tl.arange(0, LINES), tl.arange(0, HEAD)
     row = start + first + line // SHARED
     inside = (row < end) & (line < (LINES // SHARED) * SHARED)
-    place = (row * HEADS + kv_head * SHARED + line % SHARED)[:, None] * HEAD + number[None]
-    query = tl.load(queries + place, mask=inside[:, None], other=0.0)
+    index = (row * HEADS + kv_head * SHARED + line % SHARED)[:, None] * HEAD + number[None]
+    query = tl.load(queries + index, mask=inside[:, None], other=0.0)
     position = tl.load(positions + row, mask=inside, other=-1)
     last = tl.max(position, 0)
     earliest = tl.load(positions + start + first)
@@ -208,7 +209,7 @@ def _attend_kernel(
         sums = sums * shrunk[:, None] + tl.dot(weight.to(value.dtype), value, input_precision="ieee")
         most = larger
     result = sums / tl.maximum(total, 1e-30)[:, None]
-    tl.store(found + place, result.to(found.dtype.element_ty), mask=inside[:, None])
+    tl.store(outcome + index, result.to(outcome.dtype.element_ty), mask=inside[:, None])
 
 
 def lines_of(single: bool, shared: int) -> int:
@@ -221,7 +222,7 @@ def lines_of(single: bool, shared: int) -> int:
 def attend(
     queries: Tensor, keys: Tensor, values: Tensor, batch: StepBatch, scale: float, window: int
 ) -> Tensor:
-    found = torch.empty_like(queries)
+    result = torch.empty_like(queries)
     page, kv_heads, head = keys.shape[1:]
     heads = queries.shape[1]
     # Each kind always uses the same kernel, whether or not there are rows of the other.
@@ -229,7 +230,7 @@ def attend(
         if not len(blocks):
             continue
         _attend_kernel[(len(blocks), kv_heads)](
-            found,
+            result,
             queries,
             keys,
             values,
@@ -249,7 +250,7 @@ def attend(
             num_warps=4,
             num_stages=2,
         )
-    return found
+    return result
 
 
 # Sampling from rows of logits. A program has one row, and reads it about a dozen times. The thresholds of
@@ -276,8 +277,8 @@ def _peak(logits, size, WIDE: tl.constexpr):
 
 @triton.jit
 def _enough(sums, goal, number: tl.constexpr, enough, reached):
-    found = tl.sum(sums, 0)
-    return tl.where(found >= goal, number, enough), tl.where(found >= goal, found, reached)
+    result = tl.sum(sums, 0)
+    return tl.where(result >= goal, number, enough), tl.where(result >= goal, result, reached)
 
 
 @triton.jit
@@ -330,7 +331,7 @@ def _edge(logits, size, peak, heat, floor, wanted, BY_WEIGHT: tl.constexpr, WIDE
 
 
 @triton.jit
-def _draw_kernel(logits, found, asked, uniforms, size, row_stride, WIDE: tl.constexpr):
+def _draw_kernel(logits, result, asked, uniforms, size, row_stride, WIDE: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     logits += row * row_stride
     heat, min_p = tl.load(asked + 4 * row), tl.load(asked + 4 * row + 1)
@@ -350,39 +351,39 @@ def _draw_kernel(logits, found, asked, uniforms, size, row_stride, WIDE: tl.cons
             whole += tl.sum(_weights(logits, start, size, peak, heat, floor, WIDE), 0)
     # Find the block in which the running sum passes its share of the total.
     target, reached, before = uniform * whole, tl.full([], 0.0, tl.float32), tl.full([], 0.0, tl.float32)
-    place, last = tl.full([], -1, tl.int32), tl.full([], 0, tl.int32)
+    index, last = tl.full([], -1, tl.int32), tl.full([], 0, tl.int32)
     for start in range(0, size, WIDE):
         more = tl.sum(_weights(logits, start, size, peak, heat, floor, WIDE), 0)
         if more > 0:
             last = start
-        if (place < 0) & (reached + more > target):
-            place, before = start, reached
+        if (index < 0) & (reached + more > target):
+            index, before = start, reached
         reached += more
-    if place < 0:
+    if index < 0:
         # Rounding must not carry it past the last block that adds to the sum.
-        place, before = last, float("-inf")
-    column = place + tl.arange(0, WIDE)
-    weight = _weights(logits, place, size, peak, heat, floor, WIDE)
+        index, before = last, float("-inf")
+    column = index + tl.arange(0, WIDE)
+    weight = _weights(logits, index, size, peak, heat, floor, WIDE)
     passed = (before + tl.cumsum(weight, 0) > target) & (weight > 0)
     first = tl.min(tl.where(passed, column, 2147483647), 0)
     final = tl.max(tl.where(weight > 0, column, -1), 0)
     chosen = tl.where(first < 2147483647, first, final)
-    tl.store(found + row, chosen)
+    tl.store(result + row, chosen)
 
 
 @triton.jit
-def _total_kernel(logits, found, size, row_stride, WIDE: tl.constexpr):
+def _total_kernel(logits, result, size, row_stride, WIDE: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     logits += row * row_stride
     peak = _peak(logits, size, WIDE)
     sums = tl.zeros([WIDE], tl.float32)
     for start in range(0, size, WIDE):
         sums += _weights(logits, start, size, peak, 1.0, 0.0, WIDE)
-    tl.store(found + row, peak + tl.log(tl.sum(sums, 0)))
+    tl.store(result + row, peak + tl.log(tl.sum(sums, 0)))
 
 
-class CardDraw:
-    """Sampling kernel for GPUs: the results of `tensors.draw_rows`, except where rounding decides. The
+class GpuDrawKernel:
+    """Sampling kernel for GPUs: the results of `torch_sampler.draw_rows`, except where rounding decides. The
     parameters stay on the GPU while the same samplings follow.
     """
 
@@ -393,16 +394,16 @@ class CardDraw:
     def __call__(self, rows: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]) -> Tensor:
         same = len(samplings) == len(self._samplings) and all(map(is_, samplings, self._samplings))
         if self._asked is None or not same:
-            told = [(1 / one.temperature, one.min_p, max(one.top_k, 0), one.top_p) for one in samplings]
-            self._samplings, self._asked = samplings, put(np.array(told, np.float32), rows.device)
-        found = torch.empty(len(rows), dtype=torch.int64, device=rows.device)
+            items = [(1 / one.temperature, one.min_p, max(one.top_k, 0), one.top_p) for one in samplings]
+            self._samplings, self._asked = samplings, put(np.array(items, np.float32), rows.device)
+        result = torch.empty(len(rows), dtype=torch.int64, device=rows.device)
         decide = put(np.array(uniforms, np.float32), rows.device)
         _draw_kernel[(len(rows),)](
-            rows, found, self._asked, decide, rows.shape[1], rows.stride(0), 2048, num_warps=8
+            rows, result, self._asked, decide, rows.shape[1], rows.stride(0), 2048, num_warps=8
         )
-        return found
+        return result
 
     def total(self, rows: Tensor) -> Tensor:
-        found = torch.empty(len(rows), 1, device=rows.device)
-        _total_kernel[(len(rows),)](rows, found, rows.shape[1], rows.stride(0), 2048, num_warps=8)
-        return found
+        result = torch.empty(len(rows), 1, device=rows.device)
+        _total_kernel[(len(rows),)](rows, result, rows.shape[1], rows.stride(0), 2048, num_warps=8)
+        return result

@@ -12,14 +12,14 @@ import torch
 from msgspec.structs import replace
 
 from dragoman.engines.hf_tokenizer import HfTokenizer, card_of
-from dragoman.engines.local.machine import check_context, numerics
-from dragoman.engines.local.model import Model
+from dragoman.engines.local.gguf_model import LlamaModel
+from dragoman.engines.local.hardware import check_context, numerics
 from dragoman.engines.local.options import LocalOptions
-from dragoman.engines.local.pytorch.family import Decoder, decoder_of
+from dragoman.engines.local.pytorch.architectures import DecoderConfig, decoder_of
 from dragoman.engines.local.pytorch.gguf_file import GgufFile
 from dragoman.engines.local.pytorch.quantized import KINDS
 from dragoman.engines.local.pytorch.runner import PAGE, TorchRunner
-from dragoman.engines.local.pytorch.weights import Weights, files_of, read_tensors
+from dragoman.engines.local.pytorch.weights import ModelWeights, files_of, read_tensors
 from dragoman.engines.model_files import LLAMA_CPP, in_folder
 from dragoman.engines.protocol import ModelCard
 from dragoman.errors import ModelFileError, SettingsError
@@ -61,12 +61,12 @@ def open_torch(path: Path, options: LocalOptions) -> tuple[TorchRunner, HfTokeni
         created=int(time.time()),
         details={"name": path.name, "slots": str(runner.slots), **details},
     )
-    card.mixes_adapters = True
+    card.combines_adapters = True
     card.numerics = numerics([*files_of(path), *_adapter_files(options)], details["runner"])
     return runner, tokenizer, card
 
 
-def open_gguf(model: Model, options: LocalOptions) -> tuple[TorchRunner, dict[str, str], str]:
+def open_gguf(model: LlamaModel, options: LocalOptions) -> tuple[TorchRunner, dict[str, str], str]:
     """Open a GGUF file whose vocabulary is loaded; returns the runner, its details, and a digest of all
     that decides its answers.
     """
@@ -79,7 +79,7 @@ def open_gguf(model: Model, options: LocalOptions) -> tuple[TorchRunner, dict[st
     return runner, details, numerics([*model.parts, *_adapter_files(options)], details["runner"])
 
 
-def _empty(shape: Decoder, options: LocalOptions) -> Weights:
+def _empty(shape: DecoderConfig, options: LocalOptions) -> ModelWeights:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     _check_head(shape, device)
     if options.threads and device.type == "cpu":
@@ -88,10 +88,10 @@ def _empty(shape: Decoder, options: LocalOptions) -> Weights:
     wide = device.type == "cpu" and options.weights != "bf16"
     if options.weights == "fp8" and device.type == "cuda" and torch.cuda.get_device_capability() < _HAS_FP8:
         raise SettingsError("This GPU does not support fp8; set `weights` to int8.", param="weights")
-    return Weights(shape, device, torch.float32 if wide else torch.bfloat16, KINDS.get(options.weights))
+    return ModelWeights(shape, device, torch.float32 if wide else torch.bfloat16, KINDS.get(options.weights))
 
 
-def _check_head(shape: Decoder, device: torch.device) -> None:
+def _check_head(shape: DecoderConfig, device: torch.device) -> None:
     """Check the size of heads: kernels have tiles whose sides are powers of two, at least 16."""
     if device.type == "cuda" and (shape.head < 16 or shape.head & (shape.head - 1)):
         raise ModelFileError(
@@ -100,7 +100,7 @@ def _check_head(shape: Decoder, device: torch.device) -> None:
         )
 
 
-def _runner_of(weights: Weights, options: LocalOptions) -> tuple[TorchRunner, dict[str, str]]:
+def _runner_of(weights: ModelWeights, options: LocalOptions) -> tuple[TorchRunner, dict[str, str]]:
     """Create the runner and its details."""
     slots, context, pages = _sizes(weights.shape, weights, options)
     runner = TorchRunner(
@@ -135,7 +135,7 @@ def is_known(path: Path) -> bool:
         if path.is_dir():
             _check_head(decoder_of(_config(path)), card)
             return True
-        model = Model(path, vocabulary_only=True)
+        model = LlamaModel(path, vocabulary_only=True)
         file = GgufFile(model.parts, model.metadata)
         _check_head(file.decoder(), card)
     except ModelFileError:
@@ -151,12 +151,12 @@ def _config(path: Path) -> dict[str, Any]:
         raise ModelFileError(f"{path} has no readable config.json.") from None
 
 
-def _page_bytes(shape: Decoder, weights: Weights) -> int:
+def _page_bytes(shape: DecoderConfig, weights: ModelWeights) -> int:
     size: int = weights.embedding.element_size()
     return 2 * shape.layers * PAGE * shape.kv_heads * shape.head * size
 
 
-def _sizes(shape: Decoder, weights: Weights, options: LocalOptions) -> tuple[int, int, int]:
+def _sizes(shape: DecoderConfig, weights: ModelWeights, options: LocalOptions) -> tuple[int, int, int]:
     """Return slots, context and pages."""
     context = options.context or shape.context
     free = _ON_CPU

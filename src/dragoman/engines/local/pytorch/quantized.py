@@ -16,7 +16,7 @@ KINDS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 _LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 
-class Quantized:
+class QuantizedMatrix:
     """A quantized matrix, used like a tensor of [..., outputs, inputs]."""
 
     __slots__ = ("numbers", "scales")
@@ -28,16 +28,16 @@ class Quantized:
 
     @property
     def shape(self) -> Sequence[int]:
-        found: Sequence[int] = self.numbers.shape
-        return found
+        numbers: Sequence[int] = self.numbers.shape
+        return numbers
 
-    def __getitem__(self, which: Any) -> "Quantized":
+    def __getitem__(self, which: Any) -> "QuantizedMatrix":
         """Return some of its rows, or one of its experts."""
-        return Quantized(self.numbers[which], self.scales[which])
+        return QuantizedMatrix(self.numbers[which], self.scales[which])
 
-    def split(self, sizes: list[int]) -> "list[Quantized]":
+    def split(self, sizes: list[int]) -> "list[QuantizedMatrix]":
         pairs = zip(self.numbers.split(sizes), self.scales.split(sizes), strict=True)
-        return [Quantized(*pair) for pair in pairs]
+        return [QuantizedMatrix(*pair) for pair in pairs]
 
     def copy_(self, values: Tensor) -> None:
         """Quantize values into this matrix, rounding to nearest."""
@@ -53,12 +53,12 @@ class Quantized:
         return (self.numbers.float() * self.scales).to(dtype)
 
 
-Matrix: TypeAlias = Tensor | Quantized
+Matrix: TypeAlias = Tensor | QuantizedMatrix
 
 
 def multiply(states: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
     """Multiply as `F.linear` does."""
-    if not isinstance(weight, Quantized):
+    if not isinstance(weight, QuantizedMatrix):
         return F.linear(states, weight, bias)
     if not states.is_cuda:
         return F.linear(states, weight.widen(states.dtype), bias)

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dragoman.engines.local.pytorch.quantized import Quantized
+from dragoman.engines.local.pytorch.quantized import QuantizedMatrix
 
 _MANY = 256
 """Rows above which the matrix is dequantized first."""
@@ -25,7 +25,7 @@ _FP8_GRAIN = 16
 
 @triton.jit
 def _int8_kernel(
-    states, numbers, scales, bias, found, rows, outputs, width, HAS_BIAS: tl.constexpr,
+    states, numbers, scales, bias, result, rows, outputs, width, HAS_BIAS: tl.constexpr,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -47,27 +47,27 @@ def _int8_kernel(
     total *= tl.load(scales + output, mask=is_output, other=0.0)[None]
     if HAS_BIAS:
         total += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)[None]
-    place = row[:, None].to(tl.int64) * outputs + output[None]
-    tl.store(found + place, total.to(found.dtype.element_ty), mask=is_row[:, None] & is_output[None])
+    index = row[:, None].to(tl.int64) * outputs + output[None]
+    tl.store(result + index, total.to(result.dtype.element_ty), mask=is_row[:, None] & is_output[None])
 
 
-def multiply_int8(states: Tensor, weight: Quantized, bias: Tensor | None) -> Tensor:
+def multiply_int8(states: Tensor, weight: QuantizedMatrix, bias: Tensor | None) -> Tensor:
     rows, (outputs, width) = len(states), weight.shape
     if rows > _MANY:
         return F.linear(states, weight.widen(states.dtype), bias)
     states = states.contiguous()
-    found = states.new_empty(rows, outputs)
+    empty = states.new_empty(rows, outputs)
     if not rows:
-        return found
+        return empty
     # Few rows need many programs, which read at the same time; many rows large tiles, which read less often.
     tile, columns, depth, warps = (16, 32, 128, 4) if rows <= 16 else (64, 64, 64, 4)
     if rows > 64:
         tile, columns, warps = 128, 128, 8
     _int8_kernel[triton.cdiv(outputs, columns), triton.cdiv(rows, tile)](
-        states, weight.numbers, weight.scales, states if bias is None else bias, found, rows, outputs, width,
+        states, weight.numbers, weight.scales, states if bias is None else bias, empty, rows, outputs, width,
         bias is not None, tile, columns, depth, num_warps=warps, num_stages=4,
     )  # fmt: skip
-    return found
+    return empty
 
 
 @triton.jit
@@ -82,7 +82,7 @@ def _to_fp8_kernel(states, numbers, scales, width, LARGEST: tl.constexpr, BLOCK:
     tl.store(scales + row, scale)
 
 
-def multiply_fp8(states: Tensor, weight: Quantized, bias: Tensor | None) -> Tensor:
+def multiply_fp8(states: Tensor, weight: QuantizedMatrix, bias: Tensor | None) -> Tensor:
     rows, (outputs, width) = len(states), weight.shape
     if outputs % _FP8_GRAIN or width % _FP8_GRAIN or not rows:
         return F.linear(states, weight.widen(states.dtype), bias)
@@ -91,7 +91,7 @@ def multiply_fp8(states: Tensor, weight: Quantized, bias: Tensor | None) -> Tens
     scales = states.new_empty(rows, 1, dtype=torch.float32)
     largest, block = 448.0, triton.next_power_of_2(width)
     _to_fp8_kernel[(rows,)](states, numbers, scales, width, largest, block, num_warps=8)
-    found = torch._scaled_mm(
+    result = torch._scaled_mm(
         numbers,
         weight.numbers.t(),
         scale_a=scales,
@@ -99,4 +99,4 @@ def multiply_fp8(states: Tensor, weight: Quantized, bias: Tensor | None) -> Tens
         out_dtype=states.dtype,
         use_fast_accum=True,
     )
-    return found if bias is None else found + bias
+    return result if bias is None else result + bias

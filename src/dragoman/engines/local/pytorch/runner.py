@@ -15,16 +15,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dragoman.engines.choosing import Logits
-from dragoman.engines.choosing.tensors import Draw, Pending, at, chosen_ids, put
-from dragoman.engines.choosing.together import NOT_FINITE, Drawn
-from dragoman.engines.local.pytorch import plain
+from dragoman.engines.local.pytorch import reference_ops
 from dragoman.engines.local.pytorch.adapters import TorchAdapter, read_adapter, shares_tensor
-from dragoman.engines.local.pytorch.decoder import Forward
-from dragoman.engines.local.pytorch.plain import StepBatch
+from dragoman.engines.local.pytorch.decoder import ForwardPass
+from dragoman.engines.local.pytorch.reference_ops import StepBatch
 from dragoman.engines.local.pytorch.training import WeightSource, read_weights
-from dragoman.engines.local.pytorch.weights import Weights
-from dragoman.engines.local.runner import Rows, StepFailed, ThreadClock
+from dragoman.engines.local.pytorch.weights import ModelWeights
+from dragoman.engines.local.runner import StepFailed, StepRows, ThreadClock
+from dragoman.engines.sampling import Logits
+from dragoman.engines.sampling.batched import NOT_FINITE, SamplingBatch
+from dragoman.engines.sampling.torch_sampler import DrawKernel, PendingSamples, at, chosen_ids, put
 from dragoman.types import Sampling, TokenLogprob
 
 PAGE = 32
@@ -39,17 +39,17 @@ _FEW, _EVEN = 8, 16
 
 
 class TorchRunner:
-    equal_pieces = False
-    block = 1
-    mixes_adapters = True
-    rereads = True
+    wants_equal_chunks = False
+    prefill_block = 1
+    batches_adapters = True
+    decode_kv_differs = True
     interruptible = False
-    blocks = None
+    block_stats = None
     page = PAGE
 
     def __init__(
         self,
-        weights: Weights,
+        weights: ModelWeights,
         *,
         slots: int,
         context: int,
@@ -68,22 +68,26 @@ class TorchRunner:
         # Embeddings have their own pages, behind those of the sequences; the last page is for padding rows.
         each = -(-context // PAGE)
         self._spare = list(range(pages, pages + each))
-        operations: Any = plain
-        self._draw: Draw | None = None
+        operations: Any = reference_ops
+        self._draw: DrawKernel | None = None
         if self._device.type == "cuda":
             from dragoman.engines.local.pytorch import kernels
 
-            operations, self._draw = kernels, kernels.CardDraw()
+            operations, self._draw = kernels, kernels.GpuDrawKernel()
         shared = weights.shape.heads // weights.shape.kv_heads
-        self._rows_at_once = 1 << 30 if operations is plain else operations.lines_of(False, shared) // shared
+        self._rows_at_once = (
+            1 << 30 if operations is reference_ops else operations.lines_of(False, shared) // shared
+        )
         fixed_rows = FIXED_ROWS[self._device.type] if deterministic else 0
-        self._new_forward = partial(Forward, weights, operations, pages + each + 1, PAGE, context, fixed_rows)
-        self._forward: Forward | None = self._new_forward()
+        self._new_forward = partial(
+            ForwardPass, weights, operations, pages + each + 1, PAGE, context, fixed_rows
+        )
+        self._forward: ForwardPass | None = self._new_forward()
         self._loaded = self._forward.adapters
         self.adapters: tuple[str, ...] = ()
         # With experts, the host needs to know their rows in the middle of a step, which cannot be recorded.
         self._records = self._device.type == "cuda" and not weights.shape.experts
-        self.pass_rows = _SPARSE_PASS if weights.shape.experts else _PASS[self._device.type]
+        self.step_overhead_rows = _SPARSE_PASS if weights.shape.experts else _PASS[self._device.type]
         self._layout = _Layout(slots, each, pages + each, self._device, self.max_outputs)
         self._graphs: dict[tuple[int, int], _Graph] = {}
         """Graphs by their number of rows and of adapters."""
@@ -99,20 +103,20 @@ class TorchRunner:
     def warm_up(self) -> None:
         self._clock.start()
         # Kernels are compiled on first use: for prompts, for sampling, and for answers.
-        for said in (False, True):
-            rows = Rows()
-            rows.extend(0, 0, [0, 0], [True, True], said=said)
+        for value in (False, True):
+            rows = StepRows()
+            rows.extend(0, 0, [0, 0], [True, True], outcome=value)
             rows.tables[0] = self._spare[:1]
             self.step(rows)
         asked = Sampling(max_tokens=1, temperature=1.0, top_k=2, top_p=0.5)
-        self.choose(Drawn([0], [asked], [0.5])).wait()
+        self.choose(SamplingBatch([0], [asked], [0.5])).wait()
         if self._records:
             assert self._forward is not None
             for count in reversed(_counts(self.max_outputs)):
                 self._forward.logits(self._graph(count, 0).run())
 
     @torch.inference_mode()
-    def step(self, rows: Rows) -> Logits:
+    def step(self, rows: StepRows) -> Logits:
         try:
             states = self._states(rows)
             wanted = np.flatnonzero(rows.outputs)
@@ -122,10 +126,10 @@ class TorchRunner:
             self._logits = self._forward.logits(states).float()
         except torch.cuda.OutOfMemoryError as error:
             raise StepFailed("The GPU has too little memory for this step.") from error
-        return cast(Logits, RowsOnCard(self._logits, self._draw))
+        return cast(Logits, GpuLogits(self._logits, self._draw))
 
     @torch.inference_mode()
-    def choose(self, drawn: Drawn) -> Pending:
+    def choose(self, drawn: SamplingBatch) -> PendingSamples:
         """Sample from rows of the last step. The ids stay on the device, for the next step to use."""
         assert self._logits is not None
         rows = at(self._logits, drawn.rows)
@@ -133,7 +137,7 @@ class TorchRunner:
         # The maximum of a row is NaN if any of its numbers is.
         ids = torch.where(torch.isfinite(rows.amax(dim=-1)), ids, NOT_FINITE)
         torch.clamp(ids, min=0, out=self._layout.chosen[: len(ids)])
-        return Pending(rows, ids, drawn.asked, self._draw)
+        return PendingSamples(rows, ids, drawn.asked, self._draw)
 
     def copy_page(self, source: int, target: int) -> None:
         assert self._forward is not None
@@ -185,18 +189,18 @@ class TorchRunner:
 
     @torch.inference_mode()
     def _sum(self, tokens: Sequence[int], start: int) -> NDArray[np.float64]:
-        rows = Rows()
+        rows = StepRows()
         rows.extend(0, start, tokens, [False] * len(tokens))
         rows.tables[0] = self._spare
-        found: NDArray[np.float64] = self._states(rows).double().sum(0).cpu().numpy()
-        return found
+        array: NDArray[np.float64] = self._states(rows).double().sum(0).cpu().numpy()
+        return array
 
-    def _states(self, rows: Rows) -> Tensor:
+    def _states(self, rows: StepRows) -> Tensor:
         assert self._forward is not None
         shares = None
         if any(rows.adapters.values()):
             shares = shares_tensor(self._loaded.shares(rows.adapters, rows.slots), self._weights.embedding)
-        if self._records and all(rows.said) and len(rows) <= self.max_outputs:
+        if self._records and all(rows.is_answer) and len(rows) <= self.max_outputs:
             adapters = 0 if shares is None else len(self._loaded.all)
             graph = self._graph(_count_of(len(rows), self.max_outputs), adapters)
             self._layout.fill(graph.batch, rows)
@@ -219,10 +223,10 @@ class TorchRunner:
         return self._graphs[count, adapters]
 
 
-class RowsOnCard:
+class GpuLogits:
     """Rows of logits that are copied to the host only when needed."""
 
-    def __init__(self, logits: Tensor, draw: Draw | None) -> None:
+    def __init__(self, logits: Tensor, draw: DrawKernel | None) -> None:
         self._logits = logits
         self._draw = draw
 
@@ -230,15 +234,15 @@ class RowsOnCard:
         return len(self._logits)
 
     def __getitem__(self, which: int | slice) -> Logits:
-        found: Logits = self._logits[which].cpu().numpy()
-        return found
+        array: Logits = self._logits[which].cpu().numpy()
+        return array
 
     @torch.inference_mode()
     def report(self, first: int, ids: Sequence[int], top: int) -> list[TokenLogprob]:
         rows = self._logits[first : first + len(ids)]
         asked = Sampling(max_tokens=1, logprobs=top)
-        found = Pending(rows, put([*ids], rows.device), [asked] * len(ids), self._draw).wait()
-        return [told for _, told in found if told is not None]
+        items = PendingSamples(rows, put([*ids], rows.device), [asked] * len(ids), self._draw).wait()
+        return [logprob for _, logprob in items if logprob is not None]
 
 
 class _Graph:
@@ -246,7 +250,7 @@ class _Graph:
     graph.
     """
 
-    def __init__(self, forward: Forward, batch: StepBatch, pool: Any = None) -> None:
+    def __init__(self, forward: ForwardPass, batch: StepBatch, pool: Any = None) -> None:
         self.batch = batch
         # Kernels are compiled and libraries set up before the recording.
         forward.states(batch)
@@ -296,10 +300,10 @@ class _Layout:
         self.chosen = torch.zeros(outputs, dtype=torch.int64, device=device)
         """The ids sampled last, which rows of the next step may refer to."""
 
-    def of(self, rows: Rows, rows_at_once: int) -> StepBatch:
+    def of(self, rows: StepRows, rows_at_once: int) -> StepBatch:
         """Create a batch with chunks of prompts and rows of answers between them."""
-        slots, said = np.array(rows.slots), np.array(rows.said)
-        first = np.concatenate(([True], (slots[1:] != slots[:-1]) | said[1:]))
+        slots, array = np.array(rows.slots), np.array(rows.is_answer)
+        first = np.concatenate(([True], (slots[1:] != slots[:-1]) | array[1:]))
         begins = [*np.flatnonzero(first).tolist(), len(rows)]
         tables = np.full((len(begins) - 1, self._width), self._unread, np.int32)
         blocks: list[tuple[int, int]] = []
@@ -307,7 +311,7 @@ class _Layout:
         for number, (start, end) in enumerate(pairwise(begins)):
             pages = rows.tables[rows.slots[start]][: self._width]
             tables[number, : len(pages)] = pages
-            if rows.said[start]:
+            if rows.is_answer[start]:
                 answers.append((number, 0))
             else:
                 blocks += [(number, block) for block in range(0, end - start, rows_at_once)]
@@ -322,7 +326,7 @@ class _Layout:
         none = np.zeros(count, np.int64)
         return self._batch(none, none, numbers[:-1], numbers, tables, [], answers)
 
-    def fill(self, batch: StepBatch, rows: Rows) -> None:
+    def fill(self, batch: StepBatch, rows: StepRows) -> None:
         """Write rows of answers into a batch created for as many, or more."""
         count, most = len(rows), len(batch.ids)
         for slot in {*rows.slots}:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing import reductions
 
-from dragoman.engines.local.pytorch.weights import TensorFiles, Weights, read_tensors
+from dragoman.engines.local.pytorch.weights import ModelWeights, TensorFiles, read_tensors
 from dragoman.errors import BadRequest, EngineFailed
 
 TensorHandle: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -25,7 +25,7 @@ WeightSource: TypeAlias = (
 )
 
 
-def read_weights(weights: Weights, source: WeightSource) -> Callable[[], None]:
+def read_weights(weights: ModelWeights, source: WeightSource) -> Callable[[], None]:
     """Return the function that installs the weights. Raises BadRequest or ModelFileError for weights that
     do not fit.
     """
@@ -38,7 +38,7 @@ def read_weights(weights: Weights, source: WeightSource) -> Callable[[], None]:
     if not named:
         raise BadRequest("No weights were given; give at least one tensor.")
     for name, tensor in named:
-        weights.place(name, tensor.shape)
+        weights.find_matrix(name, tensor.shape)
     if any(tensor.is_cuda for _, tensor in named):
         # They may depend on work that is still running on another stream.
         torch.cuda.synchronize()
@@ -60,14 +60,14 @@ def _tensor(name: str, value: object) -> Tensor:
     return value
 
 
-def _check_files(weights: Weights, path: Path) -> None:
+def _check_files(weights: ModelWeights, path: Path) -> None:
     """Check files by their headers, without reading the weights."""
     files = TensorFiles(path)
     for name in files:
-        weights.place(name, files.shape(name))
+        weights.find_matrix(name, files.shape(name))
 
 
-def _put(weights: Weights, named: Iterable[tuple[str, Tensor]]) -> None:
+def _put(weights: ModelWeights, named: Iterable[tuple[str, Tensor]]) -> None:
     try:
         weights.update(named)
         if weights.embedding.is_cuda:

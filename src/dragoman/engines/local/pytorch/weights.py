@@ -14,12 +14,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from dragoman.engines.local.pytorch.family import Decoder
-from dragoman.engines.local.pytorch.quantized import Matrix, Quantized
+from dragoman.engines.local.pytorch.architectures import DecoderConfig
+from dragoman.engines.local.pytorch.quantized import Matrix, QuantizedMatrix
 from dragoman.errors import BadRequest, ModelFileError
 
 
-class Layer:
+class LayerWeights:
     """One layer's tensors; those that a model does not have are None."""
 
     __slots__ = (
@@ -40,7 +40,7 @@ class Layer:
         "up",
     )
 
-    def __init__(self, shape: Decoder, make: "_Make") -> None:
+    def __init__(self, shape: DecoderConfig, make: "_TensorFactory") -> None:
         queries, kept = shape.heads * shape.head, shape.kv_heads * shape.head
         self.attention_norm = make(shape.width)
         self.inner_norm = make(shape.width)
@@ -59,7 +59,7 @@ class Layer:
         self.experts_up = None if dense else make.matrix(shape.experts, 2 * shape.expert_inner, shape.width)
         self.experts_down = None if dense else make.matrix(shape.experts, shape.width, shape.expert_inner)
 
-    def places(self, shape: Decoder) -> Iterator[tuple[str, Matrix]]:
+    def places(self, shape: DecoderConfig) -> Iterator[tuple[str, Matrix]]:
         """Yield the names in files, and the views that they represent."""
         queries, kept = shape.heads * shape.head, shape.kv_heads * shape.head
         before = "post_attention_layernorm" if not shape.outer_norms else "pre_feedforward_layernorm"
@@ -91,18 +91,22 @@ class Layer:
                 yield f"mlp.experts.{number}.down_proj.weight", self.experts_down[number]
 
 
-class Weights:
+class ModelWeights:
     """All weights of a model. `quantized` is the type of the layers' matrices, if it is not `dtype`."""
 
     def __init__(
-        self, shape: Decoder, device: torch.device, dtype: torch.dtype, quantized: torch.dtype | None = None
+        self,
+        shape: DecoderConfig,
+        device: torch.device,
+        dtype: torch.dtype,
+        quantized: torch.dtype | None = None,
     ) -> None:
-        make = _Make(device, dtype, quantized)
+        make = _TensorFactory(device, dtype, quantized)
         self.shape = shape
         self.embedding = make(shape.vocabulary, shape.width)
         self.head = self.embedding if shape.tied else make(shape.vocabulary, shape.width)
         self.norm = make(shape.width)
-        self.layers = [Layer(shape, make) for _ in range(shape.layers)]
+        self.layers = [LayerWeights(shape, make) for _ in range(shape.layers)]
         self._places: dict[str, Matrix] = {
             "model.embed_tokens.weight": self.embedding,
             "model.norm.weight": self.norm,
@@ -113,31 +117,31 @@ class Weights:
             for name, view in layer.places(shape):
                 self._places[f"model.layers.{number}.{name}"] = view
 
-    def place(self, name: str, shape: Sequence[int]) -> Matrix | None:
+    def find_matrix(self, name: str, shape: Sequence[int]) -> Matrix | None:
         """Return the view for a tensor of this name; None if it is not needed. Raises BadRequest for one
         that the model does not have, or with another shape.
         """
         name = _AROUND.sub(r"\1\2", name)
-        place = self._places.get(name)
-        if place is None:
-            place = self._joined(name)
-        if place is None:
+        position = self._places.get(name)
+        if position is None:
+            position = self._joined(name)
+        if position is None:
             if _LEFT_OUT.match(name) or (self.shape.tied and name == "lm_head.weight"):
                 return None
             raise BadRequest(f"The model has no tensor {name!r}.", param=None)
-        if [*place.shape] != [*shape]:
+        if [*position.shape] != [*shape]:
             raise BadRequest(
-                f"The tensor {name!r} has the shape {[*shape]} instead of {[*place.shape]}.", param=None
+                f"The tensor {name!r} has the shape {[*shape]} instead of {[*position.shape]}.", param=None
             )
-        return place
+        return position
 
     def _joined(self, name: str) -> Matrix | None:
         """Return the experts of a layer as one tensor, which is their form in training."""
-        found = _EXPERTS.fullmatch(name)
-        layer = self.layers[int(found[1])] if found and int(found[1]) < len(self.layers) else None
-        if found is None or layer is None:
+        match = _EXPERTS.fullmatch(name)
+        layer = self.layers[int(match[1])] if match and int(match[1]) < len(self.layers) else None
+        if match is None or layer is None:
             return None
-        return layer.experts_down if found[2] == "down_proj" else layer.experts_up
+        return layer.experts_down if match[2] == "down_proj" else layer.experts_up
 
     @torch.no_grad()
     def update(self, named: Iterable[tuple[str, Tensor]]) -> set[str]:
@@ -147,9 +151,9 @@ class Weights:
         """
         done = set()
         for name, tensor in named:
-            place = self.place(name, tensor.shape)
-            if place is not None:
-                place.copy_(tensor)
+            position = self.find_matrix(name, tensor.shape)
+            if position is not None:
+                position.copy_(tensor)
                 done.add(_AROUND.sub(r"\1\2", name))
         return done
 
@@ -173,7 +177,7 @@ _SCALE = re.compile(r"\.weight_scale(_inv)?$|\.(input|k|q|v|output)_scale$")
 _EXPERTS = re.compile(r"model\.layers\.(\d{1,6})\.mlp\.experts\.(gate_up_proj|down_proj)")
 
 
-class _Make:
+class _TensorFactory:
     def __init__(self, device: torch.device, dtype: torch.dtype, quantized: torch.dtype | None) -> None:
         self._device = device
         self._dtype = dtype
@@ -186,7 +190,7 @@ class _Make:
         if self._quantized is None:
             return self(*shape)
         scales = torch.empty((*shape[:-1], 1), device=self._device, dtype=torch.float32)
-        return Quantized(torch.empty(shape, device=self._device, dtype=self._quantized), scales)
+        return QuantizedMatrix(torch.empty(shape, device=self._device, dtype=self._quantized), scales)
 
 
 class TensorFiles:
@@ -211,8 +215,8 @@ class TensorFiles:
 
     def shape(self, name: str) -> list[int]:
         """Return a tensor's shape. Raises ModelFileError if its type cannot be read."""
-        found = self._open(self._where[name]).get_slice(name)
-        kind, shape = found.get_dtype(), found.get_shape()
+        result = self._open(self._where[name]).get_slice(name)
+        kind, shape = result.get_dtype(), result.get_shape()
         if kind not in _READ and not (kind in _SCALED and self._scale(name)):
             more = " without the scales that this type needs" if kind in _SCALED else ""
             raise ModelFileError(f"{self._path} has {name} in {kind}{more}.")
@@ -263,10 +267,10 @@ def files_of(folder: Path) -> list[Path]:
     if not index.is_file():
         return sorted(folder.glob("*.safetensors"))
     try:
-        found = msgspec.json.decode(index.read_bytes(), type=_Index)
+        result = msgspec.json.decode(index.read_bytes(), type=_Index)
     except (OSError, msgspec.DecodeError):
         raise ModelFileError(f"{index} cannot be read.") from None
-    names = sorted({*found.weight_map.values()})
+    names = sorted({*result.weight_map.values()})
     if any(Path(name).name != name for name in names):
         raise ModelFileError(f"{index} names files outside of its folder.")
     return [folder / name for name in names]
