@@ -10,7 +10,7 @@ is a matcher, from which an engine gets a mask of the next tokens at each step.
   them.
 - `quoted/`: the grammar of a custom tool's text, as the text is written inside a call.
 
-`budget.py` bounds the cost of compiling. Grammars that could compile for minutes are first compiled in
-another process (`examiner.py`). Compiled constraints are cached (constraint.py). `reasoning_budget.py` ends
-reasoning.
+`compile_limits.py` bounds the cost of compiling. Grammars that could compile for minutes are first compiled
+in another process (`compile_worker.py`). Compiled constraints are cached (constraint.py).
+`reasoning_budget.py` ends reasoning.
 """

@@ -13,7 +13,7 @@ import msgspec
 from llguidance import LLMatcher
 from msgspec import Struct
 
-from dragoman.constrain.budget import check_text, compile_grammar
+from dragoman.constrain.compile_limits import check_text, compile_grammar
 from dragoman.constrain.grammar.expressions import (
     PatternError,
     read_pattern,
@@ -21,13 +21,13 @@ from dragoman.constrain.grammar.expressions import (
     write_search,
 )
 from dragoman.constrain.grammar.gbnf import GbnfError, gbnf_to_lark
-from dragoman.constrain.grammar.rules import check_lark
+from dragoman.constrain.grammar.lark_builder import check_lark
 from dragoman.constrain.grammar.trees import Tree
 from dragoman.constrain.schema.json_schema import check_inner_schemas, prepare_schema, write_json
-from dragoman.constrain.schema.keywords import Problems
-from dragoman.constrain.schema.unique import UniqueWatch, WatchedMatcher
+from dragoman.constrain.schema.keywords import SchemaProblems
+from dragoman.constrain.schema.unique_items import UniqueItemsMatcher, UniqueItemsTracker
 from dragoman.constrain.vocabulary import END, GrammarMatcher, Vocabulary, byte_vocabulary
-from dragoman.dialects.declare import Dialect
+from dragoman.dialects.declarations import Dialect
 from dragoman.dialects.registry import get_dialect
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
@@ -56,7 +56,7 @@ class Constraint(Struct, frozen=True):
         cls, schema: Mapping[str, Any] | bool | str, param: str = "schema", limits: Limits = _LIMITS
     ) -> "Constraint":
         """Require JSON that the schema allows, with properties in the order of the schema."""
-        problems = Problems()
+        problems = SchemaProblems()
         prepared = prepare_schema(schema, problems, param, limits, watched=True)
         problems.check(param)
         if problems.watched:
@@ -128,9 +128,9 @@ class Constraint(Struct, frozen=True):
     ) -> "Constraint":
         """Require calls in a model's own syntax: `from_dialect("hermes", tools, parallel=False)`."""
         # Imported here to break a cycle: the grammar of an answer may contain a constraint of its text.
-        from dragoman.constrain.calls.answer_grammar import answer_grammar
+        from dragoman.constrain.calls.answer_grammar import answer_constraint
 
-        return answer_grammar(get_dialect(dialect) if isinstance(dialect, str) else dialect, tools, **how)
+        return answer_constraint(get_dialect(dialect) if isinstance(dialect, str) else dialect, tools, **how)
 
     def accepts(self, text: str) -> bool:
         """Whether the whole text is in the language, by the same masks that constrain answers."""
@@ -155,7 +155,7 @@ class Constraint(Struct, frozen=True):
                 )
             raise BadRequest(message, code="invalid_grammar")
         return (
-            WatchedMatcher(vocabulary, native, UniqueWatch(schema))
+            UniqueItemsMatcher(vocabulary, native, UniqueItemsTracker(schema))
             if self.watched
             else GrammarMatcher(vocabulary, native)
         )

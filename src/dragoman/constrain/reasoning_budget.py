@@ -12,13 +12,13 @@ import numpy as np
 from msgspec import Struct
 
 from dragoman.constrain.constraint import Constraint
-from dragoman.constrain.grammar.rules import Rules
-from dragoman.dialects.declare import Dialect
-from dragoman.dialects.scan import ThoughtMargin
-from dragoman.types import Foreseeing, Matcher, Preparing
+from dragoman.constrain.grammar.lark_builder import LarkBuilder
+from dragoman.dialects.declarations import Dialect
+from dragoman.dialects.scan import MentionTracker
+from dragoman.types import ForcedTokenMatcher, Matcher, PrecomputableMatcher
 
 
-class ReasoningMarkers(Struct, frozen=True):
+class BudgetMarkers(Struct, frozen=True):
     """Markers that open and close reasoning, and how its end is written."""
 
     opens: tuple[str, ...]
@@ -28,15 +28,15 @@ class ReasoningMarkers(Struct, frozen=True):
     """Openings of calls, which also end reasoning unless reasoning only mentions them."""
 
 
-class BudgetRecipe(Struct, frozen=True):
-    markers: ReasoningMarkers
+class BudgetSpec(Struct, frozen=True):
+    markers: BudgetMarkers
     tokens: int
     starts_in_reasoning: bool
 
 
-class Recipe(Struct, frozen=True):
+class ConstraintSpec(Struct, frozen=True):
     grammar: Constraint | None = None
-    budget: BudgetRecipe | None = None
+    budget: BudgetSpec | None = None
 
 
 MOST_DELAY = 8
@@ -52,7 +52,7 @@ class MarkerTokenizer(Protocol):
     def pieces(self) -> Sequence[bytes]: ...
 
     @property
-    def special(self) -> Mapping[str, int]: ...
+    def special_ids(self) -> Mapping[str, int]: ...
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -62,20 +62,20 @@ class ReasoningBudget:
 
     def __init__(
         self,
-        written: Dialect | ReasoningMarkers,
+        written: Dialect | BudgetMarkers,
         tokens: int,
         tokenizer: MarkerTokenizer,
         *,
         starts_in_reasoning: bool = False,
     ) -> None:
         """`written` is how the model writes reasoning."""
-        markers = written if isinstance(written, ReasoningMarkers) else _markers(written)
-        self.recipe = BudgetRecipe(markers, tokens, starts_in_reasoning)
+        markers = written if isinstance(written, BudgetMarkers) else _markers(written)
+        self.recipe = BudgetSpec(markers, tokens, starts_in_reasoning)
         self.tokens = tokens
         self.starts_in_reasoning = starts_in_reasoning
         self._tokenizer = tokenizer
-        self._special = frozenset(tokenizer.special.values())
-        self._rules = Rules(tokenizer.special)
+        self._special = frozenset(tokenizer.special_ids.values())
+        self._rules = LarkBuilder(tokenizer.special_ids)
         self.end = markers.end
         self.opens = tuple(map(self._bytes, markers.opens))
         self.closes = tuple(map(self._bytes, markers.closes))
@@ -93,7 +93,7 @@ class ReasoningBudget:
     def spell(self, id_: int) -> bytes:
         return _mark(id_) if id_ in self._special else self._tokenizer.pieces[id_]
 
-    def ending(self, before: bytes) -> list[int]:
+    def closing_ids(self, before: bytes) -> list[int]:
         """Return the ids that end reasoning. Layout that is already there is not written twice."""
         end, layout = self.end, self.end[: len(self.end) - len(self.end.lstrip())]
         while layout and before.endswith(layout.encode()):
@@ -121,25 +121,25 @@ class BudgetMatcher:
         self._tail = b""
         """Last bytes of the answer. Reasoning before them is recorded in `_margin`."""
         self._longest = max(map(len, (*budget.opens, *budget.closes, *budget.calls)), default=1)
-        self._margin = ThoughtMargin()
+        self._margin = MentionTracker()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._mentions = False
         """Whether only layout came after a call marker that is only mentioned; the next marker is then
         mentioned, too.
         """
 
-    def prepare(self) -> None:
-        if isinstance(self._inner, Preparing):
-            self._inner.prepare()
+    def precompute_mask(self) -> None:
+        if isinstance(self._inner, PrecomputableMatcher):
+            self._inner.precompute_mask()
 
-    def foresee(self, most: int) -> list[int]:
-        return self._inner.foresee(most) if isinstance(self._inner, Foreseeing) else []
+    def forced_tokens(self, most: int) -> list[int]:
+        return self._inner.forced_tokens(most) if isinstance(self._inner, ForcedTokenMatcher) else []
 
     def mask(self, row: Any) -> None:
         if self._inner is not None:
             self._inner.mask(row)
         if self._inside and self._left <= 0 and not self._forced and self._may_end(row):
-            self._forced = self._budget.ending(self._tail)
+            self._forced = self._budget.closing_ids(self._tail)
         if self._forced and self._inner is not None and not np.isfinite(row[self._forced[0]]):
             # The grammar decides what comes next.
             self._forced = []
@@ -147,18 +147,18 @@ class BudgetMatcher:
             row[:] = -np.inf
             row[self._forced[0]] = 0.0
 
-    def words(self) -> Any:
+    def bitmask(self) -> Any:
         """Return the mask, or None if reasoning must end here, which depends on the row."""
         if self._forced or (self._inside and self._left <= 0):
             return None
         if self._inner is None:
             return np.zeros(0, np.uint32)
-        words: Callable[[], Any] = getattr(self._inner, "words", lambda: None)
+        words: Callable[[], Any] = getattr(self._inner, "bitmask", lambda: None)
         return words()
 
     def _may_end(self, row: Any) -> bool:
         """Whether reasoning may end here: not inside a character, and only if the grammar allows it."""
-        first = self._budget.ending(self._tail)[0]
+        first = self._budget.closing_ids(self._tail)[0]
         if _is_cut(self._tail) or not np.isfinite(row[first]):
             self._delay -= 1
             return self._delay < 0 and bool(np.isfinite(row[first]))
@@ -177,7 +177,7 @@ class BudgetMatcher:
         marks = self._budget.closes if self._inside else self._budget.opens
         if any(self._has(mark, output) for mark in marks) or (self._inside and self._calls(output)):
             self._inside = not self._inside
-            self._tail, self._margin, self._mentions = b"", ThoughtMargin(), False
+            self._tail, self._margin, self._mentions = b"", MentionTracker(), False
 
     def _note(self, size: int) -> None:
         if size > 0:
@@ -202,16 +202,16 @@ class BudgetMatcher:
         return False
 
     @property
-    def accepting(self) -> bool:
-        return not self._forced and (self._inner is None or self._inner.accepting)
+    def is_accepting(self) -> bool:
+        return not self._forced and (self._inner is None or self._inner.is_accepting)
 
     @property
-    def over(self) -> bool:
-        return self._inner is not None and not self._forced and self._inner.over
+    def is_complete(self) -> bool:
+        return self._inner is not None and not self._forced and self._inner.is_complete
 
 
-class Budgeted:
-    """Constraint of a job with a reasoning budget: `start()` returns a new matcher for each answer."""
+class BudgetedConstraint:
+    """Constraint of a job with a reasoning budget: `new_matcher()` returns a new matcher for each answer."""
 
     source = None
     """None, because no grammar text describes it: the end of reasoning depends on the output."""
@@ -220,34 +220,32 @@ class Budgeted:
         self,
         budget: ReasoningBudget,
         constraint: Callable[[], Matcher] | None = None,
-        recipe: Recipe | None = None,
+        recipe: ConstraintSpec | None = None,
     ) -> None:
         """`recipe` describes the constraint as data."""
         self._budget = budget
         self._constraint = constraint
-        self.recipe = Recipe(recipe.grammar if recipe is not None else None, budget.recipe)
+        self.recipe = ConstraintSpec(recipe.grammar if recipe is not None else None, budget.recipe)
 
-    def start(self) -> BudgetMatcher:
+    def new_matcher(self) -> BudgetMatcher:
         return self._budget.start(self._constraint() if self._constraint is not None else None)
 
 
-def _markers(dialect: Dialect) -> ReasoningMarkers:
+def _markers(dialect: Dialect) -> BudgetMarkers:
     thinking, channels = dialect.reasoning, dialect.channels
     if channels is not None and channels.written[0]:
         before, _, after = channels.written[0].partition("{body}")
         # The next block is opened as well: otherwise the model may open another reasoning block.
-        return ReasoningMarkers(
-            (before.strip(),), (*channels.ends, *channels.start), after + channels.start[0]
-        )
+        return BudgetMarkers((before.strip(),), (*channels.ends, *channels.start), after + channels.start[0])
     if thinking is None:
-        return ReasoningMarkers((), (), "")
+        return BudgetMarkers((), (), "")
     sections = [shape.section.open for shape in dialect.calls if shape.section]
     begun = [*(shape.open for shape in dialect.calls), *sections] if thinking.ended_by_call else []
     opens, closes, calls = (
         tuple(dict.fromkeys(mark.strip() for group in groups for mark in group))
         for groups in ([thinking.open], [thinking.close, thinking.ended_by], begun)
     )
-    return ReasoningMarkers(opens, closes, thinking.close[0], calls)
+    return BudgetMarkers(opens, closes, thinking.close[0], calls)
 
 
 def _mark(id_: int) -> bytes:

@@ -67,13 +67,13 @@ class Vocabulary:
 
     def allowed(self, words: NDArray[np.uint32]) -> NDArray[np.uint32]:
         """Return the mask as bits: one for each allowed id, and none above the vocabulary."""
-        found = words.copy()
+        array = words.copy()
         last, bit = divmod(self.size, 32)
-        accepts = int(found[last]) >> bit & 1
-        found[last] &= np.uint32((1 << bit) - 1)
+        accepts = int(array[last]) >> bit & 1
+        array[last] &= np.uint32((1 << bit) - 1)
         if accepts:
-            np.bitwise_or.at(found, self._ends >> 5, np.uint32(1) << (self._ends & 31).astype(np.uint32))
-        return found
+            np.bitwise_or.at(array, self._ends >> 5, np.uint32(1) << (self._ends & 31).astype(np.uint32))
+        return array
 
 
 class _Wrapper:
@@ -105,29 +105,29 @@ class GrammarMatcher:
         self._ended = False
         self._refused: str | None = None
 
-    def prepare(self) -> None:
+    def precompute_mask(self) -> None:
         """Compute the next mask. If that fails, `mask` fails."""
         with suppress(ConstraintFailed):
             self._bits()
 
-    def foresee(self, most: int) -> list[int]:
+    def forced_tokens(self, most: int) -> list[int]:
         """Return up to `most` ids that must come next, in the fewest ids that spell them."""
-        found: list[int] = []
+        numbers: list[int] = []
         ahead, until = self, time.perf_counter() + _FORESEEING_S
         with suppress(ConstraintFailed):
-            while len(found) < most and (id_ := ahead._find_forced()) is not None:
-                found.append(id_)
+            while len(numbers) < most and (id_ := ahead._find_forced()) is not None:
+                numbers.append(id_)
                 if time.perf_counter() > until:
                     break
                 ahead = self.copy() if ahead is self else ahead
                 ahead.accept(id_)
-        return found
+        return numbers
 
     def mask(self, row: NDArray[np.float32]) -> None:
         """Set the logits of all ids that may not come next to minus infinity."""
         self.vocabulary.forbid(self._bits(), row)
 
-    def words(self) -> NDArray[np.uint32]:
+    def bitmask(self) -> NDArray[np.uint32]:
         """Return the mask as bits, for rows on another device."""
         return self.vocabulary.allowed(self._bits())
 
@@ -142,7 +142,7 @@ class GrammarMatcher:
         self._check()
         marker = 0 <= id_ < self.vocabulary.size and self._has(self._bits(), id_)
         if not marker:
-            if id_ not in self.vocabulary.end_ids or not self.accepting:
+            if id_ not in self.vocabulary.end_ids or not self.is_accepting:
                 self._refused = f"The id {id_} is not allowed next by the constraint of this answer."
                 raise ConstraintFailed(self._refused)
             self._ended, self._masked = True, False
@@ -152,12 +152,12 @@ class GrammarMatcher:
         self._check()
 
     @property
-    def over(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether only an end id may follow."""
         return self._ended or (self.error is None and self._native.is_stopped())
 
     @property
-    def accepting(self) -> bool:
+    def is_accepting(self) -> bool:
         """Whether the answer may end here."""
         return self._ended or (self.error is None and self._native.is_accepting())
 
@@ -207,10 +207,12 @@ class GrammarMatcher:
     def _chain(self) -> list[int]:
         """Return all ids that may come next, shortest first, if each begins with the one before it."""
         words = self._bits()
-        places = np.flatnonzero(words)
-        if places.size > _MOST_FORCED:
+        indices = np.flatnonzero(words)
+        if indices.size > _MOST_FORCED:
             return []
-        ids = [32 * place + bit for place in places.tolist() for bit in range(32) if words[place] >> bit & 1]
+        ids = [
+            32 * offset + bit for offset in indices.tolist() for bit in range(32) if words[offset] >> bit & 1
+        ]
         if ids[-1] >= self.vocabulary.size:
             return []
         texts = self.vocabulary.texts

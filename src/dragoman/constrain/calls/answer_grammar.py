@@ -15,18 +15,18 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
-from dragoman.constrain.calls.literal_grammar import JSON, PYTHON, Literals, LiteralStyle, brace_style
-from dragoman.constrain.calls.tagged_grammar import Tags
-from dragoman.constrain.calls.tool_schemas import SchemaPlace, Schemas, ToolSchema, read_tools
+from dragoman.constrain.calls.literal_grammar import JSON, PYTHON, LiteralRules, LiteralStyle, brace_style
+from dragoman.constrain.calls.tagged_grammar import TagRules
+from dragoman.constrain.calls.tool_schemas import SchemaLocation, SchemaResolver, ToolSchema, read_tools
 from dragoman.constrain.constraint import Constraint
-from dragoman.constrain.grammar.rules import GrammarPart, Rules, Symbol, either, literal, regex
+from dragoman.constrain.grammar.lark_builder import GrammarPart, LarkBuilder, Symbol, either, literal, regex
 from dragoman.constrain.schema.json_schema import EXACT, write_json
-from dragoman.dialects.declare import (
+from dragoman.dialects.declarations import (
     AttributedCalls,
     BlockCalls,
     BraceCalls,
     Calls,
-    CallShape,
+    CallSyntax,
     Channels,
     Dialect,
     JsonCalls,
@@ -34,13 +34,13 @@ from dragoman.dialects.declare import (
     NamedCalls,
     PythonCalls,
     PythonObjects,
-    ReasoningMarks,
+    ReasoningSyntax,
     TaggedCalls,
     TreeCalls,
 )
 from dragoman.dialects.parser import parse
 from dragoman.dialects.render import render
-from dragoman.dialects.schema import ArgumentPlace, quote_json
+from dragoman.dialects.schema import ArgumentSchema, quote_json
 from dragoman.errors import TOOL_CHOICE, TOOLS, BadRequest
 from dragoman.types import Answer, ToolCall
 
@@ -54,7 +54,7 @@ COUNT = "[1-9][0-9]{0,2}"
 KEYWORD = "[a-zA-Z_][a-zA-Z0-9_]{0,63}"
 
 
-class Way(Struct, frozen=True):
+class CallAlternative(Struct, frozen=True):
     """Calls that share one opening."""
 
     head: str
@@ -66,7 +66,7 @@ class Way(Struct, frozen=True):
 class CallLayout(Struct, frozen=True):
     """How the calls of an answer are combined."""
 
-    ways: tuple[Way, ...]
+    ways: tuple[CallAlternative, ...]
     between: str | None = None
     """Text between two groups of calls; None if all calls are in one group."""
 
@@ -75,7 +75,7 @@ class CallGrammar:
     """Grammar of the calls of some tools in the syntax of one dialect."""
 
     def __init__(
-        self, rules: Rules, dialect: Dialect, tools: Sequence[ToolSchema], *, parallel: bool
+        self, rules: LarkBuilder, dialect: Dialect, tools: Sequence[ToolSchema], *, parallel: bool
     ) -> None:
         self.rules = rules
         self.tools = tools
@@ -99,10 +99,12 @@ class CallGrammar:
         close = section.close[0].removeprefix("\n" if shape.closing.endswith("\n") else "")
         first = self._one(calls, shape.closing)
         body = self.rules.rule(self.rules.sequence(first, further, close))
-        return CallLayout((Way(section.open[0] + shape.open[0], body),))
+        return CallLayout((CallAlternative(section.open[0] + shape.open[0], body),))
 
-    def _ways(self, opening: str, calls: Sequence[Sequence[GrammarPart]], closing: str) -> tuple[Way, ...]:
-        return (Way(opening, self._one(calls, closing)),)
+    def _ways(
+        self, opening: str, calls: Sequence[Sequence[GrammarPart]], closing: str
+    ) -> tuple[CallAlternative, ...]:
+        return (CallAlternative(opening, self._one(calls, closing)),)
 
     def _one(self, calls: Sequence[Sequence[GrammarPart]], closing: str, opening: str = "") -> Symbol:
         """Return a rule for one call of any tool."""
@@ -143,7 +145,7 @@ class CallGrammar:
         opening: str,
         closing: str,
         more: Callable[[Symbol], Symbol],
-    ) -> tuple[Way, ...]:
+    ) -> tuple[CallAlternative, ...]:
         lead, separator, end = ("[", shape.separator, "]")
         if shape.indent:
             lead, separator, end = f"[\n{shape.indent}", f",\n{shape.indent}", "\n]"
@@ -158,12 +160,15 @@ class CallGrammar:
 
     def _ways_of(
         self, objects: list[tuple[str, Symbol]], opening: str, rest: Sequence[GrammarPart]
-    ) -> tuple[Way, ...]:
+    ) -> tuple[CallAlternative, ...]:
         if opening.strip() not in ("", "["):
-            return (Way(opening, self.rules.rule(self.rules.sequence(self._any(objects), *rest))),)
+            return (
+                CallAlternative(opening, self.rules.rule(self.rules.sequence(self._any(objects), *rest))),
+            )
         # Without a marker, the name of a tool distinguishes a call from text.
         return tuple(
-            Way(opening + head, self.rules.rule(self.rules.sequence(body, *rest))) for head, body in objects
+            CallAlternative(opening + head, self.rules.rule(self.rules.sequence(body, *rest)))
+            for head, body in objects
         )
 
     def _object(self, shape: JsonCalls, tool: ToolSchema) -> tuple[str, Symbol]:
@@ -194,7 +199,7 @@ class CallGrammar:
     def _keywords(self, tool: ToolSchema) -> Symbol:
         literals = literals_of(self.rules, tool, PYTHON)
 
-        def member(key: str | None, value: Symbol, others: Sequence[str], where: SchemaPlace) -> Symbol:
+        def member(key: str | None, value: Symbol, others: Sequence[str], where: SchemaLocation) -> Symbol:
             if key is None:
                 taken = f" & ~{either(map(literal, others))}" if others else ""
                 return self.rules.rule(f'{self.rules.terminal(regex(KEYWORD) + taken)} "=" {value}')
@@ -209,15 +214,15 @@ class CallGrammar:
 
     # A name and then its arguments
 
-    def _call(self, shape: CallShape, tool: ToolSchema) -> list[GrammarPart]:
+    def _call(self, shape: CallSyntax, tool: ToolSchema) -> list[GrammarPart]:
         """Return the parts between the opening of a call and its end."""
         if isinstance(shape, NamedCalls):
             return [*self._name(shape, tool), shape.then[0], json_rule(self.rules, tool)]
         if isinstance(shape, BraceCalls):
             literals = literals_of(self.rules, tool, brace_style(shape.quote))
-            return [tool.name, self._literal(tool, literals, ArgumentPlace(tool.declared, tool.declared))]
+            return [tool.name, self._literal(tool, literals, ArgumentSchema(tool.declared, tool.declared))]
         assert isinstance(shape, TaggedCalls)
-        arguments = Tags(self.rules, shape, tool, self.banned).arguments()
+        arguments = TagRules(self.rules, shape, tool, self.banned).arguments()
         rest = shape.rest if isinstance(shape, AttributedCalls) else ""
         before, counted, after = rest.partition("{index}")
         count = regex(COUNT) if counted else Symbol("")
@@ -235,16 +240,18 @@ class CallGrammar:
 
     # Arguments
 
-    def _literal(self, tool: ToolSchema, literals: Literals, place: ArgumentPlace | None = None) -> Symbol:
+    def _literal(
+        self, tool: ToolSchema, literals: LiteralRules, schema: ArgumentSchema | None = None
+    ) -> Symbol:
         options = literals.schemas.objects(tool.where)
-        return self.rules.rule(either(literals.option(option, tool.where, place) for option in options))
+        return self.rules.rule(either(literals.option(option, tool.where, schema) for option in options))
 
 
-def literals_of(rules: Rules, tool: ToolSchema, style: LiteralStyle) -> Literals:
-    return Literals(rules, Schemas(tool.schema), style, tool.text(rules))
+def literals_of(rules: LarkBuilder, tool: ToolSchema, style: LiteralStyle) -> LiteralRules:
+    return LiteralRules(rules, SchemaResolver(tool.schema), style, tool.text(rules))
 
 
-def json_rule(rules: Rules, tool: ToolSchema) -> Symbol:
+def json_rule(rules: LarkBuilder, tool: ToolSchema) -> Symbol:
     """Return a rule for the arguments of a tool as a JSON object."""
     if tool.lark:
         literals = literals_of(rules, tool, JSON)
@@ -256,7 +263,7 @@ def json_rule(rules: Rules, tool: ToolSchema) -> Symbol:
 CallMode: TypeAlias = Literal["auto", "required", "none"]
 
 
-def answer_grammar(
+def answer_constraint(
     dialect: Dialect,
     tools: Sequence[Mapping[str, Any]] = (),
     *,
@@ -268,7 +275,7 @@ def answer_grammar(
     text: Constraint | None = None,
     special: Mapping[str, int] | None = None,
     custom: Collection[str] = (),
-    places: Sequence[str] = (),
+    pointers: Sequence[str] = (),
 ) -> Constraint:
     """Build the constraint of a full answer: after its reasoning, calls or text.
 
@@ -290,7 +297,7 @@ def answer_grammar(
     if choice == "none":
         return Constraint(answer.grammar(answer.wrap_text(text) if text else answer.free_text(())))
     held = strict if choice == "auto" and _holds_any_name(dialect) else None
-    chosen = read_tools(tools, names, held, custom, places)
+    chosen = read_tools(tools, names, held, custom, pointers)
     _check(dialect, chosen)
     calls = CallGrammar(answer.rules, dialect, chosen, parallel=parallel)
     if choice == "required":
@@ -310,7 +317,7 @@ def _check(dialect: Dialect, tools: Sequence[ToolSchema]) -> None:
     """Check that every tool can be called by its name in this dialect."""
     if not tools:
         raise BadRequest("No tool can be called; declare at least one.", param=TOOLS, code="invalid_value")
-    if dialect.own is not None or not dialect.has_calls:
+    if dialect.response_template is not None or not dialect.has_calls:
         message = f"Calls cannot be forced in the dialect {dialect.name!r} of this model."
         raise BadRequest(message, param=TOOL_CHOICE, code="unsupported_field")
     for tool in tools:
@@ -339,7 +346,7 @@ class AnswerGrammar:
         self, dialect: Dialect, special: Mapping[str, int] | None, *, starts_in_reasoning: bool = False
     ) -> None:
         self.dialect = dialect
-        self.rules = Rules(special, "".join(source for source, _ in dialect.replaced))
+        self.rules = LarkBuilder(special, "".join(source for source, _ in dialect.replaced))
         self.started = starts_in_reasoning
         self.openings = [mark for shape in dialect.calls for mark in _openings(shape)]
         """Markers that lead into a call; free text must not contain them."""
@@ -368,7 +375,7 @@ class AnswerGrammar:
             return inside
         return Symbol(f"({self.rules.sequence(thinking.open[0], inside)})?")
 
-    def _thinking(self, thinking: ReasoningMarks) -> Symbol:
+    def _thinking(self, thinking: ReasoningSyntax) -> Symbol:
         """Return a rule for free text up to any spelling of the end of reasoning, and the layout after it."""
         ends = [end.strip() for end in thinking.close]
         avoided = [mark.strip() for mark in thinking.ended_by] + ends
@@ -487,8 +494,8 @@ class AnswerGrammar:
         if not lead:
             return self.rules.rule(self.rules.sequence(text, core, body))
         opening = lead.rstrip() if len(lead) == len(core) else lead
-        found = self.rules.rule(f"{text} {literal(opening)}", lazy=True)
-        return self.rules.rule(self.rules.sequence(found, core[len(opening) :], body))
+        symbol = self.rules.rule(f"{text} {literal(opening)}", lazy=True)
+        return self.rules.rule(self.rules.sequence(symbol, core[len(opening) :], body))
 
     def _mix_blocks(self, channels: Channels, calls: CallGrammar) -> Symbol:
         block, last = self._call_blocks(channels, calls)

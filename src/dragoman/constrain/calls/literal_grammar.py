@@ -11,17 +11,17 @@ from msgspec import Struct
 
 from dragoman.constrain.calls.tool_schemas import (
     EVERYTHING,
-    SchemaPlace,
-    Schemas,
+    SchemaLocation,
+    SchemaResolver,
     TypeOption,
     languages,
     lengths,
 )
-from dragoman.constrain.grammar.rules import Rules, Symbol, either, is_possible, literal, regex
+from dragoman.constrain.grammar.lark_builder import LarkBuilder, Symbol, either, is_possible, literal, regex
 from dragoman.constrain.quoted.quoted_lark import QuotedLark
 from dragoman.constrain.schema.json_schema import EXACT
 from dragoman.dialects.render import python_value
-from dragoman.dialects.schema import ArgumentPlace
+from dragoman.dialects.schema import ArgumentSchema
 
 _JSON_CHARACTER = r'(?:[^"\\\x00-\x1f\x7f]|\\["\\bfnrt]|\\u00[01][0-9a-f])'
 _CODES = (
@@ -61,11 +61,11 @@ def brace_style(quote: str) -> LiteralStyle:
     return LiteralStyle(_WORDS, literal(","), literal(":"), quote=quote)
 
 
-class Literals:
+class LiteralRules:
     """Rules for the values of one tool. A schema that refers to itself becomes a recursive rule."""
 
     def __init__(
-        self, rules: Rules, schemas: Schemas, style: LiteralStyle, text: QuotedLark | None = None
+        self, rules: LarkBuilder, schemas: SchemaResolver, style: LiteralStyle, text: QuotedLark | None = None
     ) -> None:
         self.rules = rules
         self.schemas = schemas
@@ -74,22 +74,28 @@ class Literals:
         """Grammar that strings must match, if there is one."""
         self._known: dict[str, Symbol] = {}
 
-    def value(self, schema: Any, where: SchemaPlace, place: ArgumentPlace | None = None) -> Symbol:
+    def value(
+        self, schema: Any, where: SchemaLocation, argument_schema: ArgumentSchema | None = None
+    ) -> Symbol:
         """Return a rule for one value that the schema allows. `place` is the parser's view of the schema, if
         it uses it.
         """
-        key = json.dumps([schema, place.options if place else None])
+        key = json.dumps([schema, argument_schema.options if argument_schema else None])
         if key not in self._known:
             self._known[key] = name = self.rules.reserve()
             options = [
-                option for option in self.schemas.options(schema, where) if is_readable(option.kind, place)
+                option
+                for option in self.schemas.options(schema, where)
+                if is_readable(option.kind, argument_schema)
             ]
             if not options:
                 where.refuse("allows no value that can be written in this model's call syntax")
-            self.rules.define(name, either(self.option(option, where, place) for option in options))
+            self.rules.define(name, either(self.option(option, where, argument_schema) for option in options))
         return self._known[key]
 
-    def option(self, option: TypeOption, where: SchemaPlace, place: ArgumentPlace | None = None) -> Symbol:
+    def option(
+        self, option: TypeOption, where: SchemaLocation, schema: ArgumentSchema | None = None
+    ) -> Symbol:
         if option.values is not None:
             return either(spelling for value in option.values for spelling in self.spellings(value, where))
         match option.kind:
@@ -102,9 +108,9 @@ class Literals:
             case "null":
                 return literal(self.style.words["null"])
             case "object":
-                return self.object(option.schema, where, place)
+                return self.object(option.schema, where, schema)
             case "array":
-                return self.array(option.schema, where, place)
+                return self.array(option.schema, where, schema)
         return self.number(option)
 
     # Scalars
@@ -115,7 +121,7 @@ class Literals:
         schema = {"type": option.kind, **keywords, "x-guidance": EXACT}
         return self.rules.rule(f"%json {json.dumps(schema)}")
 
-    def spellings(self, value: Any, where: SchemaPlace) -> list[Symbol]:
+    def spellings(self, value: Any, where: SchemaLocation) -> list[Symbol]:
         """Return the spellings of one fixed value.
 
         They use the same lexemes as other values of the type: the lexer takes the longest lexeme and never
@@ -144,7 +150,7 @@ class Literals:
     def _enclose(self, opening: str, members: Sequence[Symbol], closing: str) -> str:
         return f"{literal(opening)} {f' {self.style.separator} '.join(members)} {literal(closing)}"
 
-    def string(self, schema: Mapping[str, Any], where: SchemaPlace) -> Symbol:
+    def string(self, schema: Mapping[str, Any], where: SchemaLocation) -> Symbol:
         if self.text is not None:
             if self.style.quote:
                 return self.rules.sequence(
@@ -171,22 +177,30 @@ class Literals:
 
     # Containers
 
-    def array(self, schema: Mapping[str, Any], where: SchemaPlace, place: ArgumentPlace | None) -> Symbol:
+    def array(
+        self, schema: Mapping[str, Any], where: SchemaLocation, argument_schema: ArgumentSchema | None
+    ) -> Symbol:
         first = schema.get("prefixItems", [])
-        if first and place is not None:
+        if first and argument_schema is not None:
             where.at("prefixItems").refuse("is not supported in this model's call syntax")
         least, most = schema.get("minItems", 0), schema.get("maxItems")
         items = schema.get("items", True)
-        rest = None if items is False else self.value(items, where.at("items"), place and place.item())
+        rest = (
+            None
+            if items is False
+            else self.value(items, where.at("items"), argument_schema and argument_schema.item())
+        )
         members = [self.value(one, where.at("prefixItems", str(at))) for at, one in enumerate(first)]
         inside = write_items(self.rules, self.style.separator, members, rest, least, most, where)
         return self.rules.rule(f'"[" {inside} "]"')
 
-    def object(self, schema: Mapping[str, Any], where: SchemaPlace, place: ArgumentPlace | None) -> Symbol:
-        inside = self.members(schema, where, self._member, place)
+    def object(
+        self, schema: Mapping[str, Any], where: SchemaLocation, argument_schema: ArgumentSchema | None
+    ) -> Symbol:
+        inside = self.members(schema, where, self._member, argument_schema)
         return self.rules.rule(f'"{{" {inside} "}}"')
 
-    def _member(self, key: str | None, value: Symbol, others: Sequence[str], where: SchemaPlace) -> Symbol:
+    def _member(self, key: str | None, value: Symbol, others: Sequence[str], where: SchemaLocation) -> Symbol:
         """Return a rule for one property; without a key, for any property except `others`."""
         if key is None:
             return self.rules.rule(f"{self._any_key(others, where)} {self.style.colon} {value}")
@@ -195,7 +209,7 @@ class Literals:
             return self.rules.rule(f"{literal(key)} {self.style.colon} {value}")
         return self.rules.rule(f"{either(self.spellings(key, where))} {self.style.colon} {value}")
 
-    def _any_key(self, others: Sequence[str], where: SchemaPlace) -> Symbol:
+    def _any_key(self, others: Sequence[str], where: SchemaLocation) -> Symbol:
         if self.style.quote:
             return self.rules.terminal(exclude(regex(BARE_KEY), map(literal, others)))
         taken = [spelling for other in others for spelling in self.spellings(other, where)]
@@ -207,9 +221,9 @@ class Literals:
     def members(
         self,
         schema: Mapping[str, Any],
-        where: SchemaPlace,
-        member: Callable[[str | None, Symbol, Sequence[str], SchemaPlace], Symbol],
-        place: ArgumentPlace | None = None,
+        where: SchemaLocation,
+        member: Callable[[str | None, Symbol, Sequence[str], SchemaLocation], Symbol],
+        argument_schema: ArgumentSchema | None = None,
     ) -> str:
         """Return the properties of an object with separators between them."""
         properties, required, extra = split_object(schema, where)
@@ -217,21 +231,21 @@ class Literals:
         for key, inner in properties.items():
             at = where.at("properties", key)
             if inner is not False:
-                value = self.value(inner, at, place and place.member(key))
+                value = self.value(inner, at, argument_schema and argument_schema.member(key))
                 present.append((member(key, value, (), at), key in required))
         further = None
         if extra is not False:
             at = where.at("additionalProperties")
-            value = self.value(extra, at, place and place.member(""))
+            value = self.value(extra, at, argument_schema and argument_schema.member(""))
             further = member(None, value, list(properties), at)
         return write_members(self.rules, self.style.separator, present, further)
 
 
-def is_readable(kind: str, place: ArgumentPlace | None) -> bool:
+def is_readable(kind: str, schema: ArgumentSchema | None) -> bool:
     """Whether the parser reads a bare word as a value of this type; it consults the schema."""
-    if place is None or kind in ("string", "object", "array") or not place.types:
+    if schema is None or kind in ("string", "object", "array") or not schema.types:
         return True
-    return kind in place.types or (kind == "integer" and "number" in place.types)
+    return kind in schema.types or (kind == "integer" and "number" in schema.types)
 
 
 NUMBER_WORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
@@ -244,12 +258,12 @@ def exclude(terminal: str, taken: Any) -> Symbol:
     return Symbol(f"{terminal} & ~{either(others)}" if others else terminal)
 
 
-def check_bare_key(key: str, where: SchemaPlace) -> None:
+def check_bare_key(key: str, where: SchemaLocation) -> None:
     if not key or PLAIN_KEY & set(key):
         where.refuse("has a name that cannot be written in this model's call syntax")
 
 
-def split_object(schema: Mapping[str, Any], where: SchemaPlace) -> tuple[Mapping[str, Any], set[str], Any]:
+def split_object(schema: Mapping[str, Any], where: SchemaLocation) -> tuple[Mapping[str, Any], set[str], Any]:
     """Return the properties, the names of the required ones, and the schema of others, which may be False.
 
     If properties are declared and `additionalProperties` is unset, a call may have no others.
@@ -275,7 +289,7 @@ def split_object(schema: Mapping[str, Any], where: SchemaPlace) -> tuple[Mapping
 
 
 def write_members(
-    rules: Rules, separator: str, members: Sequence[tuple[Symbol, bool]], further: Symbol | None
+    rules: LarkBuilder, separator: str, members: Sequence[tuple[Symbol, bool]], further: Symbol | None
 ) -> str:
     """Return members in order, some of them optional, with separators between those present."""
     tail = f"({separator} {further})*" if further else ""
@@ -292,13 +306,13 @@ def write_members(
 
 
 def write_items(
-    rules: Rules,
+    rules: LarkBuilder,
     separator: str,
     first: Sequence[Symbol],
     rest: Symbol | None,
     least: int,
     most: int | None,
-    where: SchemaPlace,
+    where: SchemaLocation,
 ) -> str:
     """Return between `least` and `most` items with separators between them."""
     if rest is None:
@@ -318,7 +332,7 @@ def write_items(
 
 
 def _in_turn(
-    rules: Rules,
+    rules: LarkBuilder,
     separator: str,
     members: Sequence[tuple[Symbol, bool]],
     rest: Symbol | None,

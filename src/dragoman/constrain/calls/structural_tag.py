@@ -13,14 +13,14 @@ from typing import Any, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.constrain.budget import check_text, read_schema
 from dragoman.constrain.calls.tool_schemas import ToolSchema
+from dragoman.constrain.compile_limits import check_text, read_schema
 from dragoman.constrain.constraint import Constraint
-from dragoman.constrain.grammar.rules import Rules, Symbol, literal
-from dragoman.constrain.grammar.rules import either as any_of
+from dragoman.constrain.grammar.lark_builder import LarkBuilder, Symbol, literal
+from dragoman.constrain.grammar.lark_builder import either as any_of
 from dragoman.constrain.schema.json_schema import prepare_schema, write_json
-from dragoman.constrain.schema.keywords import Problems
-from dragoman.dialects.declare import Dialect
+from dragoman.constrain.schema.keywords import SchemaProblems
+from dragoman.dialects.declarations import Dialect
 from dragoman.dialects.render import render
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
@@ -210,82 +210,82 @@ class _TagReader:
     """
 
     def __init__(self, limits: Limits, special: Mapping[str, int] | None, tags: str) -> None:
-        self.rules = Rules(special)
+        self.rules = LarkBuilder(special)
         self._limits = limits
         self._tags = tags
         """Name of the tags in the client's form of the format."""
 
-    def read(self, asked: Any, place: str, *, last: bool) -> Symbol:
-        asked = _object_of(asked, place)
+    def read(self, asked: Any, pointer: str, *, last: bool) -> Symbol:
+        asked = _object_of(asked, pointer)
         match asked.get("type"):
             case "any_text" | "triggered_tags" if not last:
-                raise _wrong(place, "is free text; it must be the last element, or a tag's only content")
+                raise _wrong(pointer, "is free text; it must be the last element, or a tag's only content")
             case "const_string":
-                return self.rules.rule(self.rules.sequence(self._text(asked, "value", place)))
+                return self.rules.rule(self.rules.sequence(self._text(asked, "value", pointer)))
             case "json_schema":
-                return self._schema(asked.get("json_schema"), f"{place}.json_schema")
+                return self._schema(asked.get("json_schema"), f"{pointer}.json_schema")
             case "regex":
-                pattern = self._text(asked, "pattern", place)
-                return self._inner(Constraint.from_regex(pattern, f"{place}.pattern", self._limits))
+                pattern = self._text(asked, "pattern", pointer)
+                return self._inner(Constraint.from_regex(pattern, f"{pointer}.pattern", self._limits))
             case "grammar":
-                grammar = self._text(asked, "grammar", place)
-                return self._inner(Constraint.from_gbnf(grammar, f"{place}.grammar", self._limits))
+                grammar = self._text(asked, "grammar", pointer)
+                return self._inner(Constraint.from_gbnf(grammar, f"{pointer}.grammar", self._limits))
             case "any_text":
                 return self.rules.text()
             case "sequence":
-                return self.rules.rule(self.rules.sequence(*self._elements(asked, place, last=last)))
+                return self.rules.rule(self.rules.sequence(*self._elements(asked, pointer, last=last)))
             case "or":
-                elements = enumerate(_objects(asked, "elements", place))
+                elements = enumerate(_objects(asked, "elements", pointer))
                 return self.rules.rule(
-                    any_of(self.read(one, f"{place}.elements[{n}]", last=last) for n, one in elements)
+                    any_of(self.read(one, f"{pointer}.elements[{n}]", last=last) for n, one in elements)
                 )
             case "tag":
                 return self.rules.rule(
                     self.rules.sequence(
-                        self._text(asked, "begin", place), self._rest(asked, place, last=last)
+                        self._text(asked, "begin", pointer), self._rest(asked, pointer, last=last)
                     )
                 )
             case "triggered_tags":
-                return self._triggered(asked, place)
+                return self._triggered(asked, pointer)
             case "tags_with_separator":
-                return self._separated(asked, place)
-        raise _wrong(f"{place}.type", f"must be one of {', '.join(_FORMATS)}")
+                return self._separated(asked, pointer)
+        raise _wrong(f"{pointer}.type", f"must be one of {', '.join(_FORMATS)}")
 
-    def _schema(self, schema: Any, place: str) -> Symbol:
-        problems = Problems()
-        prepared = prepare_schema(True if schema is None else schema, problems, place, self._limits)
-        problems.check(place)
+    def _schema(self, schema: Any, pointer: str) -> Symbol:
+        problems = SchemaProblems()
+        prepared = prepare_schema(True if schema is None else schema, problems, pointer, self._limits)
+        problems.check(pointer)
         return self.rules.rule(write_json(prepared))
 
     def _inner(self, constraint: Constraint) -> Symbol:
         return self.rules.rule(f"%lark {{\n{constraint.grammar}\n}}")
 
-    def _elements(self, asked: Format, place: str, *, last: bool) -> list[Symbol]:
-        elements = _objects(asked, "elements", place)
+    def _elements(self, asked: Format, pointer: str, *, last: bool) -> list[Symbol]:
+        elements = _objects(asked, "elements", pointer)
         return [
-            self.read(one, f"{place}.elements[{number}]", last=last and number == len(elements) - 1)
+            self.read(one, f"{pointer}.elements[{number}]", last=last and number == len(elements) - 1)
             for number, one in enumerate(elements)
         ]
 
-    def _rest(self, tag: Format, place: str, *, last: bool = False) -> Symbol:
+    def _rest(self, tag: Format, pointer: str, *, last: bool = False) -> Symbol:
         """Return a rule for the contents of a tag and its end."""
         ends = tag.get("end")
         texts = ends if isinstance(ends, list) and ends else [ends]
-        ended = [self._check_text(text, f"{place}.end") for text in texts]
-        content = _object_of(tag.get("content"), f"{place}.content")
+        ended = [self._check_text(text, f"{pointer}.end") for text in texts]
+        content = _object_of(tag.get("content"), f"{pointer}.content")
         if content.get("type") == "any_text" and all(ended):
             return self.rules.rule(any_of(self.rules.text_until(end) for end in ended))
-        inner = self.read(content, f"{place}.content", last=last and not any(ended))
+        inner = self.read(content, f"{pointer}.content", last=last and not any(ended))
         return self.rules.rule(any_of(self.rules.sequence(inner, end) for end in ended))
 
-    def _triggered(self, asked: Format, place: str) -> Symbol:
-        triggers = [self._check_text(one, f"{place}.triggers") for one in _list(asked, "triggers", place)]
-        tags = _objects(asked, "tags", place)
-        check_count(len(tags) + len(triggers), self._limits.tools, place, "tags and triggers")
+    def _triggered(self, asked: Format, pointer: str) -> Symbol:
+        triggers = [self._check_text(one, f"{pointer}.triggers") for one in _list(asked, "triggers", pointer)]
+        tags = _objects(asked, "tags", pointer)
+        check_count(len(tags) + len(triggers), self._limits.tools, pointer, "tags and triggers")
         led = list[str]()
         text = self.rules.text(self.rules.without(triggers))
         for number, tag in enumerate(tags):
-            where = f"{place}.{self._tags}[{number}]"
+            where = f"{pointer}.{self._tags}[{number}]"
             begin = self._text(tag, "begin", where)
             trigger = max((one for one in triggers if begin.startswith(one)), key=len, default="")
             if not trigger:
@@ -301,45 +301,45 @@ class _TagReader:
         possible.
         """
         if self.rules.is_text(trigger):
-            found = self.rules.rule(f"{text} {literal(trigger)}", lazy=True)
+            symbol = self.rules.rule(f"{text} {literal(trigger)}", lazy=True)
         else:
-            found = self.rules.rule(self.rules.sequence(text, trigger))
-        return self.rules.rule(self.rules.sequence(found, begin, rest))
+            symbol = self.rules.rule(self.rules.sequence(text, trigger))
+        return self.rules.rule(self.rules.sequence(symbol, begin, rest))
 
-    def _separated(self, asked: Format, place: str) -> Symbol:
-        tags = [{**tag, "type": "tag"} for tag in _objects(asked, "tags", place)]
+    def _separated(self, asked: Format, pointer: str) -> Symbol:
+        tags = [{**tag, "type": "tag"} for tag in _objects(asked, "tags", pointer)]
         one = self.rules.rule(
-            any_of(self.read(tag, f"{place}.tags[{n}]", last=False) for n, tag in enumerate(tags))
+            any_of(self.read(tag, f"{pointer}.tags[{n}]", last=False) for n, tag in enumerate(tags))
         )
-        more = f"{one} ({self.rules.sequence(self._text(asked, 'separator', place), one)})*"
+        more = f"{one} ({self.rules.sequence(self._text(asked, 'separator', pointer), one)})*"
         return self.rules.rule(_repeated(asked, one, f"({more})?", more, f"({one})?"))
 
-    def _text(self, asked: Format, name: str, place: str) -> str:
-        return self._check_text(asked.get(name), f"{place}.{name}")
+    def _text(self, asked: Format, name: str, pointer: str) -> str:
+        return self._check_text(asked.get(name), f"{pointer}.{name}")
 
-    def _check_text(self, text: Any, place: str) -> str:
-        return check_text(text, self._limits.grammar_chars, place, "characters of a text")
-
-
-def _objects(asked: Format, name: str, place: str) -> list[Format]:
-    return [_object_of(one, f"{place}.{name}") for one in _list(asked, name, place)]
+    def _check_text(self, text: Any, pointer: str) -> str:
+        return check_text(text, self._limits.grammar_chars, pointer, "characters of a text")
 
 
-def _list(asked: Format, name: str, place: str) -> list[Any]:
+def _objects(asked: Format, name: str, pointer: str) -> list[Format]:
+    return [_object_of(one, f"{pointer}.{name}") for one in _list(asked, name, pointer)]
+
+
+def _list(asked: Format, name: str, pointer: str) -> list[Any]:
     value = asked.get(name)
     if not isinstance(value, list) or not value:
-        raise _wrong(f"{place}.{name}", "must be a non-empty list")
+        raise _wrong(f"{pointer}.{name}", "must be a non-empty list")
     return value
 
 
-def _object_of(value: Any, place: str) -> Format:
+def _object_of(value: Any, pointer: str) -> Format:
     if not isinstance(value, dict):
-        raise _wrong(place, "must be an object")
+        raise _wrong(pointer, "must be an object")
     return value
 
 
-def _wrong(place: str, why: str) -> BadRequest:
-    return BadRequest(f"'{place}' {why}.", param=place, code="invalid_value")
+def _wrong(pointer: str, why: str) -> BadRequest:
+    return BadRequest(f"'{pointer}' {why}.", param=pointer, code="invalid_value")
 
 
 _FORMATS = (

@@ -17,16 +17,22 @@ from dragoman.constrain.calls.literal_grammar import (
     BARE_KEY,
     JSON,
     NUMBER_WORDS,
-    Literals,
+    LiteralRules,
     is_readable,
     split_object,
     write_items,
 )
-from dragoman.constrain.calls.tool_schemas import SchemaPlace, Schemas, ToolSchema, TypeOption, languages
-from dragoman.constrain.grammar.rules import Rules, Symbol, either, is_possible, literal, regex
+from dragoman.constrain.calls.tool_schemas import (
+    SchemaLocation,
+    SchemaResolver,
+    ToolSchema,
+    TypeOption,
+    languages,
+)
+from dragoman.constrain.grammar.lark_builder import LarkBuilder, Symbol, either, is_possible, literal, regex
 from dragoman.constrain.quoted.quoted_lark import QuotedLark
-from dragoman.dialects.declare import AttributedCalls, TaggedCalls, TreeCalls
-from dragoman.dialects.schema import ArgumentPlace
+from dragoman.dialects.declarations import AttributedCalls, TaggedCalls, TreeCalls
+from dragoman.dialects.schema import ArgumentSchema
 
 NUMBERISH = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
 SPACE = r"[\s\x1c-\x1f]*"
@@ -35,16 +41,16 @@ CDATA = ("<![CDATA[", "]]>")
 NAMES = {"integer": "number"}
 
 
-class Tags:
+class TagRules:
     """Grammar of the arguments of one tool."""
 
-    def __init__(self, rules: Rules, shape: TaggedCalls, tool: ToolSchema, banned: str = "") -> None:
+    def __init__(self, rules: LarkBuilder, shape: TaggedCalls, tool: ToolSchema, banned: str = "") -> None:
         self.rules = rules
         self.shape = shape
         self.lead = shape.lead if isinstance(shape, TreeCalls) else ""
         """In a tree of tags: the text before each tag."""
         self.tool = tool
-        self.schemas = Schemas(tool.schema)
+        self.schemas = SchemaResolver(tool.schema)
         # The parser takes a key inside a value for the next argument's, whose predecessor was not closed.
         keys = () if self.lead else [key.strip() for key in shape.key]
         self.no_key = rules.without(keys) if len(tool.declared.get("properties", ())) != 1 else None
@@ -56,34 +62,34 @@ class Tags:
         avoid = [rules.without(end.strip() for end in ends), regex(f"[^{banned}]*") if banned else None]
         inner = [language for language in avoid if language]
         style = msgspec.structs.replace(JSON, avoid=Symbol(" & ".join(inner)) if inner else None)
-        self.json = Literals(rules, self.schemas, style)
+        self.json = LiteralRules(rules, self.schemas, style)
         self.text = tool.text(rules)
         self._trees: dict[str, Symbol] = {}
 
     def arguments(self) -> Symbol | None:
         """Return a rule for all arguments; None if the tool has none."""
-        where, place = self.tool.where, ArgumentPlace(self.tool.declared, self.tool.declared)
+        where, schema = self.tool.where, ArgumentSchema(self.tool.declared, self.tool.declared)
         options = self.schemas.objects(where)
-        written = [self._members(option.schema, where, place) for option in options]
+        written = [self._members(option.schema, where, schema) for option in options]
         bodies = [self.rules.rule(body) for body in written if body]
         if not bodies:
             return None
         return Symbol(either(bodies) + ("" if all(written) else "?"))
 
-    def _members(self, schema: Mapping[str, Any], where: SchemaPlace, place: ArgumentPlace) -> str:
+    def _members(self, schema: Mapping[str, Any], where: SchemaLocation, place: ArgumentSchema) -> str:
         properties, required, extra = split_object(schema, where)
-        found = []
+        texts = []
         for key, inner in properties.items():
             if inner is False:
                 continue
             at = where.at("properties", key)
             member = self._member(key, inner, at, place.member(key))
-            found.append(member if key in required else f"{member}?")
+            texts.append(member if key in required else f"{member}?")
         if extra is not False:
-            found.append(f"{self._further(list(properties), extra, where, place)}*")
-        return " ".join(found)
+            texts.append(f"{self._further(list(properties), extra, where, place)}*")
+        return " ".join(texts)
 
-    def _member(self, key: str, schema: Any, where: SchemaPlace, place: ArgumentPlace) -> Symbol:
+    def _member(self, key: str, schema: Any, where: SchemaLocation, place: ArgumentSchema) -> Symbol:
         shape = self.shape
         if not key or key != key.strip() or FORBIDDEN_IN_KEYS & set(key):
             where.refuse("has a name that cannot be written in this model's call syntax")
@@ -94,7 +100,9 @@ class Tags:
         lead = shape.key[0] + written + shape.key_end[0]
         return self.rules.rule(either(self._write_typed(lead, schema, where, place)))
 
-    def _further(self, others: list[str], schema: Any, where: SchemaPlace, place: ArgumentPlace) -> Symbol:
+    def _further(
+        self, others: list[str], schema: Any, where: SchemaLocation, place: ArgumentSchema
+    ) -> Symbol:
         """Return a rule for an undeclared property."""
         shape, at = self.shape, where.at("additionalProperties")
         if self.lead:
@@ -104,14 +112,16 @@ class Tags:
         ways = self._write_typed(shape.key_end[0], schema, at, place.member(""))
         return self.rules.rule(self.rules.sequence(shape.key[0], key, self.rules.rule(either(ways))))
 
-    def _write_typed(self, lead: str, schema: Any, where: SchemaPlace, place: ArgumentPlace) -> list[Symbol]:
+    def _write_typed(
+        self, lead: str, schema: Any, where: SchemaLocation, place: ArgumentSchema
+    ) -> list[Symbol]:
         """Return the text after the key: the type, if the syntax states one, the value and its end."""
         shape = self.shape
         options = self.schemas.options(schema, where)
         if not shape.types:
-            value = TagValue(self, shape.value_end[0], where, place, shape.untyped)
+            value = TagValueRules(self, shape.value_end[0], where, place, shape.untyped)
             return [self.rules.sequence(lead + shape.value, value.any_of(options))]
-        found = []
+        symbols = []
         for option in options:
             # The parser trusts a stated type, except a type other than string where only a string is allowed.
             if option.kind != "string" and not (
@@ -120,17 +130,17 @@ class Tags:
                 continue
             name = "true" if option.kind == "string" else "false"
             stated = name if shape.types == "string" else NAMES.get(option.kind, option.kind)
-            value = TagValue(self, shape.value_end[0], where, place, "text")
-            found.append(
+            value = TagValueRules(self, shape.value_end[0], where, place, "text")
+            symbols.append(
                 self.rules.sequence(lead + stated + shape.type_end[0] + shape.value, value.one(option))
             )
-        if not found:
+        if not symbols:
             where.refuse("allows no value that can be written in this model's call syntax")
-        return found
+        return symbols
 
     # Trees of tags
 
-    def _tree(self, key: str, schema: Any, where: SchemaPlace, place: ArgumentPlace) -> Symbol:
+    def _tree(self, key: str, schema: Any, where: SchemaLocation, place: ArgumentSchema) -> Symbol:
         """Return a rule for the contents of a tag and its end."""
         known = json.dumps([key, schema, place.options])
         if known not in self._trees:
@@ -139,23 +149,23 @@ class Tags:
             self.rules.define(name, either(self.rules.rule(way) for way in ways))
         return self._trees[known]
 
-    def _ways(self, end: str, schema: Any, where: SchemaPlace, place: ArgumentPlace) -> list[Symbol]:
+    def _ways(self, end: str, schema: Any, where: SchemaLocation, place: ArgumentSchema) -> list[Symbol]:
         options = self.schemas.options(schema, where)
         if {"object", "array"} <= place.types and any(map(_is_tree, options)):
             where.refuse("allows a list and an object, which are the same when empty; allow one of them")
         scalars = [option for option in options if not _is_tree(option)]
-        found = [TagValue(self, end, where, place, "json").any_of(scalars)] if scalars else []
+        symbols = [TagValueRules(self, end, where, place, "json").any_of(scalars)] if scalars else []
         for option in options:
             if _is_tree(option) and option.kind == "object":
                 inside = self._members(option.schema, where, place)
-                found.append(self.rules.sequence(Symbol(inside), end))
+                symbols.append(self.rules.sequence(Symbol(inside), end))
             elif _is_tree(option):
-                found.append(self.rules.sequence(Symbol(self._items(option.schema, where, place)), end))
-        if not found:
+                symbols.append(self.rules.sequence(Symbol(self._items(option.schema, where, place)), end))
+        if not symbols:
             where.refuse("allows no value")
-        return found
+        return symbols
 
-    def _items(self, schema: Mapping[str, Any], where: SchemaPlace, place: ArgumentPlace) -> str:
+    def _items(self, schema: Mapping[str, Any], where: SchemaLocation, place: ArgumentSchema) -> str:
         if schema.get("prefixItems"):
             where.at("prefixItems").refuse("is not supported in this model's call syntax")
         items = schema.get("items", True)
@@ -176,16 +186,18 @@ def _is_tree(option: TypeOption) -> bool:
     return "properties" in option.schema if option.kind == "object" else "items" in option.schema
 
 
-class TagValue:
+class TagValueRules:
     """Grammar of one value up to the end of its tag."""
 
-    def __init__(self, tags: Tags, end: str, where: SchemaPlace, place: ArgumentPlace, untyped: str) -> None:
+    def __init__(
+        self, tags: TagRules, end: str, where: SchemaLocation, schema: ArgumentSchema, untyped: str
+    ) -> None:
         self.tags = tags
         self.rules = tags.rules
         self.end = end
         self.where = where
-        self.place = place
-        self.kinds = _read_as(place, untyped)
+        self.argument_schema = schema
+        self.kinds = _read_as(schema, untyped)
 
     def one(self, option: TypeOption) -> Symbol:
         """Return a rule for a value whose type is stated."""
@@ -203,8 +215,8 @@ class TagValue:
         if any(option.free for option in known):
             # Any text is read as some value, and any value is allowed.
             return self._write_raw([])
-        found = [self._write_option(option, known) for option in known]
-        ways = [way for way in found if way]
+        symbols = [self._write_option(option, known) for option in known]
+        ways = [way for way in symbols if way]
         if not ways:
             self.where.refuse("allows no value that can be written in this model's call syntax")
         return self.rules.rule(either(ways))
@@ -227,18 +239,18 @@ class TagValue:
 
     def _no_other(self, apart: bool) -> list[Symbol]:
         """Exclude texts that the parser would take for another type."""
-        kinds, found = self.kinds - {"string"}, []
+        kinds, symbols = self.kinds - {"string"}, []
         if not kinds:
             return []
         # A text in quotes would be read as a JSON string.
-        found.append(regex(f'{SPACE}"(?s:.*)'))
+        symbols.append(regex(f'{SPACE}"(?s:.*)'))
         if kinds & {"number", "integer"}:
-            found.append(regex(rf"{SPACE}{NUMBERISH}{SPACE}" if apart else rf"{SPACE}[0-9-](?s:.*)"))
+            symbols.append(regex(rf"{SPACE}{NUMBERISH}{SPACE}" if apart else rf"{SPACE}[0-9-](?s:.*)"))
         if kinds & {"boolean", "null"}:
-            found.append(regex(rf"{SPACE}(?:true|false|null|True|False|None){SPACE}"))
+            symbols.append(regex(rf"{SPACE}(?:true|false|null|True|False|None){SPACE}"))
         if kinds & {"object", "array"}:
-            found += [regex(rf"{SPACE}[{{\[(](?s:.*)"), *([regex(SPACE)] if self.tags.lead else [])]
-        return [Symbol(f"~{either(found)}")]
+            symbols += [regex(rf"{SPACE}[{{\[(](?s:.*)"), *([regex(SPACE)] if self.tags.lead else [])]
+        return [Symbol(f"~{either(symbols)}")]
 
     def _write_listed(self, option: TypeOption) -> Symbol | None:
         """Return a rule for listed values, as far as the parser reads them back unchanged."""
@@ -250,7 +262,10 @@ class TagValue:
             if self.rules.is_text(core) and core in written:
                 self.where.refuse("has a value that contains its own closing tag")
             stated = self.tags.shape.types
-            if stated or msgspec.json.decode(self.place.json(written, self.tags.shape.untyped)) == value:
+            if (
+                stated
+                or msgspec.json.decode(self.argument_schema.json(written, self.tags.shape.untyped)) == value
+            ):
                 texts.append(literal(written))
         return self._write_whole(either(texts)) if texts else None
 
@@ -301,10 +316,10 @@ def _number(option: TypeOption) -> str | None:
     )
 
 
-def _read_as(place: ArgumentPlace, untyped: str) -> frozenset[str]:
+def _read_as(schema: ArgumentSchema, untyped: str) -> frozenset[str]:
     """Return the types that the parser may take a text for."""
-    if place.types:
-        return place.types
+    if schema.types:
+        return schema.types
     every = {"string", "number", "integer", "boolean", "null", "object", "array"}
     return frozenset({"string"} if untyped == "text" else every)
 

@@ -12,11 +12,11 @@ from msgspec import Struct
 
 from dragoman.constrain.constraint import Constraint
 from dragoman.constrain.grammar.expressions import PatternError, read_pattern, write_search
-from dragoman.constrain.grammar.rules import Rules, Symbol, regex
+from dragoman.constrain.grammar.lark_builder import LarkBuilder, Symbol, regex
 from dragoman.constrain.quoted.quoted_lark import QuotedLark
 from dragoman.constrain.schema import rewrites
 from dragoman.constrain.schema.json_schema import prepare_schema
-from dragoman.constrain.schema.keywords import APPLICATORS, OF_TYPES, Problems, at, fate_of
+from dragoman.constrain.schema.keywords import APPLICATORS, OF_TYPES, SchemaProblems, at, fate_of
 from dragoman.dialects.schema import resolve, type_of
 from dragoman.errors import TOOLS, BadRequest
 
@@ -35,24 +35,24 @@ MOST_LENGTH = 100_000
 EVERYTHING: Mapping[str, Any] = {}
 
 
-class SchemaPlace(Struct, frozen=True):
+class SchemaLocation(Struct, frozen=True):
     """A location in a tool's schema, for error messages."""
 
     tool: str
     param: str
     """Field of the request that has the schema."""
-    place: str = ""
+    pointer: str = ""
     """JSON pointer within the schema."""
 
-    def at(self, *steps: str) -> "SchemaPlace":
-        return SchemaPlace(self.tool, self.param, at(self.place, *steps))
+    def at(self, *steps: str) -> "SchemaLocation":
+        return SchemaLocation(self.tool, self.param, at(self.pointer, *steps))
 
     def beside(self, name: str) -> str:
         """Return the param of another field of the same tool."""
         return f"{self.param.rpartition('.')[0]}.{name}"
 
     def refuse(self, what: str) -> NoReturn:
-        param = f"{self.param}#{self.place}" if self.place else self.param
+        param = f"{self.param}#{self.pointer}" if self.pointer else self.param
         message = f"The arguments of {self.tool!r} cannot be enforced: '{param}' {what}."
         raise BadRequest(message, param=param, code="unsupported_schema")
 
@@ -68,27 +68,29 @@ class TypeOption(Struct, frozen=True):
     """Whether the schema says nothing about the value."""
 
 
-class Schemas:
+class SchemaResolver:
     """Schemas of one tool, with references followed."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self.root = root
 
-    def options(self, schema: Any, where: SchemaPlace) -> list[TypeOption]:
+    def options(self, schema: Any, where: SchemaLocation) -> list[TypeOption]:
         """Return everything that the schema allows, one type at a time."""
-        found = [option for flat in self._flatten(schema, where, 0) for option in _split_by_type(flat, where)]
-        if len(found) > MOST_OPTIONS:
+        type_options = [
+            option for flat in self._flatten(schema, where, 0) for option in _split_by_type(flat, where)
+        ]
+        if len(type_options) > MOST_OPTIONS:
             where.refuse("has too many alternatives")
-        return found
+        return type_options
 
-    def objects(self, where: SchemaPlace) -> list[TypeOption]:
+    def objects(self, where: SchemaLocation) -> list[TypeOption]:
         """Return the alternatives for arguments, which must be objects."""
-        found = [option for option in self.options(self.root, where) if option.kind == "object"]
-        if not found or any(option.values is not None for option in found):
+        options = [option for option in self.options(self.root, where) if option.kind == "object"]
+        if not options or any(option.values is not None for option in options):
             where.refuse("must be the schema of an object")
-        return found
+        return options
 
-    def _flatten(self, schema: Any, where: SchemaPlace, depth: int) -> list[Mapping[str, Any]]:
+    def _flatten(self, schema: Any, where: SchemaLocation, depth: int) -> list[Mapping[str, Any]]:
         """Return alternatives without references and unions."""
         if schema is True:
             return [EVERYTHING]
@@ -98,18 +100,18 @@ class Schemas:
             where.refuse("is not a valid schema")
         if depth > MOST_STEPS:
             where.refuse("refers only to itself")
-        found: list[Mapping[str, Any]] = [
+        result: list[Mapping[str, Any]] = [
             {key: value for key, value in schema.items() if key not in ("$ref", "allOf", "anyOf", "oneOf")}
         ]
         for key in ("$ref", "allOf", "anyOf", "oneOf"):
             if key in schema:
                 inner = self._inner(key, schema[key], where.at(key), depth + 1)
-                found = [merge_schemas(left, right, where) for left in found for right in inner]
-            if len(found) > MOST_OPTIONS:
+                result = [merge_schemas(left, right, where) for left in result for right in inner]
+            if len(result) > MOST_OPTIONS:
                 where.refuse("has too many alternatives")
-        return found
+        return result
 
-    def _inner(self, key: str, value: Any, where: SchemaPlace, depth: int) -> list[Mapping[str, Any]]:
+    def _inner(self, key: str, value: Any, where: SchemaLocation, depth: int) -> list[Mapping[str, Any]]:
         if key == "$ref":
             target = resolve(self.root, value)
             if target is None:
@@ -128,7 +130,9 @@ class Schemas:
         return [option for options in each for option in options]
 
 
-def merge_schemas(one: Mapping[str, Any], other: Mapping[str, Any], where: SchemaPlace) -> Mapping[str, Any]:
+def merge_schemas(
+    one: Mapping[str, Any], other: Mapping[str, Any], where: SchemaLocation
+) -> Mapping[str, Any]:
     """Return a schema of the values that satisfy both."""
     if not one or not other:
         return one or other
@@ -137,7 +141,7 @@ def merge_schemas(one: Mapping[str, Any], other: Mapping[str, Any], where: Schem
     for key, value in other.items():
         if key not in both or both[key] == value:
             both[key] = value
-        elif silent(key):
+        elif is_annotation(key):
             continue
         elif key == "properties":
             both[key] = dict(both[key])
@@ -157,13 +161,13 @@ def merge_schemas(one: Mapping[str, Any], other: Mapping[str, Any], where: Schem
     return both
 
 
-def silent(key: str) -> bool:
+def is_annotation(key: str) -> bool:
     """Whether the keyword only annotates a value."""
     row = fate_of(key)
-    return key in SILENT or (row is not None and row.fate == "note")
+    return key in SILENT or (row is not None and row.handling == "note")
 
 
-def _check_closed(one: Mapping[str, Any], other: Mapping[str, Any], where: SchemaPlace) -> None:
+def _check_closed(one: Mapping[str, Any], other: Mapping[str, Any], where: SchemaLocation) -> None:
     """Refuse to merge a schema that forbids further properties with properties of another: it is about its
     own only.
     """
@@ -186,8 +190,8 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _split_by_type(schema: Mapping[str, Any], where: SchemaPlace) -> list[TypeOption]:
-    stated = {key for key in schema if not silent(key)}
+def _split_by_type(schema: Mapping[str, Any], where: SchemaLocation) -> list[TypeOption]:
+    stated = {key for key in schema if not is_annotation(key)}
     known = APPLICATORS.union(*OF_TYPES.values())
     for key in schema:
         if key in stated and key not in known:
@@ -200,7 +204,7 @@ def _split_by_type(schema: Mapping[str, Any], where: SchemaPlace) -> list[TypeOp
     return [TypeOption(kind, schema, free=not stated) for kind in kinds]
 
 
-def _kinds(schema: Mapping[str, Any], stated: set[str], where: SchemaPlace) -> list[str]:
+def _kinds(schema: Mapping[str, Any], stated: set[str], where: SchemaLocation) -> list[str]:
     """Return the stated types; else the types that keywords are about; else all types."""
     if "type" in schema:
         kinds = _as_list(schema["type"])
@@ -211,7 +215,9 @@ def _kinds(schema: Mapping[str, Any], stated: set[str], where: SchemaPlace) -> l
     return spoken_of if spoken_of and not stated & {"enum", "const"} else list(OF_TYPES)
 
 
-def _split_by_value(schema: Mapping[str, Any], kinds: Sequence[str], where: SchemaPlace) -> list[TypeOption]:
+def _split_by_value(
+    schema: Mapping[str, Any], kinds: Sequence[str], where: SchemaLocation
+) -> list[TypeOption]:
     values = schema.get("enum", [schema.get("const")])
     if not isinstance(values, list):
         where.at("enum").refuse("must be a list")
@@ -220,34 +226,34 @@ def _split_by_value(schema: Mapping[str, Any], kinds: Sequence[str], where: Sche
     beside = {key for key in schema if any(key in words for words in OF_TYPES.values())}
     if beside:
         where.at(min(beside)).refuse("cannot be combined with enum or const")
-    found: dict[str, list[Any]] = {}
+    fields: dict[str, list[Any]] = {}
     for value in values:
         kind = type_of(value)
         if kind == "number" and float(value).is_integer() and "number" not in kinds:
             kind = "integer"
         if kind in kinds or (kind == "integer" and "number" in kinds):
-            found.setdefault(kind, []).append(value)
-    return [TypeOption(kind, schema, values=tuple(some)) for kind, some in found.items()]
+            fields.setdefault(kind, []).append(value)
+    return [TypeOption(kind, schema, values=tuple(some)) for kind, some in fields.items()]
 
 
 # Requirements on strings, as languages of the string itself: without quotes and escapes
 
 
-def languages(schema: Mapping[str, Any], where: SchemaPlace) -> list[Symbol]:
+def languages(schema: Mapping[str, Any], where: SchemaLocation) -> list[Symbol]:
     """Return terminals that a string must all match; none if any string is allowed."""
-    found = []
+    symbols = []
     patterns = schema.get("pattern", [])
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        found.append(search(pattern, where.at("pattern")))
+        symbols.append(search(pattern, where.at("pattern")))
     if "format" in schema:
-        found += _format(schema["format"], where.at("format"))
+        symbols += _format(schema["format"], where.at("format"))
     length = lengths(schema, where)
     if length:
-        found.append(regex(f"(?s:.{length})"))
-    return found
+        symbols.append(regex(f"(?s:.{length})"))
+    return symbols
 
 
-def lengths(schema: Mapping[str, Any], where: SchemaPlace) -> str:
+def lengths(schema: Mapping[str, Any], where: SchemaLocation) -> str:
     """Return the allowed number of characters as `{2,5}`; "" if any is allowed."""
     least, most = schema.get("minLength", 0), schema.get("maxLength")
     for word, value in (("minLength", least), ("maxLength", most)):
@@ -260,7 +266,7 @@ def lengths(schema: Mapping[str, Any], where: SchemaPlace) -> str:
     return f"{{{int(least)},{int(most)}}}"
 
 
-def _format(name: Any, where: SchemaPlace) -> list[Symbol]:
+def _format(name: Any, where: SchemaLocation) -> list[Symbol]:
     if name in rewrites.PATTERNS:
         return [search(rewrites.PATTERNS[name], where)]
     if name in rewrites.TEXTS:
@@ -270,7 +276,7 @@ def _format(name: Any, where: SchemaPlace) -> list[Symbol]:
     return []
 
 
-def search(pattern: str, where: SchemaPlace) -> Symbol:
+def search(pattern: str, where: SchemaLocation) -> Symbol:
     """Return a terminal for texts in which the expression matches somewhere."""
     try:
         return regex(write_search(read_pattern(pattern)))
@@ -298,11 +304,11 @@ class ToolSchema(Struct, frozen=True):
     """The schema that is enforced, in JSON Schema's keywords."""
     native: Mapping[str, Any]
     """The same schema in llguidance's keywords."""
-    where: SchemaPlace
+    where: SchemaLocation
     lark: str = ""
     """Grammar of the tool's only argument, a text."""
 
-    def text(self, rules: Rules) -> QuotedLark | None:
+    def text(self, rules: LarkBuilder) -> QuotedLark | None:
         """Return the grammar of the text, if there is one."""
         return QuotedLark(rules, self.lark, self.where.beside("format")) if self.lark else None
 
@@ -312,14 +318,14 @@ def read_tools(
     names: Collection[str] | None,
     strict: Collection[str] | None,
     custom: Collection[str] = (),
-    places: Sequence[str] = (),
+    pointers: Sequence[str] = (),
 ) -> list[ToolSchema]:
     """Return the tools that may be called. `strict` names those whose calls must match their schemas; None
     means all.
 
     `custom` names the tools that stand for a tool with one text; `places` are the params of their schemas.
     """
-    found = []
+    schemas = []
     for number, tool in enumerate(declared):
         inner = "function" in tool
         function = tool["function"] if inner else tool
@@ -327,13 +333,13 @@ def read_tools(
         if names is not None and name not in names:
             continue
         schema = function.get("parameters") or function.get("input_schema") or NOTHING
-        place = f"{TOOLS}[{number}]{'.function' if inner else ''}.parameters"
-        where = SchemaPlace(name, places[number] if places else place)
+        json_path = f"{TOOLS}[{number}]{'.function' if inner else ''}.parameters"
+        where = SchemaLocation(name, pointers[number] if pointers else json_path)
         loose = strict is not None and name not in strict
         wanted = ANYTHING if loose else {"type": "object", **close_objects(schema)}
         lark = _lark(schema, where.beside("format")) if name in custom and not loose else ""
-        found.append(ToolSchema(name, schema, wanted, _native(wanted, where), where, lark))
-    return found
+        schemas.append(ToolSchema(name, schema, wanted, _native(wanted, where), where, lark))
+    return schemas
 
 
 def strict_names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -351,15 +357,15 @@ def _lark(schema: Mapping[str, Any], param: str) -> str:
     return str(text.get(LARK, ""))
 
 
-def _native(schema: Mapping[str, Any], where: SchemaPlace) -> Mapping[str, Any]:
+def _native(schema: Mapping[str, Any], where: SchemaLocation) -> Mapping[str, Any]:
     """Check the schema keyword by keyword, whatever the call syntax, and refuse what cannot be enforced."""
-    problems = Problems()
+    problems = SchemaProblems()
     prepared: Any = prepare_schema(schema, problems, where.param)
-    for place in problems.watched:
-        problems.add(place, "cannot be enforced in the arguments of a call; leave it out")
-    if problems.found:
-        first = problems.found[0]
-        msgspec.structs.replace(where, place=first.place).refuse(first.message)
+    for json_path in problems.watched:
+        problems.add(json_path, "cannot be enforced in the arguments of a call; leave it out")
+    if problems.items:
+        first = problems.items[0]
+        msgspec.structs.replace(where, pointer=first.pointer).refuse(first.message)
     return {"allOf": [prepared]} if isinstance(prepared, bool) else prepared
 
 

@@ -68,10 +68,10 @@ class _PatternReader(ABC):
         self.any_case = self.dot_all = False
 
     def whole(self) -> Tree:
-        found = self._alternatives(0)
+        item = self._alternatives(0)
         if self.at < len(self.pattern):
             raise PatternError("has a ) without its (")
-        return found
+        return item
 
     def set_flags(self, flags: str) -> None:
         """Apply flags such as `i-s`: on before the hyphen, off after it, until the end of the group."""
@@ -139,8 +139,8 @@ class _PatternReader(ABC):
     def _atom(self) -> Tree:
         character = self.pattern[self.at]
         if character == "\\":
-            found = self._escape()
-            return self._character(found) if isinstance(found, str) else found
+            item = self._escape()
+            return self._character(item) if isinstance(item, str) else item
         self.at += 1
         if character == "[":
             return CharClass(self._members(), self.any_case)
@@ -154,9 +154,9 @@ class _PatternReader(ABC):
         return LiteralText(character)
 
     def _took(self, text: str) -> bool:
-        found = self.pattern.startswith(text, self.at)
-        self.at += len(text) if found else 0
-        return found
+        outcome = self.pattern.startswith(text, self.at)
+        self.at += len(text) if outcome else 0
+        return outcome
 
     @abstractmethod
     def _escape(self) -> str | CharClass:
@@ -212,8 +212,8 @@ class _EcmaReader(_PatternReader):
             raise PatternError(f"has an unknown escape, \\{letter}")
         return letter
 
-    def _code(self, found: "re.Match[str]") -> str:
-        code = int(next(filter(None, found.groups())), 16)
+    def _code(self, match: "re.Match[str]") -> str:
+        code = int(next(filter(None, match.groups())), 16)
         if 0xD800 <= code < 0xDC00:
             low = _LOW_HALF.match(self.pattern, self.at)
             if low is None:
@@ -239,8 +239,8 @@ class _EcmaReader(_PatternReader):
     def _member(self) -> str:
         character = self.pattern[self.at]
         if character == "\\":
-            found = self._escape(in_class=True)
-            return escape_character(found) if isinstance(found, str) else f"[{found.inner}]"
+            item = self._escape(in_class=True)
+            return escape_character(item) if isinstance(item, str) else f"[{item.inner}]"
         self.at += 1
         return character if character == "-" else escape_character(character)
 
@@ -253,12 +253,12 @@ class _EcmaReader(_PatternReader):
 
 def _write_members(members: list[str]) -> str:
     """Join the contents of brackets. A bare hyphen is a range only between two single characters."""
-    found: list[str] = []
+    texts: list[str] = []
     for at, member in enumerate(members):
         sides = members[at - 1], members[at + 1] if 0 < at < len(members) - 1 else "["
-        in_range = not any(side.startswith("[") for side in sides) and found[-2:-1] != ["-"]
-        found.append(member if member != "-" or in_range else r"\-")
-    return "".join(found)
+        in_range = not any(side.startswith("[") for side in sides) and texts[-2:-1] != ["-"]
+        texts.append(member if member != "-" or in_range else r"\-")
+    return "".join(texts)
 
 
 # Rust

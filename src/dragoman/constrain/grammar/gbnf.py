@@ -20,7 +20,15 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 
 from dragoman.constrain.grammar.expressions import ANYTHING, escape_character
-from dragoman.constrain.grammar.rules import MOST_DEPTH, Rules, Symbol, count_depth, either, literal, regex
+from dragoman.constrain.grammar.lark_builder import (
+    MOST_DEPTH,
+    LarkBuilder,
+    Symbol,
+    count_depth,
+    either,
+    literal,
+    regex,
+)
 from dragoman.constrain.grammar.trees import (
     NEVER,
     Alternation,
@@ -158,9 +166,9 @@ class _GbnfReader:
         return inside
 
     def _took(self, mark: str) -> bool:
-        found = self.at < len(self.tokens) and self.tokens[self.at][:2] == ("mark", mark)
-        self.at += found
-        return found
+        outcome = self.at < len(self.tokens) and self.tokens[self.at][:2] == ("mark", mark)
+        self.at += outcome
+        return outcome
 
     def _repeat(self, part: Tree) -> Tree:
         start = self.at
@@ -187,13 +195,13 @@ class _GbnfReader:
 def _tokens(grammar: str) -> Iterator[tuple[str, str, int]]:
     at, line = 0, 1
     while at < len(grammar):
-        found = _TOKENS.match(grammar, at)
-        if found is None or found.lastgroup is None:
+        match = _TOKENS.match(grammar, at)
+        if match is None or match.lastgroup is None:
             raise GbnfError(f"line {line}: {grammar[at : at + 20].splitlines()[0]} cannot be read")
-        if found.lastgroup != "space":
-            yield found.lastgroup, found.group(), line
-        line += found.group().count("\n")
-        at = found.end()
+        if match.lastgroup != "space":
+            yield match.lastgroup, match.group(), line
+        line += match.group().count("\n")
+        at = match.end()
 
 
 def _read_atom(kind: str, text: str, line: int) -> Tree:
@@ -238,7 +246,7 @@ def _read_class(text: str, line: int) -> Tree:
     """Parse `^a-z\\\\n`, the contents of brackets."""
     negated = text.startswith("^")
     # An escaped hyphen is a character; only a bare one makes a range.
-    pieces = [found.group() for found in re.finditer(rf"{_ESCAPE.pattern}|.", text[negated:], re.DOTALL)]
+    pieces = [match.group() for match in re.finditer(rf"{_ESCAPE.pattern}|.", text[negated:], re.DOTALL)]
     members, at = [], 0
     while at < len(pieces):
         first = last = next(_characters(pieces[at], line))
@@ -263,14 +271,14 @@ def _names(tree: Tree) -> set[str]:
 
 def _reach(rules: Mapping[str, Tree]) -> list[str]:
     """Return the rules that `root` needs, itself first."""
-    found = {"root": None}
+    fields = {"root": None}
     waiting = ["root"]
     while waiting:
         for name in sorted(_names(rules[waiting.pop()])):
-            if name in rules and name not in found:
-                found[name] = None
+            if name in rules and name not in fields:
+                fields[name] = None
                 waiting.append(name)
-    return list(found)
+    return list(fields)
 
 
 def _prune(tree: Tree, ending: Collection[str]) -> Tree:
@@ -302,7 +310,7 @@ class _GbnfWriter:
         names = {name: _names(trees[name]) for name in self.order}
         regular = grow(self.order, lambda name, known: names[name] <= known)
         self.regular = frozenset(regular)
-        self.rules = Rules()
+        self.rules = LarkBuilder()
         self.terminals = Terminals(self.rules, trees)
         for name in regular:
             self.terminals.write(Reference(name, 0))
@@ -344,12 +352,12 @@ class _GbnfWriter:
     def _begin(self, tree: Concatenation) -> Run:
         """Return the first parts of a sequence, as far as they are regular."""
         if tree not in self._begun:
-            found = []
+            symbols = []
             for part in tree.parts:
                 if not _names(part) <= self.regular:
                     break
-                found.append(self.terminals.write(part))
-            self._begun[tree] = tuple(found)
+                symbols.append(self.terminals.write(part))
+            self._begun[tree] = tuple(symbols)
         return self._begun[tree]
 
     def _run_of(self, tree: Concatenation, runs: list[Run]) -> Run:
@@ -357,26 +365,26 @@ class _GbnfWriter:
         return next((run for run in runs if begun[: len(run)] == run), ())
 
     def _find_runs(self) -> list[Run]:
-        found: list[Run] = []
+        items: list[Run] = []
         tried: set[Run] = set()
         for name in self.order:
             trees = walk_tree(self.trees[name]) if name not in self.regular else [self.trees[name]]
             for tree in trees:
                 for run in self._candidates(tree) if isinstance(tree, Concatenation) else ():
-                    if run in found or len(tried) >= _MOST_RUNS:
+                    if run in items or len(tried) >= _MOST_RUNS:
                         break
                     if run in tried:
                         continue
                     tried.add(run)
                     if self._ends_itself(" ".join(run)):
-                        found.append(run)
+                        items.append(run)
                         break
         for _ in range(_MOST_ROUNDS):
             # A dropped run is read by characters, and other runs may then no longer be distinct from these.
-            kept = [run for run in found if self._stands_out(run, found)]
-            if kept == found:
-                return found
-            found = kept
+            kept = [run for run in items if self._stands_out(run, items)]
+            if kept == items:
+                return items
+            items = kept
         return []
 
     def _candidates(self, tree: Concatenation) -> Iterator[Run]:
@@ -406,7 +414,7 @@ class _GbnfWriter:
 
     def _leaves(self, runs: list[Run]) -> dict[str, Tree]:
         """Return the characters that are read one by one: all that are reachable outside of runs."""
-        found: dict[str, Tree] = {}
+        fields: dict[str, Tree] = {}
         seen, waiting = {"root"}, [self.trees["root"]]
         while waiting:
             tree = waiting.pop()
@@ -418,10 +426,10 @@ class _GbnfWriter:
                 case Repetition():
                     waiting.append(tree.inner)
                 case LiteralText():
-                    found |= {literal(one): LiteralText(one) for one in tree.text}
+                    fields |= {literal(one): LiteralText(one) for one in tree.text}
                 case CharClass():
-                    found[regex(tree.pattern)] = tree
+                    fields[regex(tree.pattern)] = tree
                 case Reference() if tree.name in self.trees and tree.name not in seen:
                     seen.add(tree.name)
                     waiting.append(self.trees[tree.name])
-        return found
+        return fields

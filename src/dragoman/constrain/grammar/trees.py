@@ -10,7 +10,7 @@ from typing import TypeAlias, TypeVar
 
 from msgspec import Struct
 
-from dragoman.constrain.grammar.rules import Rules, Symbol, ask_first, literal, regex
+from dragoman.constrain.grammar.lark_builder import LarkBuilder, Symbol, ask_first, literal, regex
 
 _Known = TypeVar("_Known", bound=Hashable)
 
@@ -99,25 +99,25 @@ class LarkGrammar(Struct, frozen=True):
 
 def concatenate(parts: Iterable[Tree]) -> Tree:
     """Concatenate trees; adjacent literal texts become one."""
-    found: list[Tree] = []
+    items: list[Tree] = []
     for part in parts:
         if part is NEVER:
             return NEVER
         for node in part.parts if isinstance(part, Concatenation) else (part,):
-            if isinstance(node, LiteralText) and found and isinstance(found[-1], LiteralText):
-                found[-1] = LiteralText(found[-1].text + node.text)
+            if isinstance(node, LiteralText) and items and isinstance(items[-1], LiteralText):
+                items[-1] = LiteralText(items[-1].text + node.text)
             else:
-                found.append(node)
-    if not found:
+                items.append(node)
+    if not items:
         return EMPTY
-    return found[0] if len(found) == 1 else Concatenation(tuple(found))
+    return items[0] if len(items) == 1 else Concatenation(tuple(items))
 
 
 def alternate(options: Iterable[Tree]) -> Tree:
-    found = tuple(option for option in options if option is not NEVER)
-    if not found:
+    items = tuple(option for option in options if option is not NEVER)
+    if not items:
         return NEVER
-    return found[0] if len(found) == 1 else Alternation(found)
+    return items[0] if len(items) == 1 else Alternation(items)
 
 
 def repeat(inner: Tree, least: int, most: int | None) -> Tree:
@@ -148,30 +148,30 @@ def rebuild(tree: Tree, change: Callable[[Tree], Tree]) -> Tree:
 
 def walk_tree(tree: Tree) -> list[Tree]:
     """Return the tree itself and all trees within it."""
-    found = [tree]
-    for node in found:
+    items = [tree]
+    for node in items:
         match node:
             case Concatenation() | Intersection():
-                found += node.parts
+                items += node.parts
             case Alternation():
-                found += node.options
+                items += node.options
             case Repetition() | Complement() | Lexeme():
-                found.append(node.inner)
-    return found
+                items.append(node.inner)
+    return items
 
 
 def grow(all_: Sequence[_Known], holds: Callable[[_Known, KeysView[_Known]], bool]) -> dict[_Known, None]:
     """Return the elements for which a predicate holds that depends on the elements already found; each comes
     after those it depends on.
     """
-    found: dict[_Known, None] = {}
+    mapping: dict[_Known, None] = {}
     before = -1
-    while before < len(found):
-        before = len(found)
+    while before < len(mapping):
+        before = len(mapping)
         for item in reversed(all_):
-            if item not in found and holds(item, found.keys()):
-                found[item] = None
-    return found
+            if item not in mapping and holds(item, mapping.keys()):
+                mapping[item] = None
+    return mapping
 
 
 @lru_cache(maxsize=4096)
@@ -184,7 +184,7 @@ def first_bytes(pattern: str) -> frozenset[int]:
 class Terminals:
     """Terminals by name, written into `rules` when they are used. None of them refers to itself."""
 
-    def __init__(self, rules: Rules, known: Mapping[str, Tree]) -> None:
+    def __init__(self, rules: LarkBuilder, known: Mapping[str, Tree]) -> None:
         self.rules = rules
         self.known = known
         self._nullable: dict[str, bool] = {}
@@ -226,12 +226,12 @@ class Terminals:
                     self._first[node.name] = self.first(self.known[node.name])
                 return self._first[node.name]
             case Concatenation():
-                found: frozenset[int] = frozenset()
+                numbers: frozenset[int] = frozenset()
                 for part in node.parts:
-                    found |= self.first(part)
+                    numbers |= self.first(part)
                     if not self.nullable(part):
                         break
-                return found
+                return numbers
             case Alternation():
                 return frozenset().union(*map(self.first, node.options))
             case Intersection():

@@ -25,8 +25,8 @@ without.
 
 For WORD between INSIDE and INSIDE that is `/([a-z]|\\t)+/`, between INSIDE and AHEAD the same with one
 more backslash; for the newline between INSIDE and INSIDE it is `\\n`, and between AHEAD and INSIDE only
-`n`. What is longest is then decided by whole characters, as in the plain text. A `Quotation` (see
-quotations.py) says what a lexeme is between two states, or that there is none.
+`n`. What is longest is then decided by whole characters, as in the plain text. A `QuotingScheme` (see
+schemes.py) says what a lexeme is between two states, or that there is none.
 
 **Rules between states.** What holds for lexemes goes on to rules. `x: y z` from a state to another is `y`
 from the first to some state in the middle, and `z` from there to the last, for every state that may be
@@ -36,11 +36,11 @@ the middle:
                      | y[FRESH, AHEAD]  z[AHEAD, INSIDE]
 
 In the theory of languages this is how a grammar is intersected with a finite automaton (Bar-Hillel). Here
-a symbol like `y[FRESH, AHEAD]` is a `Key`, and what it may be replaced by are its productions. There are
-never more than two parts in one, since each further part would multiply them by the number of states: a
-longer sequence is its first part and then a key for the rest, which begins at a `dot`. `Productions`
-finds all keys that the start leads to, and drops those that lead to no text. `quoted_lark.py` writes what
-is left as rules.
+a symbol like `y[FRESH, AHEAD]` is a `ProductionKey`, and what it may be replaced by are its productions.
+There are never more than two parts in one, since each further part would multiply them by the number of
+states: a longer sequence is its first part and then a key for the rest, which begins at a `dot`.
+`Productions` finds all keys that the start leads to, and drops those that lead to no text. `quoted_lark.py`
+writes what is left as rules.
 
 Three things are done on the way. What `%ignore` names is put before each lexeme but the first. A lexeme
 that may be empty is left out or is not empty, since llguidance reads no empty ones. And `x{3,9}` is
@@ -51,7 +51,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from dragoman.constrain.grammar.rules import Symbol
+from dragoman.constrain.grammar.lark_builder import Symbol
 from dragoman.constrain.grammar.trees import (
     EMPTY,
     Alternation,
@@ -69,11 +69,11 @@ FRESH, INSIDE, AHEAD = 0, 1, 2
 """States: before the first lexeme; after one; and after one together with a part of what follows."""
 
 
-class Unquotable(ValueError):
+class UnquotableGrammar(ValueError):
     """The texts of a grammar cannot be written inside a call; the message is the reason."""
 
 
-class Quotation(Protocol):
+class QuotingScheme(Protocol):
     last: int
     """State in which a text may end."""
 
@@ -86,7 +86,7 @@ MOST_KEYS = 10_000
 NONE: frozenset[int] = frozenset()
 
 
-class Key(NamedTuple):
+class ProductionKey(NamedTuple):
     """A node between two states.
 
     `dot` is the offset in a sequence at which it begins; -1 is a lexeme without ignored text before it.
@@ -124,69 +124,72 @@ class Productions:
         self.leaf = leaf
         self.nullable = nullable
         self.states = states
-        self.start = Key(START, 0, FRESH, last)
-        self.empty = Key(START, 0, FRESH, FRESH)
+        self.start = ProductionKey(START, 0, FRESH, last)
+        self.empty = ProductionKey(START, 0, FRESH, FRESH)
         self._unrolled: dict[Tree, Tree] = {}
         self._skipped = Repetition(Lexeme(grammar.ignored), 0, None) if grammar.ignored else None
-        self.found: dict[Key, list[Production]] = {}
+        self.productions: dict[ProductionKey, list[Production]] = {}
         waiting = [self.start, self.empty]
         while waiting:
             key = waiting.pop()
-            if key in self.found:
+            if key in self.productions:
                 continue
-            if len(self.found) > MOST_KEYS:
-                raise Unquotable("is too large")
-            self.found[key] = list(self._expand(key))
+            if len(self.productions) > MOST_KEYS:
+                raise UnquotableGrammar("is too large")
+            self.productions[key] = list(self._expand(key))
             waiting += [
-                part for production in self.found[key] for part in production if isinstance(part, Key)
+                part
+                for production in self.productions[key]
+                for part in production
+                if isinstance(part, ProductionKey)
             ]
         self._prune()
 
-    def _expand(self, key: Key) -> Iterable[Production]:
+    def _expand(self, key: ProductionKey) -> Iterable[Production]:
         node, dot, before, after = key
         match node:
             case Reference():
-                return [(Key(self.grammar.rules[node.name], 0, before, after),)]
+                return [(ProductionKey(self.grammar.rules[node.name], 0, before, after),)]
             case Alternation():
-                return [(Key(option, 0, before, after),) for option in node.options]
+                return [(ProductionKey(option, 0, before, after),) for option in node.options]
             case Concatenation():
                 return self._expand_sequence(node, key)
             case Repetition():
                 if (node.least, node.most) != (0, None):
                     if node not in self._unrolled:
                         self._unrolled[node] = unroll(node)
-                    return [(Key(self._unrolled[node], 0, before, after),)]
+                    return [(ProductionKey(self._unrolled[node], 0, before, after),)]
                 return self._expand_star(node, before, after)
             case Lexeme():
                 return self._expand_lexeme(node, dot, before, after)
         return []
 
-    def _expand_sequence(self, node: Concatenation, key: Key) -> list[Production]:
+    def _expand_sequence(self, node: Concatenation, key: ProductionKey) -> list[Production]:
         left = len(node.parts) - key.dot
         if not left:
             return [()] if key.before == key.after else []
         part = node.parts[key.dot]
         if left == 1:
-            return [(Key(part, 0, key.before, key.after),)]
+            return [(ProductionKey(part, 0, key.before, key.after),)]
         return [
-            (Key(part, 0, key.before, middle), Key(node, key.dot + 1, middle, key.after))
+            (ProductionKey(part, 0, key.before, middle), ProductionKey(node, key.dot + 1, middle, key.after))
             for middle in self._middles(key.before)
         ]
 
     def _expand_star(self, node: Repetition, before: int, after: int) -> list[Production]:
         nothing: list[Production] = [()] if before == after else []
         return nothing + [
-            (Key(node, 0, before, middle), Key(node.inner, 0, middle, after))
+            (ProductionKey(node, 0, before, middle), ProductionKey(node.inner, 0, middle, after))
             for middle in self._middles(before)
         ]
 
     def _expand_lexeme(self, node: Lexeme, dot: int, before: int, after: int) -> list[Production]:
         nothing: list[Production] = [()] if dot >= 0 and before == after and self.nullable(node) else []
         if dot < 0 or before == FRESH or self._skipped is None or node is self._skipped.inner:
-            made = self.leaf(node, before, after) if after != FRESH else None
-            return nothing if made is None else [*nothing, (made,)]
+            result = self.leaf(node, before, after) if after != FRESH else None
+            return nothing if result is None else [*nothing, (result,)]
         return nothing + [
-            (Key(self._skipped, 0, before, middle), Key(node, -1, middle, after))
+            (ProductionKey(self._skipped, 0, before, middle), ProductionKey(node, -1, middle, after))
             for middle in self._middles(before)
         ]
 
@@ -195,13 +198,13 @@ class Productions:
 
     def _prune(self) -> None:
         """Keep only what leads to a text: anything else would be a dead end."""
-        users: dict[Key, list[tuple[Key, int]]] = {}
-        missing: dict[tuple[Key, int], int] = {}
-        good: set[Key] = set()
-        ready: deque[Key] = deque()
-        for key, productions in self.found.items():
+        users: dict[ProductionKey, list[tuple[ProductionKey, int]]] = {}
+        missing: dict[tuple[ProductionKey, int], int] = {}
+        good: set[ProductionKey] = set()
+        ready: deque[ProductionKey] = deque()
+        for key, productions in self.productions.items():
             for number, production in enumerate(productions):
-                parts = [part for part in production if isinstance(part, Key)]
+                parts = [part for part in production if isinstance(part, ProductionKey)]
                 missing[key, number] = len(parts)
                 for part in parts:
                     users.setdefault(part, []).append((key, number))
@@ -216,9 +219,13 @@ class Productions:
                 missing[user] -= 1
                 if not missing[user]:
                     ready.append(user[0])
-        self.found = {
-            key: [each for each in productions if all(part in good for part in each if isinstance(part, Key))]
-            for key, productions in self.found.items()
+        self.productions = {
+            key: [
+                each
+                for each in productions
+                if all(part in good for part in each if isinstance(part, ProductionKey))
+            ]
+            for key, productions in self.productions.items()
             if key in good
         }
 
@@ -254,42 +261,46 @@ class _Counts:
         return self._up_to[most]
 
 
-def find_following(made: Productions, terminals: Terminals) -> dict[Lexeme, frozenset[int]]:
+def find_following(result: Productions, terminals: Terminals) -> dict[Lexeme, frozenset[int]]:
     """Return the bytes that may follow each lexeme, from productions whose leaves are lexemes."""
-    parts = {key: list(map(frozenset, productions)) for key, productions in made.found.items()}
+    parts = {key: list(map(frozenset, productions)) for key, productions in result.productions.items()}
     empty = grow(list(parts), lambda key, known: any(one <= known for one in parts[key]))
-    first = _find_first(made, terminals, empty)
+    first = _find_first(result, terminals, empty)
     after: dict[object, frozenset[int]] = {}
     changed = True
     while changed:
         changed = False
-        for key, productions in made.found.items():
+        for key, productions in result.productions.items():
             for production in productions:
                 follow = after.get(key, NONE)
                 for part in reversed(production):
                     known = after.get(part, NONE)
                     if not follow <= known:
                         after[part], changed = known | follow, True
-                    begins = first.get(part, NONE) if isinstance(part, Key) else terminals.first(part)
+                    begins = (
+                        first.get(part, NONE) if isinstance(part, ProductionKey) else terminals.first(part)
+                    )
                     follow = begins | follow if part in empty else begins
     return {part: bytes_ for part, bytes_ in after.items() if isinstance(part, Lexeme)}
 
 
 def _find_first(
-    made: Productions, terminals: Terminals, empty: Container[Key]
+    result: Productions, terminals: Terminals, empty: Container[ProductionKey]
 ) -> dict[object, frozenset[int]]:
     """Return the bytes that may come first in each key."""
     first: dict[object, frozenset[int]] = {}
     changed = True
     while changed:
         changed = False
-        for key, productions in made.found.items():
-            found = first.get(key, NONE)
+        for key, productions in result.productions.items():
+            numbers = first.get(key, NONE)
             for production in productions:
                 for part in production:
-                    found |= first.get(part, NONE) if isinstance(part, Key) else terminals.first(part)
+                    numbers |= (
+                        first.get(part, NONE) if isinstance(part, ProductionKey) else terminals.first(part)
+                    )
                     if part not in empty:
                         break
-            if not found <= first.get(key, NONE):
-                first[key], changed = found, True
+            if not numbers <= first.get(key, NONE):
+                first[key], changed = numbers, True
     return first

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
 from dragoman.constrain.grammar.expressions import PatternError, read_terminal
-from dragoman.constrain.grammar.rules import Rules, Symbol, either, literal
+from dragoman.constrain.grammar.lark_builder import LarkBuilder, Symbol, either, literal
 from dragoman.constrain.grammar.trees import (
     EMPTY,
     CharClass,
@@ -31,14 +31,14 @@ from dragoman.constrain.quoted.productions import (
     AHEAD,
     FRESH,
     INSIDE,
-    Key,
     Production,
+    ProductionKey,
     Productions,
-    Quotation,
-    Unquotable,
+    QuotingScheme,
+    UnquotableGrammar,
     find_following,
 )
-from dragoman.constrain.quoted.quotations import Escaped, Raw
+from dragoman.constrain.quoted.schemes import EscapedQuoting, RawQuoting
 from dragoman.errors import BadRequest
 
 # Lark
@@ -91,7 +91,7 @@ _TOKENS = re.compile(
 _TIMES: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 
-class UnreadGrammar(ValueError):
+class GrammarSyntaxError(ValueError):
     """Unsupported grammar, with the line: `line 3: ...`."""
 
 
@@ -107,22 +107,22 @@ def read_lark(grammar: str) -> LarkGrammar:
 
 
 def _tokens(grammar: str) -> list[_Token]:
-    found, at, line = [], 0, 1
+    items, at, line = [], 0, 1
     while at < len(grammar):
         token = _TOKENS.match(grammar, at)
         if token is None:
             # Text before it may be the cause: the parser reports that.
-            found.append(_Token("unknown", grammar[at : at + 8], line))
+            items.append(_Token("unknown", grammar[at : at + 8], line))
             break
         kind, text = token.lastgroup or "", token[0]
         if kind != "space":
-            found.append(_Token(kind, text, line))
+            items.append(_Token(kind, text, line))
         line, at = line + text.count("\n"), token.end()
     # A bar on a new line continues the line before it.
     kept = [
         token
-        for number, token in enumerate(found)
-        if token.kind != "newline" or (number + 1 < len(found) and found[number + 1].text != "|")
+        for number, token in enumerate(items)
+        if token.kind != "newline" or (number + 1 < len(items) and items[number + 1].text != "|")
     ]
     return [*kept, _Token("end", "", line)]
 
@@ -292,26 +292,26 @@ class _LarkReader:
         return token
 
     def _took(self, text: str) -> bool:
-        found = self._next.text == text and self._next.kind == "sign"
-        self.at += found
-        return found
+        outcome = self._next.text == text and self._next.kind == "sign"
+        self.at += outcome
+        return outcome
 
     def _took_kind(self, kind: str) -> bool:
-        found = self._next.kind == kind
-        self.at += found
-        return found
+        outcome = self._next.kind == kind
+        self.at += outcome
+        return outcome
 
     def _number(self) -> int:
         return int(self._take().text)
 
     def _refuse(self, what: str, line: int) -> NoReturn:
-        raise UnreadGrammar(f"line {line}: {what}")
+        raise GrammarSyntaxError(f"line {line}: {what}")
 
 
 def _unquote(string: str) -> str | None:
     """Decode a string as llguidance does: JSON, and also `\\\\x41`."""
     try:
-        text = json.loads(re.sub(r"(\\\\)|\\x(?=[0-9a-fA-F]{2})", lambda found: found[1] or r"\u00", string))
+        text = json.loads(re.sub(r"(\\\\)|\\x(?=[0-9a-fA-F]{2})", lambda match: match[1] or r"\u00", string))
     except ValueError:
         return None
     return str(text)
@@ -327,12 +327,12 @@ SOMETHING = Repetition(CharClass(r"\s\S"), 1, None)
 class QuotedLark:
     """Texts of one grammar, which llguidance has compiled before; error messages call it `param`."""
 
-    def __init__(self, rules: Rules, grammar: str, param: str) -> None:
+    def __init__(self, rules: LarkBuilder, grammar: str, param: str) -> None:
         self.rules = rules
         self.param = param
         try:
             self.source = read_lark(grammar)
-        except UnreadGrammar as error:
+        except GrammarSyntaxError as error:
             message = f"'{param}' cannot be enforced inside a call: {error}."
             raise BadRequest(message, param=param, code="invalid_grammar") from error
         self.terminals = Terminals(rules, self.source.terminals)
@@ -340,7 +340,7 @@ class QuotedLark:
 
     def write_escaped(self, quote: str) -> Symbol:
         """Write the grammar of the text in quotes, as in JSON."""
-        inside = self._write(lambda: Escaped(self.terminals, quote), NOTHING)
+        inside = self._write(lambda: EscapedQuoting(self.terminals, quote), NOTHING)
         return self.rules.rule(f"{literal(quote)} {inside} {literal(quote)}")
 
     def write_raw(self, end: str, mark: str) -> Symbol:
@@ -349,34 +349,34 @@ class QuotedLark:
         """
         return self._write(lambda: self._raw(end, mark), self.rules.sequence(end))
 
-    def _raw(self, end: str, mark: str) -> Raw:
+    def _raw(self, end: str, mark: str) -> RawQuoting:
         plain = Productions(
             self.source, lambda node, before, _: self._lexeme(node, before), self._nullable, [INSIDE], INSIDE
         )
-        return Raw(self.terminals, end, mark, find_following(plain, self.terminals))
+        return RawQuoting(self.terminals, end, mark, find_following(plain, self.terminals))
 
-    def _write(self, quotation: Callable[[], Quotation], nothing: Symbol) -> Symbol:
+    def _write(self, quotation: Callable[[], QuotingScheme], nothing: Symbol) -> Symbol:
         try:
-            found = self._texts(quotation(), nothing)
-        except Unquotable as error:
+            symbol = self._texts(quotation(), nothing)
+        except UnquotableGrammar as error:
             why = str(error)
         except RecursionError:
             why = "has too many nested terminals"
         else:
-            if found is not None:
-                return found
+            if symbol is not None:
+                return symbol
             why = "allows none that can be written there"
         message = f"No text of '{self.param}' can be written in this model's call syntax: it {why}."
         raise BadRequest(message, param=self.param, code="invalid_grammar")
 
-    def _texts(self, quotation: Quotation, nothing: Symbol) -> Symbol | None:
+    def _texts(self, quotation: QuotingScheme, nothing: Symbol) -> Symbol | None:
         def leaf(node: Lexeme, before: int, after: int) -> Symbol | None:
             return quotation.lexeme(self._lexeme(node, before), before, after)
 
-        made = Productions(self.source, leaf, self._nullable, [INSIDE, AHEAD], quotation.last)
-        ways = [nothing] if made.empty in made.found else []
-        if made.start in made.found:
-            ways.append(_write_rules(self.rules, made))
+        result = Productions(self.source, leaf, self._nullable, [INSIDE, AHEAD], quotation.last)
+        ways = [nothing] if result.empty in result.productions else []
+        if result.start in result.productions:
+            ways.append(_write_rules(self.rules, result))
         return self.rules.rule(either(ways)) if ways else None
 
     def _nullable(self, node: Tree) -> bool:
@@ -408,31 +408,38 @@ def _not_empty(node: Tree, terminals: Terminals) -> Tree:
     return Intersection((node, SOMETHING))
 
 
-def _write_rules(rules: Rules, made: Productions) -> Symbol:
+def _write_rules(rules: LarkBuilder, result: Productions) -> Symbol:
     """Write the rules of everything reachable from the start."""
-    names: dict[Key, Symbol] = {}
-    waiting = [_meant(made, made.start)]
+    names: dict[ProductionKey, Symbol] = {}
+    waiting = [_meant(result, result.start)]
     while waiting:
         key = waiting.pop()
         if key not in names:
             names[key] = rules.reserve()
             waiting += [
-                _meant(made, part) for one in made.found[key] for part in one if isinstance(part, Key)
+                _meant(result, part)
+                for one in result.productions[key]
+                for part in one
+                if isinstance(part, ProductionKey)
             ]
 
     def body(production: Production) -> str:
-        parts = [names[_meant(made, part)] if isinstance(part, Key) else part for part in production]
+        parts = [
+            names[_meant(result, part)] if isinstance(part, ProductionKey) else part for part in production
+        ]
         return " ".join(parts) or NOTHING
 
     for key, name in names.items():
-        rules.define(name, " | ".join(dict.fromkeys(map(body, made.found[key]))))
-    return names[_meant(made, made.start)]
+        rules.define(name, " | ".join(dict.fromkeys(map(body, result.productions[key]))))
+    return names[_meant(result, result.start)]
 
 
-def _meant(made: Productions, key: Key) -> Key:
+def _meant(result: Productions, key: ProductionKey) -> ProductionKey:
     """Return the key, or the one that it is an alias of."""
     while (
-        len(made.found[key]) == 1 and len(made.found[key][0]) == 1 and isinstance(made.found[key][0][0], Key)
+        len(result.productions[key]) == 1
+        and len(result.productions[key][0]) == 1
+        and isinstance(result.productions[key][0][0], ProductionKey)
     ):
-        key = made.found[key][0][0]
+        key = result.productions[key][0][0]
     return key

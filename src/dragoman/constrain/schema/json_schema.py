@@ -12,18 +12,18 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from dragoman.constrain.budget import compile_grammar, read_schema
+from dragoman.constrain.compile_limits import compile_grammar, read_schema
 from dragoman.constrain.schema.keywords import (
     APPLICATORS,
     OF_TYPES,
     SHAPES,
     Keyword,
-    Problems,
     SchemaProblem,
+    SchemaProblems,
     at,
     fate_of,
     fits,
-    slip_of,
+    suggest_keyword,
 )
 from dragoman.constrain.schema.rewrites import rewrite_words
 from dragoman.constrain.vocabulary import byte_vocabulary
@@ -68,7 +68,7 @@ def json_lark(
     schema: Any, param: str = "schema", limits: Limits | None = None, options: dict[str, Any] = OPTIONS
 ) -> str:
     """Return `%json {...}` for a rule; raise `BadRequest` if the schema cannot be fully enforced."""
-    problems = Problems()
+    problems = SchemaProblems()
     prepared = prepare_schema(schema, problems, param, limits)
     problems.check(param)
     return write_json(prepared, options)
@@ -77,7 +77,7 @@ def json_lark(
 def check_inner_schemas(grammar: str, param: str, limits: Limits) -> str:
     """Check each `%json {...}` in a client's grammar like any other schema."""
     before, *pieces = grammar.split("%json")
-    found = [before]
+    texts = [before]
     for piece in pieces:
         text = piece.lstrip()
         try:
@@ -86,8 +86,8 @@ def check_inner_schemas(grammar: str, param: str, limits: Limits) -> str:
             message = f"'{param}' has a %json without JSON after it."
             raise BadRequest(message, param=param, code="invalid_grammar") from error
         options = _own_options(schema)
-        found.append(json_lark(schema, param, limits, options) + text[end:])
-    return "".join(found)
+        texts.append(json_lark(schema, param, limits, options) + text[end:])
+    return "".join(texts)
 
 
 def _own_options(schema: Any) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def with_type(schema: Any) -> Any:
 
 def prepare_schema(
     schema: Any,
-    problems: Problems,
+    problems: SchemaProblems,
     param: str = "schema",
     limits: Limits | None = None,
     *,
@@ -130,17 +130,17 @@ def prepare_schema(
     value = with_type(read_schema(schema, param, limits or Limits()))
     prepared = check_schema(value, problems)
     if not watched:
-        for place in problems.watched:
-            problems.add(place, "cannot be enforced together with reasoning or calls; leave it out")
-    for place, options in problems.exclusive if not problems.found else ():
+        for pointer in problems.watched:
+            problems.add(pointer, "cannot be enforced together with reasoning or calls; leave it out")
+    for pointer, options in problems.exclusive if not problems.items else ():
         if _overlap(options, prepared):
-            problems.add(place, _OVERLAPPING)
-    if not problems.found and is_endless(prepared):
+            problems.add(pointer, _OVERLAPPING)
+    if not problems.items and is_endless(prepared):
         problems.add("", "allows only infinite values; make a recursive property optional")
-    if not problems.found:
+    if not problems.items:
         wrong = _wrong(prepared)
         if wrong is not None:
-            problems.found.append(_narrow(prepared, wrong))
+            problems.items.append(_narrow(prepared, wrong))
     return prepared
 
 
@@ -173,11 +173,11 @@ def _are_tagged(options: list[Any], root: Any) -> bool:
 
 def _tags(option: Any, root: Any) -> dict[str, str]:
     """Return the required properties of an object that have a fixed text."""
-    found = resolve(root, option["$ref"]) if isinstance(option, dict) and "$ref" in option else option
-    if not isinstance(found, dict) or found.get("type") != "object":
+    result = resolve(root, option["$ref"]) if isinstance(option, dict) and "$ref" in option else option
+    if not isinstance(result, dict) or result.get("type") != "object":
         return {}
-    named = found.get("properties", {})
-    must = {name: named[name] for name in found.get("required", ()) if isinstance(named.get(name), dict)}
+    named = result.get("properties", {})
+    must = {name: named[name] for name in result.get("required", ()) if isinstance(named.get(name), dict)}
     return {name: schema["const"] for name, schema in must.items() if isinstance(schema.get("const"), str)}
 
 
@@ -209,7 +209,7 @@ def _wrong(prepared: Any) -> str | None:
 
 def _narrow(prepared: Any, message: str) -> SchemaProblem:
     """Find the smallest part with the same problem, so that the error has an exact location."""
-    place, part = "", prepared
+    pointer, part = "", prepared
     shared = {
         word: prepared[word]
         for word in ("$defs", "definitions")
@@ -219,23 +219,23 @@ def _narrow(prepared: Any, message: str) -> SchemaProblem:
     while searching:
         searching = False
         for step, inner in _parts(part):
-            found = _wrong({**shared, **inner})
-            if found is not None:
-                place, part, message, searching = at(place, *step), inner, found, True
+            text = _wrong({**shared, **inner})
+            if text is not None:
+                pointer, part, message, searching = at(pointer, *step), inner, text, True
                 break
-    return SchemaProblem(place, message)
+    return SchemaProblem(pointer, message)
 
 
 def _parts(schema: Any) -> list[tuple[tuple[str | int, ...], dict[str, Any]]]:
-    found: list[tuple[tuple[str | int, ...], Any]] = []
+    result: list[tuple[tuple[str | int, ...], Any]] = []
     for word, value in schema.items() if isinstance(schema, dict) else ():
         if word in ("properties", "patternProperties", "$defs", "definitions"):
-            found += [((word, key), inner) for key, inner in value.items()]
+            result += [((word, key), inner) for key, inner in value.items()]
         elif word in ("anyOf", "allOf", "prefixItems"):
-            found += [((word, number), inner) for number, inner in enumerate(value)]
+            result += [((word, number), inner) for number, inner in enumerate(value)]
         elif word in ("items", "additionalProperties"):
-            found.append(((word,), value))
-    return [(step, inner) for step, inner in found if isinstance(inner, dict)]
+            result.append(((word,), value))
+    return [(step, inner) for step, inner in result if isinstance(inner, dict)]
 
 
 _EMPTY: dict[str, tuple[str, ...]] = {
@@ -250,18 +250,18 @@ _MOST_LEVELS = 1000
 """Maximum depth of references: llguidance follows them by recursion without a limit, and crashes at 3000."""
 
 
-def check_schema(schema: Any, problems: Problems) -> Any:
+def check_schema(schema: Any, problems: SchemaProblems) -> Any:
     """Return the schema as it is enforced, and add what cannot be enforced to `problems`. Its depth was
     checked before.
     """
-    walk = _Walk(schema, problems)
+    walk = _SchemaWalker(schema, problems)
     result = walk.schema(schema, "")
     walk.check_references()
     return result
 
 
-class _Walk:
-    def __init__(self, root: Any, problems: Problems) -> None:
+class _SchemaWalker:
+    def __init__(self, root: Any, problems: SchemaProblems) -> None:
         self.root = root
         self.problems = problems
         self.heights: dict[str, int] = {}
@@ -270,50 +270,52 @@ class _Walk:
         self.level = self.reached = 0
         self.references: list[tuple[str, str]] = []
 
-    def schema(self, schema: Any, place: str) -> Any:
+    def schema(self, schema: Any, pointer: str) -> Any:
         self.level += 1
         above, self.reached = self.reached, self.level
-        result = self._words(schema, place)
-        self.heights[place] = self.reached - self.level + 1
+        result = self._words(schema, pointer)
+        self.heights[pointer] = self.reached - self.level + 1
         self.level, self.reached = self.level - 1, max(above, self.reached)
         return result
 
-    def _words(self, schema: Any, place: str) -> Any:
+    def _words(self, schema: Any, pointer: str) -> Any:
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, Mapping):
-            self.problems.add(place, f"must be {SHAPES['schema']}")
+            self.problems.add(pointer, f"must be {SHAPES['schema']}")
             return False
-        before = len(self.problems.found)
+        before = len(self.problems.items)
         result = {
-            name: self._word(name, value, at(place, name))
+            name: self._word(name, value, at(pointer, name))
             for name, value in schema.items()
-            if self._counts(name, schema, place)
+            if self._counts(name, schema, pointer)
         }
-        if len(self.problems.found) > before:
+        if len(self.problems.items) > before:
             return False
-        return rewrite_words(result, schema, self.root, place, self.problems)
+        return rewrite_words(result, schema, self.root, pointer, self.problems)
 
-    def _counts(self, name: str, schema: Mapping[str, Any], place: str) -> bool:
+    def _counts(self, name: str, schema: Mapping[str, Any], pointer: str) -> bool:
         """Whether the keyword is to be enforced. Add a problem if it cannot be."""
         row = fate_of(name)
-        where = at(place, name)
+        where = at(pointer, name)
         if row is None:
-            self.problems.add(where, f"is not a keyword of JSON Schema; did you mean '{slip_of(name)}'?")
+            self.problems.add(
+                where, f"is not a keyword of JSON Schema; did you mean '{suggest_keyword(name)}'?"
+            )
             return False
         if name in _EMPTY and not any(other in schema for other in _EMPTY[name]):
             return False
-        if row.fate == "refused":
+        if row.handling == "refused":
             self.problems.add(where, f"cannot be enforced; {row.note}")
             return False
-        if name in ("$id", "id") and place:
+        if name in ("$id", "id") and pointer:
             self.problems.add(
                 where, "is only allowed at the top level, because it changes the meaning of references"
             )
         if name == "required" and isinstance(schema[name], bool):
             # Draft 3's flag of a property; in later drafts the object around it lists required properties.
             return False
-        return row.fate == "enforced" and self._fits(row, schema[name], where)
+        return row.handling == "enforced" and self._fits(row, schema[name], where)
 
     def _fits(self, row: Keyword, value: Any, where: str) -> bool:
         if not fits(value, row.shape):
@@ -321,59 +323,59 @@ class _Walk:
             return False
         return True
 
-    def _word(self, name: str, value: Any, place: str) -> Any:
+    def _word(self, name: str, value: Any, pointer: str) -> Any:
         """Return the value of one keyword, with its schemas checked."""
         match fate_of(name):
             case Keyword(shape="schema"):
-                return self.schema(value, place)
+                return self.schema(value, pointer)
             case Keyword(shape="schemas"):
-                return [self.schema(item, at(place, number)) for number, item in enumerate(value)]
+                return [self.schema(item, at(pointer, number)) for number, item in enumerate(value)]
             case Keyword(shape="schema map"):
-                return {key: self.schema(item, at(place, key)) for key, item in value.items()}
+                return {key: self.schema(item, at(pointer, key)) for key, item in value.items()}
         if name == "items":
             if not isinstance(value, list):
-                return self.schema(value, place)
-            return [self.schema(item, at(place, number)) for number, item in enumerate(value)]
+                return self.schema(value, pointer)
+            return [self.schema(item, at(pointer, number)) for number, item in enumerate(value)]
         if name == "dependencies":
-            return self._dependencies(value, place)
+            return self._dependencies(value, pointer)
         if name == "$anchor":
-            self.anchors[value] = place.rpartition("/")[0]
+            self.anchors[value] = pointer.rpartition("/")[0]
         if name == "$ref":
-            return self._reference(value, place)
+            return self._reference(value, pointer)
         return value
 
-    def _dependencies(self, value: Any, place: str) -> Any:
+    def _dependencies(self, value: Any, pointer: str) -> Any:
         if not isinstance(value, dict):
-            self.problems.add(place, "must be an object of lists of names or schemas")
+            self.problems.add(pointer, "must be an object of lists of names or schemas")
             return {}
         return {
-            key: item if fits(item, "names") else self.schema(item, at(place, key))
+            key: item if fits(item, "names") else self.schema(item, at(pointer, key))
             for key, item in value.items()
         }
 
-    def _reference(self, value: str, place: str) -> str:
+    def _reference(self, value: str, pointer: str) -> str:
         own = self.root.get("$id")
         if isinstance(own, str) and own and value.startswith(own.rstrip("#")):
             value = "#" + value[len(own.rstrip("#")) :].lstrip("#")
         if not value.startswith("#"):
-            self.problems.add(place, "refers to another document; put that schema under $defs of this one")
+            self.problems.add(pointer, "refers to another document; put that schema under $defs of this one")
         else:
-            self.references.append((place, unquote(value[1:])))
+            self.references.append((pointer, unquote(value[1:])))
         return value
 
     def check_references(self) -> None:
         """Check that references lead to checked schemas: anything else would be enforced unchecked."""
         reached = {""}
-        for place, target in self.references:
+        for pointer, target in self.references:
             by_path = not target or target.startswith("/")
             if not by_path and self.problems.watched:
-                self.problems.add(place, "must be a path such as #/$defs/name in a schema with uniqueItems")
-            found = target if by_path else self.anchors.get(target)
-            if found not in self.heights:
-                self.problems.add(place, f"refers to '#{target}', where there is no schema")
+                self.problems.add(pointer, "must be a path such as #/$defs/name in a schema with uniqueItems")
+            text = target if by_path else self.anchors.get(target)
+            if text not in self.heights:
+                self.problems.add(pointer, f"refers to '#{target}', where there is no schema")
             else:
-                reached.add(found)
-        if sum(self.heights[place] for place in reached) > _MOST_LEVELS:
+                reached.add(text)
+        if sum(self.heights[json_path] for json_path in reached) > _MOST_LEVELS:
             self.problems.add("", "refers to more than {_MOST_LEVELS} nested schemas; use fewer $ref")
 
 
@@ -383,7 +385,7 @@ _MOST_ROUNDS = 20
 def is_endless(root: Any) -> bool:
     """Whether the schema allows only infinite values. Returns False if unknown."""
     known: dict[str, bool] = {}
-    look = _Look(known)
+    look = _EndlessCheck(known)
     # Every reference counts as endless until a finite value is found for it; each round finds more.
     for _ in range(_MOST_ROUNDS):
         before = dict(known)
@@ -395,7 +397,7 @@ def is_endless(root: Any) -> bool:
     return False
 
 
-class _Look:
+class _EndlessCheck:
     def __init__(self, known: dict[str, bool]) -> None:
         self.known = known
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from dragoman.errors import BadRequest, is_near
+from dragoman.errors import BadRequest, is_typo_of
 
 Fate = Literal["enforced", "note", "refused"]
 Shape = Literal[
@@ -30,7 +30,7 @@ Shape = Literal[
 
 class Keyword(Struct, frozen=True):
     name: str
-    fate: Fate
+    handling: Fate
     shape: Shape = "any"
     note: str = ""
     """Restrictions; for a refused keyword, what to use instead."""
@@ -152,14 +152,14 @@ def fate_of(name: str) -> Keyword | None:
     """Return the row of a keyword; None for a typo. Keywords that no draft defines are notes, as JSON Schema
     says.
     """
-    found = KEYWORDS.get(name)
-    return found if found is not None else None if slip_of(name) else KEYWORDS["..."]
+    keyword = KEYWORDS.get(name)
+    return keyword if keyword is not None else None if suggest_keyword(name) else KEYWORDS["..."]
 
 
 @lru_cache(maxsize=4096)
-def slip_of(name: str) -> str | None:
-    """Return the keyword that a name is a typo of: `slip_of("minlength")` is `minLength`."""
-    return next((known for known in KEYWORDS if is_near(name, known)), None) if name[:2] != "x-" else None
+def suggest_keyword(name: str) -> str | None:
+    """Return the keyword that a name is a typo of: `suggest_keyword("minlength")` is `minLength`."""
+    return next((known for known in KEYWORDS if is_typo_of(name, known)), None) if name[:2] != "x-" else None
 
 
 def fits(value: object, shape: Shape) -> bool:
@@ -193,42 +193,44 @@ def fits(value: object, shape: Shape) -> bool:
 
 
 class SchemaProblem(Struct, frozen=True):
-    place: str
+    pointer: str
     """JSON pointer such as `/properties/a/pattern`; "" is the whole schema."""
     message: str
     """Predicate of the location: "has \\\\b, which depends on the text around it"."""
 
     def sentence(self, param: str) -> str:
-        where = f"'{param}#{self.place}'" if self.place else f"'{param}'"
+        where = f"'{param}#{self.pointer}'" if self.pointer else f"'{param}'"
         return f"{where} {self.message}."
 
 
-class Problems:
+class SchemaProblems:
     """Problems of one schema."""
 
     def __init__(self) -> None:
-        self.found: list[SchemaProblem] = []
+        self.items: list[SchemaProblem] = []
         self.watched: list[str] = []
-        """Pointers of keywords that no grammar can enforce, but `unique.py` can while
+        """Pointers of keywords that no grammar can enforce, but `unique_items.py` can while
         the answer is written.
         """
         self.exclusive: list[tuple[str, list[Any]]] = []
         """Options of which a value must match exactly one, with their pointers."""
 
-    def add(self, place: str, message: str) -> None:
-        self.found.append(SchemaProblem(place, message))
+    def add(self, json_path: str, message: str) -> None:
+        self.items.append(SchemaProblem(json_path, message))
 
     def check(self, param: str) -> None:
         """Raise for the first problem, with the number of further ones."""
-        if self.found:
-            first = self.found[0]
-            more = f" It has {len(self.found) - 1} more problems." if len(self.found) > 1 else ""
+        if self.items:
+            first = self.items[0]
+            more = f" It has {len(self.items) - 1} more problems." if len(self.items) > 1 else ""
             message = f"The schema cannot be enforced: {first.sentence(param)}{more}"
             raise BadRequest(
-                message, param=f"{param}#{first.place}" if first.place else param, code="unsupported_schema"
+                message,
+                param=f"{param}#{first.pointer}" if first.pointer else param,
+                code="unsupported_schema",
             )
 
 
-def at(place: str, *steps: str | int) -> str:
+def at(json_path: str, *steps: str | int) -> str:
     """Extend a JSON pointer: `at("/properties", "a/b")` is `/properties/a~1b`."""
-    return place + "".join(f"/{str(step).replace('~', '~0').replace('/', '~1')}" for step in steps)
+    return json_path + "".join(f"/{str(step).replace('~', '~0').replace('/', '~1')}" for step in steps)

@@ -14,8 +14,8 @@ from dragoman.constrain.grammar.expressions import (
     read_pattern,
     write_pattern,
 )
-from dragoman.constrain.schema.keywords import Problems, at, fate_of
-from dragoman.constrain.schema.unique import MARK
+from dragoman.constrain.schema.keywords import SchemaProblems, at, fate_of
+from dragoman.constrain.schema.unique_items import MARK
 from dragoman.dialects.schema import resolve
 
 # Formats of strings as patterns. Each matches what its standard allows, or the common part of it.
@@ -118,17 +118,22 @@ _MOST_PROPERTIES = 500
 _OF_NAMES = frozenset({"type", "enum", "const", "pattern", "minLength", "maxLength"})
 
 
-class Rewrite:
+class SchemaRewrite:
     """Rewrite of one schema: `words` is changed in place; `said` is what the client wrote."""
 
     def __init__(
-        self, words: dict[str, Any], said: Mapping[str, Any], root: Any, place: str, problems: Problems
+        self,
+        words: dict[str, Any],
+        fields: Mapping[str, Any],
+        root: Any,
+        json_path: str,
+        problems: SchemaProblems,
     ) -> None:
-        self.words, self.said, self.root, self.place = words, said, root, place
+        self.words, self.said, self.root, self.pointer = words, fields, root, json_path
         self.problems = problems
 
     def refuse(self, word: str, message: str, *steps: str | int) -> None:
-        self.problems.add(at(self.place, word, *steps), message)
+        self.problems.add(at(self.pointer, word, *steps), message)
 
     def demand(self, *schemas: Any) -> None:
         """Add a requirement. It comes last, so that the order of properties stays."""
@@ -136,15 +141,15 @@ class Rewrite:
 
 
 def rewrite_words(
-    words: dict[str, Any], said: Mapping[str, Any], root: Any, place: str, problems: Problems
+    words: dict[str, Any], fields: Mapping[str, Any], root: Any, json_path: str, problems: SchemaProblems
 ) -> Any:
-    rewrite = Rewrite(words, said, root, place, problems)
+    rewrite = SchemaRewrite(words, fields, root, json_path, problems)
     for step in _STEPS:
         step(rewrite)
     return rewrite.words
 
 
-def _draft_7_items(rewrite: Rewrite) -> None:
+def _draft_7_items(rewrite: SchemaRewrite) -> None:
     words = rewrite.words
     rest = words.pop("additionalItems", None)
     if isinstance(words.get("items"), list):
@@ -157,7 +162,7 @@ def _draft_7_items(rewrite: Rewrite) -> None:
             words["items"] = rest
 
 
-def _draft_4_bounds(rewrite: Rewrite) -> None:
+def _draft_4_bounds(rewrite: SchemaRewrite) -> None:
     for word, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
         flag = rewrite.words.get(word)
         if isinstance(flag, bool):
@@ -166,7 +171,7 @@ def _draft_4_bounds(rewrite: Rewrite) -> None:
                 rewrite.words[word] = rewrite.words.pop(bound)
 
 
-def _numbers(rewrite: Rewrite) -> None:
+def _numbers(rewrite: SchemaRewrite) -> None:
     for word in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
         if word in rewrite.words:
             check_number(rewrite.words[word], partial(rewrite.refuse, word))
@@ -178,7 +183,7 @@ def _numbers(rewrite: Rewrite) -> None:
         check_value(value, partial(rewrite.refuse, "enum"))
 
 
-def _names(rewrite: Rewrite) -> None:
+def _names(rewrite: SchemaRewrite) -> None:
     if len(rewrite.words.get("properties", {})) > _MOST_PROPERTIES:
         rewrite.refuse("properties", f"has more than {_MOST_PROPERTIES} properties; use fewer")
     for word in ("properties", "required", *_DEPENDENCIES):
@@ -186,7 +191,7 @@ def _names(rewrite: Rewrite) -> None:
             check_value(name, partial(rewrite.refuse, word))
 
 
-def _pattern(rewrite: Rewrite) -> None:
+def _pattern(rewrite: SchemaRewrite) -> None:
     if "pattern" in rewrite.words:
         rewrite.words["pattern"] = _translate(rewrite, rewrite.words["pattern"], "pattern")
     if "patternProperties" in rewrite.words:
@@ -196,7 +201,7 @@ def _pattern(rewrite: Rewrite) -> None:
         }
 
 
-def _translate(rewrite: Rewrite, pattern: str, word: str, *steps: str) -> str:
+def _translate(rewrite: SchemaRewrite, pattern: str, word: str, *steps: str) -> str:
     try:
         return write_pattern(read_pattern(pattern), in_json=True)
     except PatternError as error:
@@ -204,7 +209,7 @@ def _translate(rewrite: Rewrite, pattern: str, word: str, *steps: str) -> str:
         return pattern
 
 
-def _format(rewrite: Rewrite) -> None:
+def _format(rewrite: SchemaRewrite) -> None:
     name = rewrite.words.get("format")
     if name is None or name in NATIVE:
         return
@@ -218,30 +223,30 @@ def _format(rewrite: Rewrite) -> None:
         rewrite.refuse("format", f"must be one of {', '.join(sorted(KNOWN))}, or be replaced by a pattern")
 
 
-def _nullable(rewrite: Rewrite) -> None:
+def _nullable(rewrite: SchemaRewrite) -> None:
     if rewrite.words.pop("nullable", False) and "type" in rewrite.words:
         types = rewrite.words["type"]
         types = [types] if isinstance(types, str) else types
         rewrite.words["type"] = types if "null" in types else [*types, "null"]
 
 
-def _dependencies(rewrite: Rewrite) -> None:
+def _dependencies(rewrite: SchemaRewrite) -> None:
     """Rewrite `{"a": ["b"]}` next to properties: either `a` is absent, or `b` is present."""
-    found: dict[str, list[Any]] = {}
+    fields: dict[str, list[Any]] = {}
     for word in _DEPENDENCIES:
         for name, demand in rewrite.words.pop(word, {}).items():
-            found.setdefault(name, []).append({"required": demand} if isinstance(demand, list) else demand)
-    if len(found) > _MOST_DEPENDENCIES:
+            fields.setdefault(name, []).append({"required": demand} if isinstance(demand, list) else demand)
+    if len(fields) > _MOST_DEPENDENCIES:
         word = next(word for word in _DEPENDENCIES if word in rewrite.said)
         rewrite.refuse(word, f"has more than {_MOST_DEPENDENCIES} properties; use fewer")
         return
-    for name, demands in found.items():
+    for name, demands in fields.items():
         for demand in demands:
             if demand != {"required": []} and demand is not True:
                 rewrite.demand({"anyOf": [{"properties": {name: False}}, demand]})
 
 
-def _unevaluated(rewrite: Rewrite) -> None:
+def _unevaluated(rewrite: SchemaRewrite) -> None:
     """Treat unevaluated as additional where no other keyword describes the value."""
     for word, other in (("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items")):
         if word not in rewrite.words:
@@ -256,13 +261,13 @@ def _unevaluated(rewrite: Rewrite) -> None:
             rewrite.words[other] = schema
 
 
-def _property_names(rewrite: Rewrite) -> None:
+def _property_names(rewrite: SchemaRewrite) -> None:
     """Turn required names into the only pattern of properties."""
     names = rewrite.words.pop("propertyNames", True)
     if names in (True, {}, {"type": "string"}):
         return
-    said = rewrite.said.get("propertyNames")
-    pattern = _pattern_of_names(names) if isinstance(said, dict) and not set(said) - _OF_NAMES else None
+    value = rewrite.said.get("propertyNames")
+    pattern = _pattern_of_names(names) if isinstance(value, dict) and not set(value) - _OF_NAMES else None
     rest = rewrite.words.pop("additionalProperties", True)
     if pattern is None or "patternProperties" in rewrite.words or rewrite.words.get("properties"):
         rewrite.refuse(
@@ -292,19 +297,19 @@ def _pattern_of_names(names: Any) -> str | None:
     return None
 
 
-def _one_of(rewrite: Rewrite) -> None:
+def _one_of(rewrite: SchemaRewrite) -> None:
     """Replace oneOf by anyOf; whether no value matches two options is checked at the end."""
     options = rewrite.words.pop("oneOf", None)
     if options is None:
         return
-    rewrite.problems.exclusive.append((at(rewrite.place, "oneOf"), options))
+    rewrite.problems.exclusive.append((at(rewrite.pointer, "oneOf"), options))
     if "anyOf" in rewrite.words:
         rewrite.demand({"anyOf": options})
     else:
         rewrite.words["anyOf"] = options
 
 
-def _sizes(rewrite: Rewrite) -> None:
+def _sizes(rewrite: SchemaRewrite) -> None:
     """Check sizes. Names other than those of `properties` may be written twice, which a parser reads as one
     property.
     """
@@ -319,8 +324,8 @@ def _sizes(rewrite: Rewrite) -> None:
             words[word] = int(words[word])
 
 
-def _unique(rewrite: Rewrite) -> None:
-    """Mark the list for `unique.py`, because no grammar can compare strings."""
+def _unique(rewrite: SchemaRewrite) -> None:
+    """Mark the list for `unique_items.py`, because no grammar can compare strings."""
     words = rewrite.words
     if not words.pop("uniqueItems", False) or words.get("maxItems", 2) <= 1:
         return
@@ -334,7 +339,8 @@ def _unique(rewrite: Rewrite) -> None:
     )
     values = known.get("enum", [known["const"]] if "const" in known else None)
     alone = (
-        not {"prefixItems", "enum", "const", *_BESIDE} & set(rewrite.said) and "/allOf/" not in rewrite.place
+        not {"prefixItems", "enum", "const", *_BESIDE} & set(rewrite.said)
+        and "/allOf/" not in rewrite.pointer
     )
     if alone and known.get("type") == "string" and not set(known) - {"type", "minLength"}:
         words[MARK] = True
@@ -349,7 +355,7 @@ def _unique(rewrite: Rewrite) -> None:
             "of a list",
         )
         return
-    rewrite.problems.watched.append(at(rewrite.place, "uniqueItems"))
+    rewrite.problems.watched.append(at(rewrite.pointer, "uniqueItems"))
 
 
 def _only_values(known: Mapping[str, Any]) -> bool:
@@ -358,10 +364,10 @@ def _only_values(known: Mapping[str, Any]) -> bool:
 
 def _is_note(word: str) -> bool:
     row = fate_of(word)
-    return row is not None and row.fate == "note"
+    return row is not None and row.handling == "note"
 
 
-_STEPS: tuple[Callable[[Rewrite], None], ...] = (
+_STEPS: tuple[Callable[[SchemaRewrite], None], ...] = (
     _draft_7_items,
     _draft_4_bounds,
     _numbers,

@@ -35,7 +35,7 @@ Faults: TypeAlias = Iterator[str]
 def find_fault(value: Any, schema: Any) -> str | None:
     """Return the first error of a value, without a period: `$.city is missing`."""
     try:
-        return next(_Check(schema).faults(value, schema, "$", 0), None)
+        return next(_SchemaChecker(schema).faults(value, schema, "$", 0), None)
     except RecursionError:
         raise _too_deep() from None
 
@@ -48,7 +48,7 @@ def find_json_fault(text: str, schema: Any) -> str | None:
         return "it is not JSON, or has other text beside the JSON"
 
 
-class _Check:
+class _SchemaChecker:
     def __init__(self, root: Any) -> None:
         self._root = root
         self._left = MOST_STEPS
@@ -61,22 +61,22 @@ class _Check:
             "number": self._number,
         }
 
-    def faults(self, value: Any, schema: Any, place: str, depth: int) -> Faults:
+    def faults(self, value: Any, schema: Any, pointer: str, depth: int) -> Faults:
         self._count(1)
         if schema is False:
-            yield f"{place} is not allowed"
+            yield f"{pointer} is not allowed"
         if not isinstance(schema, Mapping):
             return
         if depth > MOST_DEPTH:
             raise _too_deep()
         kind = type_of(value)
-        yield from _plain_faults(value, kind, schema, place)
-        yield from self._combined(value, schema, place, depth + 1)
+        yield from _plain_faults(value, kind, schema, pointer)
+        yield from self._combined(value, schema, pointer, depth + 1)
         if kind in self._by_type:
-            yield from self._by_type[kind](value, schema, place, depth + 1)
+            yield from self._by_type[kind](value, schema, pointer, depth + 1)
 
-    def _fits(self, value: Any, schema: Any, place: str, depth: int) -> bool:
-        return next(self.faults(value, schema, place, depth), None) is None
+    def _fits(self, value: Any, schema: Any, pointer: str, depth: int) -> bool:
+        return next(self.faults(value, schema, pointer, depth), None) is None
 
     def _count(self, steps: int) -> None:
         self._left -= steps
@@ -90,8 +90,8 @@ class _Check:
         own = self._root.get("$id")
         if isinstance(reference, str) and isinstance(own, str) and own:
             reference = "#" + reference.removeprefix(own.rstrip("#")).lstrip("#")
-        found = resolve(self._root, reference)
-        return self._anchors.get(str(reference)[1:]) if found is None else found
+        result = resolve(self._root, reference)
+        return self._anchors.get(str(reference)[1:]) if result is None else result
 
     @cached_property
     def _anchors(self) -> dict[str, Any]:
@@ -107,36 +107,36 @@ class _Check:
             waiting += [item for item in inner if isinstance(item, Mapping | list)]
         return anchors
 
-    def _combined(self, value: Any, schema: Mapping[str, Any], place: str, depth: int) -> Faults:
+    def _combined(self, value: Any, schema: Mapping[str, Any], pointer: str, depth: int) -> Faults:
         if "$ref" in schema:
-            yield from self.faults(value, self._referred(schema["$ref"]), place, depth)
+            yield from self.faults(value, self._referred(schema["$ref"]), pointer, depth)
         for part in _some(schema.get("allOf")):
-            yield from self.faults(value, part, place, depth)
+            yield from self.faults(value, part, pointer, depth)
         options = _some(schema.get("anyOf"))
-        if options and not any(self._fits(value, option, place, depth) for option in options):
-            yield f"{place} matches none of anyOf"
+        if options and not any(self._fits(value, option, pointer, depth) for option in options):
+            yield f"{pointer} matches none of anyOf"
         if options := _some(schema.get("oneOf")):
-            count = sum(self._fits(value, option, place, depth) for option in options)
+            count = sum(self._fits(value, option, pointer, depth) for option in options)
             if count != 1:
-                yield f"{place} matches {count} of oneOf"
-        if "not" in schema and self._fits(value, schema["not"], place, depth):
-            yield f"{place} matches 'not'"
+                yield f"{pointer} matches {count} of oneOf"
+        if "not" in schema and self._fits(value, schema["not"], pointer, depth):
+            yield f"{pointer} matches 'not'"
         if "if" in schema:
-            branch = "then" if self._fits(value, schema["if"], place, depth) else "else"
-            yield from self.faults(value, schema.get(branch), place, depth)
+            branch = "then" if self._fits(value, schema["if"], pointer, depth) else "else"
+            yield from self.faults(value, schema.get(branch), pointer, depth)
 
-    def _object(self, value: dict[str, Any], schema: Mapping[str, Any], place: str, depth: int) -> Faults:
+    def _object(self, value: dict[str, Any], schema: Mapping[str, Any], pointer: str, depth: int) -> Faults:
         declared, patterns = _map(schema.get("properties")), _map(schema.get("patternProperties"))
-        yield from _missing(value, schema.get("required"), place)
-        yield from _count_faults(len(value), schema, place, "Properties", "properties")
+        yield from _missing(value, schema.get("required"), pointer)
+        yield from _count_faults(len(value), schema, pointer, "Properties", "properties")
         for name, needed in self._dependent(schema):
             if name in value:
-                yield from self._needed(value, needed, place, depth)
+                yield from self._needed(value, needed, pointer, depth)
         # If no other keyword describes the object, the two keywords mean the same.
         alone = not _COMBINE & schema.keys()
         others = schema.get("additionalProperties", schema.get("unevaluatedProperties") if alone else None)
         for name, inner in value.items():
-            where = _at(place, name)
+            where = _at(pointer, name)
             schemas = [declared[name]] if name in declared else []
             schemas += [extra for pattern, extra in patterns.items() if self._matches(name, pattern)]
             for each in schemas or [others]:
@@ -147,14 +147,14 @@ class _Check:
         for word in ("dependentRequired", "dependentSchemas", "dependencies"):
             yield from _map(schema.get(word)).items()
 
-    def _needed(self, value: dict[str, Any], needed: Any, place: str, depth: int) -> Faults:
+    def _needed(self, value: dict[str, Any], needed: Any, pointer: str, depth: int) -> Faults:
         if isinstance(needed, list):
-            yield from _missing(value, needed, place)
+            yield from _missing(value, needed, pointer)
         else:
-            yield from self.faults(value, needed, place, depth)
+            yield from self.faults(value, needed, pointer, depth)
 
-    def _list(self, value: list[Any], schema: Mapping[str, Any], place: str, depth: int) -> Faults:
-        yield from _count_faults(len(value), schema, place, "Items", "items")
+    def _list(self, value: list[Any], schema: Mapping[str, Any], pointer: str, depth: int) -> Faults:
+        yield from _count_faults(len(value), schema, pointer, "Items", "items")
         alone = not _COMBINE & schema.keys()
         rest = schema.get("items", schema.get("unevaluatedItems") if alone else None)
         first = _some(schema.get("prefixItems"))
@@ -162,32 +162,32 @@ class _Check:
             first, rest = rest, schema.get("additionalItems")
         for number, inner in enumerate(value):
             each = first[number] if number < len(first) else rest
-            yield from self.faults(inner, each, f"{place}[{number}]", depth)
+            yield from self.faults(inner, each, f"{pointer}[{number}]", depth)
         if schema.get("uniqueItems") is True and len({_key(inner) for inner in value}) < len(value):
-            yield f"{place} has duplicate items"
+            yield f"{pointer} has duplicate items"
         if "contains" in schema:
-            count = sum(self._fits(inner, schema["contains"], place, depth) for inner in value)
+            count = sum(self._fits(inner, schema["contains"], pointer, depth) for inner in value)
             least = schema.get("minContains", 1)
             yield from _count_faults(
                 count,
                 {"minContains": least, "maxContains": schema.get("maxContains")},
-                place,
+                pointer,
                 "Contains",
                 "items that match contains",
             )
 
-    def _text(self, value: str, schema: Mapping[str, Any], place: str, depth: int) -> Faults:
-        yield from _count_faults(len(value), schema, place, "Length", "characters")
+    def _text(self, value: str, schema: Mapping[str, Any], pointer: str, depth: int) -> Faults:
+        yield from _count_faults(len(value), schema, pointer, "Length", "characters")
         pattern, format_ = schema.get("pattern"), schema.get("format")
         if isinstance(pattern, str) and not self._matches(value, pattern):
-            yield f"{place} does not match the pattern {shorten(pattern, QUOTED)}"
+            yield f"{pointer} does not match the pattern {shorten(pattern, QUOTED)}"
         if isinstance(format_, str) and not self._has_format(value, format_):
-            yield f"{place} does not match the format {shorten(format_, QUOTED)}"
+            yield f"{pointer} does not match the format {shorten(format_, QUOTED)}"
         grammar = schema.get(LARK)
         if isinstance(grammar, str) and not self._accepts(
             lambda: Constraint.from_lark(grammar), grammar, value
         ):
-            yield f"{place} does not match its grammar"
+            yield f"{pointer} does not match its grammar"
 
     def _matches(self, text: str, pattern: str) -> bool:
         return self._accepts(lambda: Constraint.from_search(pattern), pattern, text)
@@ -207,22 +207,22 @@ class _Check:
             # The request was refused before there was an answer, if this had to be enforced.
             return True
 
-    def _number(self, value: float, schema: Mapping[str, Any], place: str, depth: int) -> Faults:
+    def _number(self, value: float, schema: Mapping[str, Any], pointer: str, depth: int) -> Faults:
         least, most = schema.get("minimum"), schema.get("maximum")
         above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
         # Draft 4 has a flag in addition to the bound.
         above = least if above is True else above
         below = most if below is True else below
         if (_is_number(least) and value < least) or (_is_number(above) and value <= above):
-            yield f"{place} is too small"
+            yield f"{pointer} is too small"
         if (_is_number(most) and value > most) or (_is_number(below) and value >= below):
-            yield f"{place} is too large"
+            yield f"{pointer} is too large"
         step = schema.get("multipleOf")
         if _is_number(step) and step > 0 and not _is_multiple(value, step):
-            yield f"{place} is not a multiple of {step}"
+            yield f"{pointer} is not a multiple of {step}"
 
 
-def _plain_faults(value: Any, kind: str, schema: Mapping[str, Any], place: str) -> Faults:
+def _plain_faults(value: Any, kind: str, schema: Mapping[str, Any], pointer: str) -> Faults:
     """Yield errors of keywords that apply to all types."""
     stated = schema.get("type")
     types = [name for name in (_some(stated) or [stated]) if isinstance(name, str)]
@@ -230,25 +230,25 @@ def _plain_faults(value: Any, kind: str, schema: Mapping[str, Any], place: str) 
     named = {kind, *(["number"] if kind == "integer" else []), *(["integer"] if whole else [])}
     null = value is None and schema.get("nullable") is True
     if types and not null and not named & set(types):
-        yield f"{place} is of type {kind}; it must be {' or '.join(types)}"
+        yield f"{pointer} is of type {kind}; it must be {' or '.join(types)}"
     allowed = _some(schema.get("enum"))
     if allowed and not null and _key(value) not in map(_key, allowed):
-        yield f"{place} is not one of {shorten(json.dumps(allowed, ensure_ascii=False), 4 * QUOTED)}"
+        yield f"{pointer} is not one of {shorten(json.dumps(allowed, ensure_ascii=False), 4 * QUOTED)}"
     if "const" in schema and _key(value) != _key(schema["const"]):
-        yield f"{place} is not {shorten(json.dumps(schema['const'], ensure_ascii=False), QUOTED)}"
+        yield f"{pointer} is not {shorten(json.dumps(schema['const'], ensure_ascii=False), QUOTED)}"
 
 
-def _count_faults(count: int, schema: Mapping[str, Any], place: str, word: str, what: str) -> Faults:
+def _count_faults(count: int, schema: Mapping[str, Any], pointer: str, word: str, what: str) -> Faults:
     least, most = schema.get(f"min{word}"), schema.get(f"max{word}")
     if _is_number(least) and count < least:
-        yield f"{place} has {count} {what}; at least {least} are required"
+        yield f"{pointer} has {count} {what}; at least {least} are required"
     if _is_number(most) and count > most:
-        yield f"{place} has {count} {what}; at most {most} are allowed"
+        yield f"{pointer} has {count} {what}; at most {most} are allowed"
 
 
-def _missing(value: dict[str, Any], names: Any, place: str) -> Faults:
+def _missing(value: dict[str, Any], names: Any, pointer: str) -> Faults:
     missing = (name for name in _some(names) if isinstance(name, str) and name not in value)
-    yield from (f"{_at(place, name)} is missing" for name in missing)
+    yield from (f"{_at(pointer, name)} is missing" for name in missing)
 
 
 def _is_multiple(value: float, step: float) -> bool:
@@ -280,8 +280,8 @@ def _whole_numbers(value: Any) -> Any:
     )
 
 
-def _at(place: str, name: str) -> str:
-    return f"{place}.{shorten(name, QUOTED)}"
+def _at(pointer: str, name: str) -> str:
+    return f"{pointer}.{shorten(name, QUOTED)}"
 
 
 def _some(value: Any) -> Sequence[Any]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import TypeAlias
 
-from dragoman.constrain.budget import compile_grammar
+from dragoman.constrain.compile_limits import compile_grammar
 from dragoman.constrain.vocabulary import byte_vocabulary
 from dragoman.errors import TOOLS, BadRequest
 from dragoman.limits import Limits, check_count
@@ -62,7 +62,7 @@ def ask_first(grammar: str) -> bytes:
     return bits
 
 
-class Rules:
+class LarkBuilder:
     """Builder of a grammar: `rule(...)` and `terminal(...)` return names; equal bodies share a name."""
 
     def __init__(self, special: Mapping[str, int] | None = None, banned: str = "") -> None:
@@ -115,12 +115,12 @@ class Rules:
 
     def pieces(self, text: str) -> list[str | int]:
         """Split a marker into texts and ids of special tokens."""
-        found: list[str | int] = []
+        items: list[str | int] = []
         at = 0
         for match in self._cut.finditer(text):
-            found += [text[at : match.start()], self._special[match.group()]]
+            items += [text[at : match.start()], self._special[match.group()]]
             at = match.end()
-        return [piece for piece in (*found, text[at:]) if piece != ""]
+        return [piece for piece in (*items, text[at:]) if piece != ""]
 
     def sequence(self, *parts: GrammarPart) -> Symbol:
         """Write texts and symbols in sequence. Adjacent texts are joined, so that they are one lexeme."""

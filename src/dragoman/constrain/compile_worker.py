@@ -1,4 +1,5 @@
-"""Process that compiles grammars which may take minutes or crash: `python -m dragoman.constrain.examiner`.
+"""Process that compiles grammars which may take minutes or crash: `python -m
+dragoman.constrain.compile_worker`.
 
 It reads grammars and reports whether each can be compiled within the budget. Each is compiled in a forked
 child, which the limits kill.
@@ -11,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
-from dragoman.constrain.budget import FINE, LENGTH, REFUSED, compile_grammar
+from dragoman.constrain.compile_limits import FINE, LENGTH, REFUSED, compile_grammar
 from dragoman.constrain.vocabulary import byte_vocabulary
 
 SECONDS = 0.25

@@ -45,7 +45,7 @@ class OpenValue:
         return other
 
 
-class UniqueWatch:
+class UniqueItemsTracker:
     """State of one answer's JSON. `feed` returns whether no string was repeated so far."""
 
     def __init__(self, root: Any) -> None:
@@ -55,8 +55,8 @@ class UniqueWatch:
         """The open string, with its quote and escapes; empty outside of one."""
         self.escaped = False
 
-    def copy(self) -> "UniqueWatch":
-        other = UniqueWatch(self.root)
+    def copy(self) -> "UniqueItemsTracker":
+        other = UniqueItemsTracker(self.root)
         other.frames = [frame.copy() if frame.unique else frame for frame in self.frames[:-1]]
         other.frames += [frame.copy() for frame in self.frames[-1:]]
         other.text, other.escaped = self.text.copy(), self.escaped
@@ -125,8 +125,8 @@ class UniqueWatch:
         if not self.frames:
             return _expand(self.root, [self.root])
         top = self.frames[-1]
-        found = [inner for schema in top.schemas for inner in _inside(schema, top)]
-        return _expand(self.root, found)
+        items = [inner for schema in top.schemas for inner in _inside(schema, top)]
+        return _expand(self.root, items)
 
 
 def _inside(schema: Any, frame: OpenValue) -> list[Any]:
@@ -135,23 +135,23 @@ def _inside(schema: Any, frame: OpenValue) -> list[Any]:
         first = schema.get("prefixItems", [])
         return [first[frame.index]] if frame.index < len(first) else [schema.get("items", True)]
     named = schema.get("properties", {})
-    found = [named[frame.key]] if frame.key in named else [schema.get("additionalProperties", True)]
-    return [*found, *schema.get("patternProperties", {}).values()]
+    items = [named[frame.key]] if frame.key in named else [schema.get("additionalProperties", True)]
+    return [*items, *schema.get("patternProperties", {}).values()]
 
 
 def _expand(root: Any, schemas: list[Any]) -> list[Any]:
     """Add all references and alternatives: a list that might be unique is treated as one."""
-    found: list[Any] = []
+    items: list[Any] = []
     waiting = list(schemas)
-    while waiting and len(found) < _MOST_SCHEMAS:
+    while waiting and len(items) < _MOST_SCHEMAS:
         schema = waiting.pop()
-        if not isinstance(schema, dict) or any(schema is expanded for expanded in found):
+        if not isinstance(schema, dict) or any(schema is expanded for expanded in items):
             continue
-        found.append(schema)
+        items.append(schema)
         waiting += [*schema.get("anyOf", []), *schema.get("allOf", [])]
         if "$ref" in schema:
             waiting.append(resolve(root, schema["$ref"]))
-    return found
+    return items
 
 
 def _choices(schemas: list[Any]) -> frozenset[bytes] | None:
@@ -166,11 +166,11 @@ def _choices(schemas: list[Any]) -> frozenset[bytes] | None:
 _MOST_TRIED = 4096
 
 
-class WatchedMatcher(GrammarMatcher):
-    def __init__(self, vocabulary: Vocabulary, native: LLMatcher, watch: UniqueWatch) -> None:
+class UniqueItemsMatcher(GrammarMatcher):
+    def __init__(self, vocabulary: Vocabulary, native: LLMatcher, watch: UniqueItemsTracker) -> None:
         super().__init__(vocabulary, native)
         self._watch = watch
-        self._pieces = SortedPieces.of(vocabulary)
+        self._pieces = SortedVocabulary.of(vocabulary)
 
     def mask(self, row: NDArray[np.float32]) -> None:
         super().mask(row)
@@ -185,8 +185,8 @@ class WatchedMatcher(GrammarMatcher):
         if not self._watch.feed(self._pieces.of_id(id_)):
             raise self._fail("A list with uniqueItems must not repeat a string.")
 
-    def copy(self) -> "WatchedMatcher":
-        other = WatchedMatcher(self.vocabulary, self._native.deep_copy(), self._watch.copy())
+    def copy(self) -> "UniqueItemsMatcher":
+        other = UniqueItemsMatcher(self.vocabulary, self._native.deep_copy(), self._watch.copy())
         other._ended, other._refused = self._ended, self._refused
         return other
 
@@ -203,10 +203,10 @@ class WatchedMatcher(GrammarMatcher):
             return self._failing(np.flatnonzero(row > -np.inf).tolist(), row)
         begun = bytes(self._watch.text)
         ends = [text[len(begun) :] for text in open_list.seen if text.startswith(begun)]
-        found = [id_ for end in ends for id_ in self._pieces.beginning_with(end)]
+        numbers = [id_ for end in ends for id_ in self._pieces.beginning_with(end)]
         # Tokens that contain a whole string, or end one and contain another: there are few, so they are
         # tried.
-        return found + self._failing(self._pieces.with_quotes(3 if begun else 2), row)
+        return numbers + self._failing(self._pieces.with_quotes(3 if begun else 2), row)
 
     def _failing(self, ids: Sequence[int], row: NDArray[np.float32]) -> list[int]:
         tried = [id_ for id_ in ids if id_ < len(row) and row[id_] > -np.inf]
@@ -215,10 +215,10 @@ class WatchedMatcher(GrammarMatcher):
         return [id_ for id_ in tried if not self._watch.copy().feed(self._pieces.of_id(id_))]
 
 
-class SortedPieces:
+class SortedVocabulary:
     """Bytes of a vocabulary's ids in sorted order, so that those with a common prefix are found at once."""
 
-    _made: ClassVar["WeakKeyDictionary[Vocabulary, SortedPieces]"] = WeakKeyDictionary()
+    _made: ClassVar["WeakKeyDictionary[Vocabulary, SortedVocabulary]"] = WeakKeyDictionary()
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._texts = vocabulary.texts
@@ -228,7 +228,7 @@ class SortedPieces:
         self._several = {least: [id_ for id_, n in enumerate(quotes) if n >= least] for least in (2, 3, 4)}
 
     @classmethod
-    def of(cls, vocabulary: Vocabulary) -> "SortedPieces":
+    def of(cls, vocabulary: Vocabulary) -> "SortedVocabulary":
         if vocabulary not in cls._made:
             cls._made[vocabulary] = cls(vocabulary)
         return cls._made[vocabulary]

@@ -1,12 +1,12 @@
 """How a lexeme is written inside a call, between two states of the text (see productions.py).
 
-`Escaped` is for text in quotes, with backslashes. `Raw` is for text between tags, or between marks without
-escapes: its lexemes are unchanged, and it ends with the tag.
+`EscapedQuoting` is for text in quotes, with backslashes. `RawQuoting` is for text between tags, or between
+marks without escapes: its lexemes are unchanged, and it ends with the tag.
 """
 
 from collections.abc import Collection, Mapping
 
-from dragoman.constrain.grammar.rules import Symbol, either, literal
+from dragoman.constrain.grammar.lark_builder import Symbol, either, literal
 from dragoman.constrain.grammar.trees import (
     EMPTY,
     NEVER,
@@ -27,7 +27,7 @@ from dragoman.constrain.grammar.trees import (
     rebuild,
     repeat,
 )
-from dragoman.constrain.quoted.productions import AHEAD, INSIDE, Unquotable
+from dragoman.constrain.quoted.productions import AHEAD, INSIDE, UnquotableGrammar
 
 MOST_CLASSES = 500
 MOST_OPTIONAL = 100
@@ -35,7 +35,7 @@ BACKSLASH = "\\"
 ESCAPES = {"\\": "\\", "\n": "n", "\r": "r", "\t": "t", "\b": "b", "\f": "f"}
 
 
-class Escaped:
+class EscapedQuoting:
     """Quoting with a backslash before characters that need one.
 
     Each character has one spelling. Control characters without a short escape are not written. In state AHEAD
@@ -95,13 +95,13 @@ class Escaped:
     def _quote_class(self, node: CharClass) -> Tree:
         if node.pattern not in self.classes:
             if len(self.classes) >= MOST_CLASSES:
-                raise Unquotable(f"has more than {MOST_CLASSES} character classes")
-            found = first_bytes(node.pattern)
-            special = {one for one in self.spelled if ord(one) in found}
-            changed = {byte for byte in found if byte < 32 or chr(byte) in special}
+                raise UnquotableGrammar(f"has more than {MOST_CLASSES} character classes")
+            numbers = first_bytes(node.pattern)
+            special = {one for one in self.spelled if ord(one) in numbers}
+            changed = {byte for byte in numbers if byte < 32 or chr(byte) in special}
             plain = CharClass(f"[{node.inner}]&&[^{self.cut}]", node.any_case) if changed else node
             letters = alternate(LiteralText(self.spelled[one]) for one in self.spelled if one in special)
-            options = [NEVER if changed == found else plain, concatenate([LiteralText(BACKSLASH), letters])]
+            options = [NEVER if changed == numbers else plain, concatenate([LiteralText(BACKSLASH), letters])]
             self.classes[node.pattern] = alternate(options)
         return self.classes[node.pattern]
 
@@ -136,20 +136,20 @@ class Escaped:
                 return NEVER
 
     def _after_backslash_of(self, parts: tuple[Tree, ...]) -> Tree:
-        found = []
+        items = []
         for at, part in enumerate(parts):
-            found.append(concatenate([self._after_backslash(part), *parts[at + 1 :]]))
+            items.append(concatenate([self._after_backslash(part), *parts[at + 1 :]]))
             if not self.terminals.nullable(part):
                 break
             if at > MOST_OPTIONAL:
-                raise Unquotable("begins a terminal with too many optional parts")
-        return alternate(found)
+                raise UnquotableGrammar("begins a terminal with too many optional parts")
+        return alternate(items)
 
 
 ANYTHING = "/(?s:.*)/"
 
 
-class Raw:
+class RawQuoting:
     """No quoting: text is unchanged up to its end marker, which is never part of the text.
 
     `mark` is what the text must not contain; `follow` maps each lexeme to the bytes that may come next.
@@ -198,7 +198,7 @@ class Raw:
             return []
         if not self.terminals.goes_on(node, frozenset(self.mark.encode())):
             message = f"can write {self.mark!r}, which ends a text, in several lexemes"
-            raise Unquotable(message)
+            raise UnquotableGrammar(message)
         return parts
 
     def _write_ended(self, node: Lexeme) -> Symbol | None:

@@ -51,7 +51,7 @@ def compile_grammar(vocabulary: Vocabulary, grammar: str, *, tried: bool = False
     `tried` means that its parts were compiled before.
     """
     if not tried:
-        check_examined(grammar)
+        check_compiles(grammar)
     return LLMatcher(vocabulary.native, LARK_LINE + grammar + _LAST, log_level=0, limits=parser_limits())
 
 
@@ -129,7 +129,7 @@ LENGTH = struct.Struct("!I")
 FINE, REFUSED = b"+", b"-"
 
 
-class Examiner:
+class CompileChecker:
     """Client of the process that tries grammars. Threads may share it: calls are answered one after the
     other.
     """
@@ -167,7 +167,7 @@ class Examiner:
     def _running(self) -> "subprocess.Popen[bytes]":
         if self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "dragoman.constrain.examiner"],
+                [sys.executable, "-m", "dragoman.constrain.compile_worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -176,19 +176,19 @@ class Examiner:
         return self._process
 
 
-_examiner: Examiner | None = None
+_examiner: CompileChecker | None = None
 
 
-def examine() -> None:
+def enable_compile_checks() -> None:
     """Try costly grammars in another process from now on. The server does so; a program that compiles only
     its own grammars need not.
     """
     global _examiner
     if _examiner is None and sys.platform == "linux":
-        _examiner = Examiner()
+        _examiner = CompileChecker()
 
 
-def check_examined(grammar: str) -> None:
+def check_compiles(grammar: str) -> None:
     """Raise `BadRequest` for a grammar that takes too much to compile, if grammars are tried.
 
     Only intersections and complements of languages can turn a few characters into very many states.
