@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from dragoman.dialects.compiled import SPECIAL, SPELLED, marks_of
-from dragoman.dialects.declare import Channels, NamedCalls
-from dragoman.dialects.scan import Marks, Wait, structure_of
+from dragoman.dialects.declarations import Channels, NamedCalls
+from dragoman.dialects.marker_tables import SPECIAL, SPELLED, marks_of
+from dragoman.dialects.scan import MarkerSet, Wait, structure_of
 
 if TYPE_CHECKING:
-    from dragoman.dialects.machine import Machine
+    from dragoman.dialects.state_machine import AnswerStateMachine
 
 NAME = re.compile(r"\s*[\w.\-:/]*")
 RECIPIENT = "[^\\s<\ud800-\udfff]*"
@@ -29,7 +29,7 @@ CALL = NamedCalls()
 """The call syntax of a block: only JSON, without markers."""
 
 
-class Header(Struct, frozen=True):
+class BlockHeader(Struct, frozen=True):
     """Contents of a block's header."""
 
     kind: str = ""
@@ -39,7 +39,7 @@ class Header(Struct, frozen=True):
     """Unknown words; they become text."""
 
 
-def read_channels(m: "Machine", ch: Channels) -> Wait[None]:
+def read_channels(m: "AnswerStateMachine", ch: Channels) -> Wait[None]:
     reader = ChannelReader(m, ch)
     yield from reader.first_header()
     while (yield from reader.outside()):
@@ -47,10 +47,10 @@ def read_channels(m: "Machine", ch: Channels) -> Wait[None]:
 
 
 class ChannelReader:
-    def __init__(self, machine: "Machine", channels: Channels) -> None:
+    def __init__(self, machine: "AnswerStateMachine", channels: Channels) -> None:
         self.m = machine
         self.ch = channels
-        self.body = Marks((channels.body,))
+        self.body = MarkerSet((channels.body,))
         self.ends = marks_of(channels.ends, channels.start)
         headers = tuple(word for word in channels.header if word == channels.channel)
         self.between = marks_of(channels.start, headers, channels.ends)
@@ -59,33 +59,33 @@ class ChannelReader:
         """Read the first header. An answer begins with a header whose opening is in the
         prompt, or with text.
         """
-        self.m.hold()
+        self.m.begin_trial()
         self.m.open_part()
         if not (yield from self._header(_beginning(self.ch))):
-            self.m.unread(self.m.retract())
+            self.m.unread(self.m.roll_back())
 
     def outside(self) -> Wait[bool]:
         """Read text up to the next block, and the block. Return False at the end of the answer."""
         m, ch = self.m, self.ch
-        mark = yield from m.until(self.between, m.say)
+        mark = yield from m.until(self.between, m.emit_text)
         if not mark:
             return False
         if mark in ch.ends:
             m.close_part()
             return True
-        m.hold(len(mark))
+        m.begin_trial(len(mark))
         m.open_part(mark)
         if mark not in ch.start:
             m.at -= len(mark)
         plausible = HEADER if ch.channel else _beginning(ch)
         if not (yield from self._header(plausible)):
             cut_off = m.ended and m.at == len(m.text)
-            given = m.retract()
+            text = m.roll_back()
             if cut_off:
-                m.say(self._read(given.removeprefix(mark), cut_off=True).other)
+                m.emit_text(self._read(text.removeprefix(mark), cut_off=True).other)
             else:
-                m.say(mark)
-                m.unread(given[len(mark) :])
+                m.emit_text(mark)
+                m.unread(text[len(mark) :])
         return True
 
     def _header(self, plausible: re.Pattern[str]) -> Wait[bool]:
@@ -93,13 +93,13 @@ class ChannelReader:
         dropped.
         """
         m = self.m
-        header, found = yield from m.collect(self.body, plausible, MOST_HEADER)
-        if found:
+        header, text = yield from m.collect(self.body, plausible, MOST_HEADER)
+        if text:
             yield from self._block(header)
             return True
         if not m.ended or m.at < len(m.text) or not self._begins(header):
             return False
-        m.keep()
+        m.commit_trial()
         return True
 
     def _begins(self, header: str) -> bool:
@@ -109,7 +109,7 @@ class ChannelReader:
             return not self._read(header, cut_off=True).other
         return header[:1] == " " and any(word.startswith(written) for word in self.ch.header if written)
 
-    def _read(self, header: str, *, cut_off: bool = False) -> Header:
+    def _read(self, header: str, *, cut_off: bool = False) -> BlockHeader:
         """Parse a header. The last channel and the last recipient count. If it is `cut_off`, its last word
         may be incomplete.
         """
@@ -134,7 +134,7 @@ class ChannelReader:
             others.append(half)
         if cut_off and tool and tool not in self.m.tools:
             others.append(ch.recipient + ch.call + tool)
-        return Header(kind, tool, " ".join(others))
+        return BlockHeader(kind, tool, " ".join(others))
 
     def _find_tool(self, recipient: str) -> str:
         """Return the name of the tool that the block calls, or "". A declared tool's name needs no prefix."""
@@ -155,9 +155,9 @@ class ChannelReader:
         elif header.kind in ch.reasoning and not m.compiled.reasons:
             yield from self._leave_as_it_is()
         elif not ch.header and not header.kind:
-            m.say(m.give_back())
+            m.emit_text(m.abort_trial())
         else:
-            m.keep()
+            m.commit_trial()
             if header.kind in ch.reasoning:
                 m.new_paragraph(reasoning=True)
             m.sink(header.other and header.other + "\n")
@@ -173,9 +173,9 @@ class ChannelReader:
 
     def _leave_as_it_is(self) -> Wait[None]:
         """Emit header and body as text, because the caller wants no separation."""
-        self.m.say(self.m.give_back())
+        self.m.emit_text(self.m.abort_trial())
         end = yield from self._say_body()
-        self.m.say("" if end in self.ch.start else end)
+        self.m.emit_text("" if end in self.ch.start else end)
 
     def _reread(self, end: str) -> None:
         """End the block. A marker that opens the next block also ends this one and is read again."""
@@ -183,14 +183,14 @@ class ChannelReader:
             self.m.at -= len(end)
         self.m.close_part()
 
-    def _call(self, header: Header) -> Wait[None]:
+    def _call(self, header: BlockHeader) -> Wait[None]:
         m = self.m
         if not m.compiled.calls:
             yield from self._leave_as_it_is()
             return
-        m.leave(header.other)
+        m.set_aside(header.other)
         if m.dialect.calls:
-            m.keep()
+            m.commit_trial()
             yield from self._tagged_body(header.tool)
         else:
             yield from self._json_body(header.tool)
@@ -199,7 +199,7 @@ class ChannelReader:
         m = self.m
         following = yield from m.space()
         if not self.ch.header and following != "{":
-            m.say(m.give_back())
+            m.emit_text(m.abort_trial())
             return
         m.open_call(name, None, CALL)
         complete = False
@@ -208,7 +208,7 @@ class ChannelReader:
             complete = yield from m.json_container(m.arguments, structure_of(tuple(stops.all)), stops)
         if complete:
             m.close_call()
-        end = yield from m.until(self.ends, m.say if complete else m.arguments)
+        end = yield from m.until(self.ends, m.emit_text if complete else m.arguments)
         self._reread(end)
         if end and not complete:
             m.close_call()
@@ -223,20 +223,20 @@ class ChannelReader:
         marks = marks_of(tuple(table.meanings), self.ch.ends, self.ch.start)
         m.header = name
         while True:
-            mark = yield from m.until(marks, m.say if not m.header else self._say_below)
+            mark = yield from m.until(marks, m.emit_text if not m.header else self._say_below)
             if not mark or mark in self.ends.all:
-                m.say(m.header)
+                m.emit_text(m.header)
                 m.header = ""
                 m.say_left()
                 self._reread(mark)
                 return
-            yield from m.obey(mark, table.meanings[mark])
+            yield from m.apply_marker(mark, table.meanings[mark])
 
     def _say_below(self, text: str) -> None:
         m = self.m
         if text.strip() and m.header:
             m.header, text = "", f"{m.header}\n{text}"
-        m.say(text)
+        m.emit_text(text)
 
 
 def _beginning(ch: Channels) -> re.Pattern[str]:

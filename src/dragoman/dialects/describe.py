@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from dragoman.dialects.declare import Dialect
+from dragoman.dialects.declarations import Dialect
 from dragoman.dialects.parser import AnswerReader, Parser
 from dragoman.dialects.render import render
 from dragoman.types import Answer, Event, ToolCall
@@ -54,7 +54,7 @@ def write_example(dialect: Dialect) -> str:
     )
 
 
-def describe_marks(dialect: Dialect) -> dict[str, Any]:
+def describe_syntax(dialect: Dialect) -> dict[str, Any]:
     """Return the declared syntax without default values, such as `{"reasoning": {"open": ["<think>"]}}`."""
     fields: dict[str, Any] = {
         "reasoning": dialect.reasoning,
@@ -62,7 +62,7 @@ def describe_marks(dialect: Dialect) -> dict[str, Any]:
         "channels": dialect.channels,
         "drops": dialect.drops,
         "replaced": dialect.replaced,
-        "own": "response_template" if dialect.own is not None else None,
+        "own": "response_template" if dialect.response_template is not None else None,
     }
     return {
         name: _plain(value) if isinstance(value, Struct) else value for name, value in fields.items() if value
@@ -74,12 +74,12 @@ def _plain(declared: Struct) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value}
 
 
-def spell_answer(answer: Answer) -> dict[str, Any]:
+def answer_json(answer: Answer) -> dict[str, Any]:
     calls = [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in answer.calls]
     return {"text": answer.text, "reasoning": answer.reasoning, "tool_calls": calls}
 
 
-def spell_event(event: Event) -> dict[str, Any]:
+def event_json(event: Event) -> dict[str, Any]:
     """Return an event as plain data: `{"kind": "call_open", "call": 0, "id": "call_1", "name": "f"}`."""
     if event.kind == "call_open":
         return {"kind": event.kind, "call": event.call, "id": event.call_id, "name": event.text}
@@ -101,7 +101,7 @@ class AnswerPart(Struct):
     """Name of the tool."""
 
 
-class PartFinder:
+class AnswerPartBuilder:
     """Collects an answer's events, in order, into parts.
 
     Each event comes with the offset at which its part begins, or None if it continues the last part. Offsets
@@ -132,17 +132,17 @@ class PartFinder:
         return [part for part in self.parts if part.end > part.begin]
 
 
-Told = list[tuple[int, Event]]
+TimedEvents = list[tuple[int, Event]]
 """Events, each with the number of characters read when it came."""
 
 
-def read_parts(reader: AnswerReader | Parser, pieces: Iterable[str]) -> tuple[Told, list[AnswerPart]]:
-    events: Told = []
-    finder, read = PartFinder(), 0
+def read_parts(reader: AnswerReader | Parser, pieces: Iterable[str]) -> tuple[TimedEvents, list[AnswerPart]]:
+    events: TimedEvents = []
+    finder, read = AnswerPartBuilder(), 0
     for piece in pieces:
         read += len(piece)
         events += [(read, event) for event in reader.feed(piece)]
     events += [(read, event) for event in reader.finish()]
     for at, event in events:
-        finder.add(event, None if event.begins is None else at - event.begins, at)
+        finder.add(event, None if event.part_chars is None else at - event.part_chars, at)
     return events, finder.done(read)

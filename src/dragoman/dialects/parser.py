@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from dragoman.dialects.compiled import compile_dialect
-from dragoman.dialects.declare import Dialect, begins_inside
-from dragoman.dialects.machine import Machine
+from dragoman.dialects.declarations import Dialect, prompt_opened_reasoning
+from dragoman.dialects.marker_tables import compile_dialect
 from dragoman.dialects.registry import get_dialect, own_dialect
-from dragoman.dialects.scan import share_tokens
-from dragoman.dialects.schema import Tools
+from dragoman.dialects.scan import assign_tokens
+from dragoman.dialects.schema import ToolDeclarations
+from dragoman.dialects.state_machine import AnswerStateMachine
 from dragoman.errors import SettingsError
-from dragoman.types import Answer, Event, Fold
+from dragoman.types import Answer, Event, EventFold
 
 PIECE = 64 * 1024
 
@@ -68,8 +68,8 @@ class Parser:
         self._ids: list[int] = []
         self._sizes: list[int] = []
         self._reader: AnswerReader
-        if self.dialect.own is not None:
-            self._reader = self.dialect.own.reader(prompt, tools)
+        if self.dialect.response_template is not None:
+            self._reader = self.dialect.response_template.reader(prompt, tools)
             self._sentinels = {token: token for token in self._special.values()}
             return
         compiled = compile_dialect(
@@ -80,29 +80,31 @@ class Parser:
             json_answer=json_answer,
         )
         self._sentinels = compiled.sentinels
-        self._reader = Machine(compiled, Tools(tools), starts_in_reasoning=starts_in_reasoning and reasoning)
+        self._reader = AnswerStateMachine(
+            compiled, ToolDeclarations(tools), starts_in_reasoning=starts_in_reasoning and reasoning
+        )
 
     def feed(self, text: str | Sequence[tuple[int, str]]) -> list[Event]:
         if isinstance(text, str):
             return self._reader.feed(text) if text else []
         events: list[Event] = []
         for id_, piece in text:
-            said = self._token(id_, piece)
+            value = self._token(id_, piece)
             self._ids.append(id_)
-            self._sizes.append(len(said))
-            if said:
-                events += self._share(self._reader.feed(said))
+            self._sizes.append(len(value))
+            if value:
+                events += self._share(self._reader.feed(value))
         return events
 
-    def _share(self, said: list[Event]) -> list[Event]:
+    def _share(self, events: list[Event]) -> list[Event]:
         """Return the events with the pending ids assigned to them."""
-        if not said or not self._ids:
-            return said
-        unseen, *shares = share_tokens(said, self._sizes, self._reader.waiting)
+        if not events or not self._ids:
+            return events
+        unseen, *shares = assign_tokens(events, self._sizes, self._reader.waiting)
         before = [Event("unseen", 0, "", self._take(unseen))] if unseen else []
-        for event, share in zip(said, shares, strict=True):
+        for event, share in zip(events, shares, strict=True):
             event.ids = self._take(share)
-        return before + said
+        return before + events
 
     def _take(self, count: int) -> list[int]:
         taken, self._ids, self._sizes = self._ids[:count], self._ids[count:], self._sizes[count:]
@@ -140,7 +142,7 @@ def parse(
     parser = Parser(
         dialect, tools, starts_in_reasoning, calls=calls, reasoning=reasoning, json_answer=json_answer
     )
-    folded = Fold()
+    folded = EventFold()
     # In chunks, so that the number of events and the length of a search stay bounded.
     for at in range(0, len(text), PIECE):
         folded.add(parser.feed(text[at : at + PIECE]))
@@ -167,7 +169,7 @@ def parse_reasoning_complete(text: str, parser_name: str) -> dict[str, Any]:
     Calls stay in the text. Raises ValueError for an unknown name.
     """
     dialect = _get_named(parser_name, "reasoning")
-    answer = parse(text, dialect, (), begins_inside(dialect, text), calls=False)
+    answer = parse(text, dialect, (), prompt_opened_reasoning(dialect, text), calls=False)
     return {"normal_text": answer.text, "reasoning_text": answer.reasoning}
 
 

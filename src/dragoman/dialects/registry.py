@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from dragoman.dialects import catalog
-from dragoman.dialects.declare import Dialect
+from dragoman.dialects.declarations import Dialect
 from dragoman.dialects.response_template import ResponseTemplate
 from dragoman.errors import SettingsError
 
@@ -79,7 +79,7 @@ def own_dialect(config: Mapping[str, Any]) -> Dialect:
     return Dialect(
         name="response_template",
         models="one model, by its own declaration",
-        own=ResponseTemplate.load(config),
+        response_template=ResponseTemplate.load(config),
     )
 
 

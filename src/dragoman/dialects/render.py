@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
 
-from dragoman.dialects.declare import (
+from dragoman.dialects.declarations import (
     AttributedCalls,
     BraceCalls,
     Calls,
@@ -236,8 +236,8 @@ def members(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _skip_layout(text: str, at: int) -> int:
-    found = SPACE.match(text, at)
-    return found.end() if found else at
+    match = SPACE.match(text, at)
+    return match.end() if match else at
 
 
 def python_value(text: str) -> str:

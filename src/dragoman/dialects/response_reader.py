@@ -6,38 +6,45 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from dragoman.dialects.pattern import Match, Search
-from dragoman.dialects.response_values import Malformed, Value, fill_in, open_json, read_call_list, read_value
-from dragoman.dialects.schema import Tools
+from dragoman.dialects.response_values import (
+    MalformedRegion,
+    Value,
+    fill_in,
+    open_json,
+    read_call_list,
+    read_value,
+)
+from dragoman.dialects.schema import ToolDeclarations
+from dragoman.dialects.streaming_regex import PatternMatch, PatternSearch
 from dragoman.types import Event, ToolCall
 
 if TYPE_CHECKING:
-    from dragoman.dialects.response_template import Field, ResponseTemplate
+    from dragoman.dialects.response_template import ResponseTemplate, TemplateField
 
 MAX_HELD = 4096
 """Maximum length of a marker, in characters: no more text is held back."""
 
 
-class _Watch:
+class _WatchedMarker:
     """A marker to search for."""
 
-    def __init__(self, field: "Field", opens: bool, before: str) -> None:
+    def __init__(self, field: "TemplateField", opens: bool, before: str) -> None:
         pattern = field.open if opens else field.close
         assert pattern is not None
         self.field = field
         self.opens = opens
         self.first = pattern.first_characters()
-        self.search = Search(pattern, before)
+        self.search = PatternSearch(pattern, before)
 
-    def rank(self, match: Match) -> tuple[int, int, bool, str]:
+    def rank(self, match: PatternMatch) -> tuple[int, int, bool, str]:
         """Sort key, less is better: the earliest match, then the longest."""
         return (match.start, match.start - match.end, not self.opens, self.field.name)
 
 
-class _Trim:
+class _FieldTrimmer:
     """Removes the whitespace around a field's text, also when calls come in between."""
 
-    def __init__(self, field: "Field") -> None:
+    def __init__(self, field: "TemplateField") -> None:
         self._strips = bool(field.args.get("strip", True))
         self._held: list[str] = []
         self._begun = False
@@ -52,9 +59,9 @@ class _Trim:
             self._held.append(text)
             return ""
         self._begun = True
-        said = "".join([*self._held, solid])
+        value = "".join([*self._held, solid])
         self._held = [text[len(solid) :]]
-        return said
+        return value
 
     def drop(self) -> None:
         """Drop held whitespace: it was in the prompt, or a joiner replaces it."""
@@ -64,22 +71,22 @@ class _Trim:
         self._held, self._begun = [], False
 
 
-class _Region(Struct):
+class _OpenRegion(Struct):
     """The region being read. Outside of all regions its field is the one without an
     opening marker, if any.
     """
 
-    field: "Field | None"
+    field: "TemplateField | None"
     captures: dict[str, str]
     source: list[str]
     """Text with its markers, if the field does not stream."""
     body: list[str]
 
 
-class TemplateReader:
+class ResponseTemplateReader:
     """Parser of one answer, created by `ResponseTemplate.reader`."""
 
-    def __init__(self, template: "ResponseTemplate", begun: str, tools: Tools) -> None:
+    def __init__(self, template: "ResponseTemplate", begun: str, tools: ToolDeclarations) -> None:
         self._template = template
         self._tools = tools
         self._held = ""
@@ -88,13 +95,13 @@ class TemplateReader:
         self._scanned = 0
         self._last = ""
         self._calls = 0
-        self._region = _Region(template.implicit, {}, [], [])
-        self._trims = {field.name: _Trim(field) for field in template.fields}
+        self._region = _OpenRegion(template.implicit, {}, [], [])
+        self._trims = {field.name: _FieldTrimmer(field) for field in template.fields}
         self._times: dict[str, int] = {}
         self._events: list[Event] = []
         self._part = ""
         self._edge = 0
-        """Where the region begins, as in `Event.begins`."""
+        """Where the region begins, as in `Event.part_chars`."""
         self._silent = len(begun)
         """Number of characters that were in the prompt; they produce no events."""
         self._watch()
@@ -108,15 +115,15 @@ class TemplateReader:
 
     def feed(self, text: str) -> list[Event]:
         self._held += text
-        while (found := self._scan()) is not None:
-            self._commit(*found)
+        while (pair := self._scan()) is not None:
+            self._commit(*pair)
         self._release(self._free())
         return self._take_events()
 
     def finish(self) -> list[Event]:
         end = self._base + len(self._held)
-        while (found := self._scan(last=True)) is not None and found[1].start < end:
-            self._commit(*found)
+        while (pair := self._scan(last=True)) is not None and pair[1].start < end:
+            self._commit(*pair)
         self._release(self._base + len(self._held))
         self._close("")
         return self._take_events()
@@ -124,8 +131,8 @@ class TemplateReader:
     def _take_events(self) -> list[Event]:
         events, self._events = self._events, []
         for event in events:
-            if event.begins is not None:
-                event.begins = self._base + len(self._held) - event.begins
+            if event.part_chars is not None:
+                event.part_chars = self._base + len(self._held) - event.part_chars
         return events
 
     def _watch(self) -> None:
@@ -134,14 +141,14 @@ class TemplateReader:
         watched = [(field, False)] if field is not None and field.close is not None else []
         if field is implicit:
             watched += [(opened, True) for opened in self._template.fields if opened.open is not None]
-        self._watches = [_Watch(target, opens, self._last) for target, opens in watched]
+        self._watches = [_WatchedMarker(target, opens, self._last) for target, opens in watched]
         firsts = [watch.first for watch in self._watches]
         self._busy = False
         # If a marker may begin with any character, none can be skipped.
         self._first = re.compile("|".join(firsts), re.DOTALL) if firsts and all(firsts) else None
         self._scanned = 0
 
-    def _scan(self, last: bool = False) -> tuple[_Watch, Match] | None:
+    def _scan(self, last: bool = False) -> tuple[_WatchedMarker, PatternMatch] | None:
         """Return the next certain marker in the held text, if there is one."""
         held, size, searches = self._held, len(self._held), [watch.search for watch in self._watches]
         while self._scanned < size:
@@ -156,8 +163,8 @@ class TemplateReader:
                 if search.busy:
                     self._busy = True
                     matched = matched or search.match is not None
-            if matched and (found := self._certain()) is not None:
-                return found
+            if matched and (pair := self._certain()) is not None:
+                return pair
             if offset - MAX_HELD > self._base:
                 self._give_up(offset - MAX_HELD)
         if last:
@@ -170,21 +177,21 @@ class TemplateReader:
         """Advance to the next character that a marker may begin with; return False if there is none."""
         if self._first is None and self._watches:
             return True
-        found = self._first.search(self._held, self._scanned) if self._first else None
-        place = found.start() if found else len(self._held)
-        if place > self._scanned:
+        match = self._first.search(self._held, self._scanned) if self._first else None
+        offset = match.start() if match else len(self._held)
+        if offset > self._scanned:
             for watch in self._watches:
-                watch.search.skip(self._held[place - 1])
-        self._scanned = place
-        return found is not None
+                watch.search.skip(self._held[offset - 1])
+        self._scanned = offset
+        return match is not None
 
-    def _certain(self) -> tuple[_Watch, Match] | None:
+    def _certain(self) -> tuple[_WatchedMarker, PatternMatch] | None:
         settled = [(watch, watch.search.match) for watch in self._watches if watch.search.settled]
         ranked = [(watch.rank(match), watch, match) for watch, match in settled if match is not None]
         if not ranked:
             return None
         _, watch, match = min(ranked, key=lambda one: one[0])
-        waiting = [place for one in self._watches if (place := one.search.pending()) is not None]
+        waiting = [offset for one in self._watches if (offset := one.search.pending()) is not None]
         return None if waiting and min(waiting) <= match.start else (watch, match)
 
     def _give_up(self, before: int) -> None:
@@ -194,16 +201,16 @@ class TemplateReader:
 
     def _free(self) -> int:
         """Return the offset up to which the text is certainly in no marker."""
-        places = [self._base + self._scanned]
+        offsets = [self._base + self._scanned]
         if not self._busy:
-            return places[0]
+            return offsets[0]
         for watch in self._watches:
             pending, match = watch.search.pending(), watch.search.match
-            places += [] if pending is None else [pending]
-            places += [] if match is None else [match.start]
-        return min(places)
+            offsets += [] if pending is None else [pending]
+            offsets += [] if match is None else [match.start]
+        return min(offsets)
 
-    def _commit(self, watch: _Watch, match: Match) -> None:
+    def _commit(self, watch: _WatchedMarker, match: PatternMatch) -> None:
         self._release(match.start)
         marker = self._held[: match.end - match.start]
         base = self._base
@@ -211,7 +218,7 @@ class TemplateReader:
         if watch.opens:
             self._close("")
             self._edge = self._base
-            self._region = _Region(watch.field, captures, [marker], [])
+            self._region = _OpenRegion(watch.field, captures, [marker], [])
             self._begin(watch.field)
         else:
             self._region.captures |= captures
@@ -239,14 +246,14 @@ class TemplateReader:
             self._region.source.append(text)
             self._region.body.append(text)
 
-    def _begin(self, field: "Field") -> None:
+    def _begin(self, field: "TemplateField") -> None:
         """Begin a region of a field. Texts that are joined are trimmed separately."""
         times = self._times[field.name] = self._times.get(field.name, 0) + 1
         if field.join is not None and field.streams and times > 1:
             self._trims[field.name].begin_again()
             self._tell(field, field.join)
 
-    def _say(self, field: "Field", text: str) -> None:
+    def _say(self, field: "TemplateField", text: str) -> None:
         quiet = max(self._silent - (self._base - len(text)), 0)
         trim = self._trims[field.name]
         if quiet:
@@ -254,29 +261,29 @@ class TemplateReader:
             trim.drop()
         self._tell(field, trim.feed(text[quiet:]))
 
-    def _tell(self, field: "Field", text: str) -> None:
+    def _tell(self, field: "TemplateField", text: str) -> None:
         if text and self._base > self._silent:
             self._append(Event("reasoning" if field.kind == "reasoning" else "text", 0, text))
 
     def _append(self, event: Event) -> None:
         if event.kind != self._part:
-            self._part, event.begins = event.kind, self._edge
+            self._part, event.part_chars = event.kind, self._edge
         self._events.append(event)
 
     def _close(self, marker: str) -> None:
         """End the region and emit what was held."""
         region = self._region
-        self._region = _Region(self._template.implicit, {}, [], [])
+        self._region = _OpenRegion(self._template.implicit, {}, [], [])
         if region.field is None or region.field.streams or not region.source:
             return
         try:
             self._deliver(region.field, region)
-        except Malformed:
-            said = "".join([*region.source, marker])
+        except MalformedRegion:
+            text = "".join([*region.source, marker])
             if self._base > self._silent:
-                self._append(Event("text", 0, said))
+                self._append(Event("text", 0, text))
 
-    def _deliver(self, field: "Field", region: _Region) -> None:
+    def _deliver(self, field: "TemplateField", region: _OpenRegion) -> None:
         body = "".join(region.body)
         value = _value(field, body, region.captures)
         if field.kind == "calls":
@@ -300,7 +307,7 @@ class TemplateReader:
         ]
 
 
-def _value(field: "Field", body: str, captures: dict[str, str]) -> Value:
+def _value(field: "TemplateField", body: str, captures: dict[str, str]) -> Value:
     value = read_value(body, field.content, field.args, field.tags)
     if field.transform is None:
         return value
@@ -308,8 +315,8 @@ def _value(field: "Field", body: str, captures: dict[str, str]) -> Value:
         return fill_in(field.transform, {**captures, "content": value})
     items = open_json(value)
     if not isinstance(items, list):
-        raise Malformed
+        raise MalformedRegion
     scopes = [open_json(item) for item in items]
     if not all(isinstance(scope, dict) for scope in scopes):
-        raise Malformed
+        raise MalformedRegion
     return [fill_in(field.transform, {**captures, **scope}) for scope in scopes]

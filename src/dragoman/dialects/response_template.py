@@ -5,7 +5,7 @@
     events = [*reader.feed(text), *reader.finish()]
 
 An answer is cut into regions, each for a field of the message. Text streams; a call is emitted when it is
-complete. `pattern.py` runs its patterns in one pass over the text, whatever the pattern. The older
+complete. `streaming_regex.py` runs its patterns in one pass over the text, whatever the pattern. The older
 `response_schema` is not supported.
 """
 
@@ -15,10 +15,10 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import msgspec
 from msgspec import Struct
 
-from dragoman.dialects.pattern import Pattern, compile_literals, compile_pattern
-from dragoman.dialects.response_reader import TemplateReader
+from dragoman.dialects.response_reader import ResponseTemplateReader
 from dragoman.dialects.response_values import CONTENTS, PLACEHOLDER, STREAMED
-from dragoman.dialects.schema import Tools
+from dragoman.dialects.schema import ToolDeclarations
+from dragoman.dialects.streaming_regex import StreamingPattern, compile_literals, compile_pattern
 from dragoman.errors import SettingsError
 
 KEY = "response_template"
@@ -65,7 +65,7 @@ class _Spec(Struct, forbid_unknown_fields=True):
     transform_each: bool = False
 
 
-class _Written(Struct, forbid_unknown_fields=True):
+class _TemplateSpec(Struct, forbid_unknown_fields=True):
     """The template as written in the file."""
 
     fields: dict[str, Any]
@@ -75,16 +75,16 @@ class _Written(Struct, forbid_unknown_fields=True):
     start_anchor_pattern: str | None = None
 
 
-class Field(Struct, frozen=True, kw_only=True):
+class TemplateField(Struct, frozen=True, kw_only=True):
     """One field of the message, checked and compiled."""
 
     name: str
     kind: Kind
-    open: Pattern | None
-    close: Pattern | None
+    open: StreamingPattern | None
+    close: StreamingPattern | None
     content: str
     args: Mapping[str, Any]
-    tags: Pattern | None
+    tags: StreamingPattern | None
     """Pattern of the tags of xml-inline."""
     join: str | None
     transform: Any
@@ -98,7 +98,7 @@ class Field(Struct, frozen=True, kw_only=True):
 class ResponseTemplate:
     """A dialect that came with its model, shared by all its parsers."""
 
-    def __init__(self, fields: tuple[Field, ...], anchor: tuple[str, ...] | Pattern) -> None:
+    def __init__(self, fields: tuple[TemplateField, ...], anchor: tuple[str, ...] | StreamingPattern) -> None:
         self.fields = fields
         self.implicit = next((field for field in fields if field.open is None), None)
         """Field for text outside of all regions; if None, that text is dropped."""
@@ -107,7 +107,7 @@ class ResponseTemplate:
     @classmethod
     def load(cls, config: Mapping[str, Any]) -> "ResponseTemplate":
         """Load from a whole `tokenizer_config.json`, or from a `response_template` alone."""
-        written = _convert(config.get(KEY, config), _Written, KEY)
+        written = _convert(config.get(KEY, config), _TemplateSpec, KEY)
         if written.version != VERSION:
             raise SettingsError(f"{KEY}.version is {written.version}; only {VERSION} is supported.")
         if not 0 < len(written.fields) <= MAX_FIELDS:
@@ -122,23 +122,23 @@ class ResponseTemplate:
             )
         return cls(fields, _anchor(written))
 
-    def reader(self, prompt: str = "", tools: Sequence[Mapping[str, Any]] = ()) -> TemplateReader:
+    def reader(self, prompt: str = "", tools: Sequence[Mapping[str, Any]] = ()) -> ResponseTemplateReader:
         """Return a parser of one answer to this prompt, whose end may already contain
         the answer's beginning.
         """
-        return TemplateReader(self, self.begun(prompt), Tools(tools))
+        return ResponseTemplateReader(self, self.begun(prompt), ToolDeclarations(tools))
 
     def begun(self, prompt: str) -> str:
         """Return the part of the answer that is in the prompt: everything after the last anchor."""
-        if isinstance(self._anchor, Pattern):
+        if isinstance(self._anchor, StreamingPattern):
             end = prompt[-MAX_SEARCHED:]
             ends = [match.end for match in self._anchor.find_all(end)]
             return end[ends[-1] :] if ends else end
-        places = [place + len(text) for text in self._anchor if (place := prompt.rfind(text)) >= 0]
-        return prompt[max(places) :] if places else prompt[-MAX_SEARCHED:]
+        offsets = [offset + len(text) for text in self._anchor if (offset := prompt.rfind(text)) >= 0]
+        return prompt[max(offsets) :] if offsets else prompt[-MAX_SEARCHED:]
 
 
-def _anchor(written: _Written) -> tuple[str, ...] | Pattern:
+def _anchor(written: _TemplateSpec) -> tuple[str, ...] | StreamingPattern:
     where = f"{KEY}.start_anchor"
     if (written.start_anchor is None) == (written.start_anchor_pattern is None):
         raise SettingsError(f"{KEY} needs exactly one of start_anchor and start_anchor_pattern.")
@@ -162,7 +162,7 @@ def _convert(written: Any, kind: type[_Shape], where: str) -> _Shape:
         raise SettingsError(f"{where}{path.rstrip('`')}: {what}.") from error
 
 
-def _field(name: str, written: Any) -> Field:
+def _field(name: str, written: Any) -> TemplateField:
     where = f"{KEY}.fields.{name}"
     spec = _convert(written, _Spec, where)
     if name not in KINDS:
@@ -172,7 +172,7 @@ def _field(name: str, written: Any) -> Field:
     _check_transform(spec, [opener, closer], where)
     if spec.join is not None and not spec.repeats:
         raise SettingsError(f"{where}.join requires `repeats`.")
-    return Field(
+    return TemplateField(
         name=name,
         kind=KINDS[name],
         open=opener,
@@ -186,7 +186,7 @@ def _field(name: str, written: Any) -> Field:
     )
 
 
-def _marker(literal: str | list[str] | None, pattern: str | None, where: str) -> Pattern | None:
+def _marker(literal: str | list[str] | None, pattern: str | None, where: str) -> StreamingPattern | None:
     if literal is not None and pattern is not None:
         raise SettingsError(f"{where} and {where}_pattern are both set; set one of them.")
     if literal is not None:
@@ -201,7 +201,7 @@ def _marker(literal: str | list[str] | None, pattern: str | None, where: str) ->
     return compiled
 
 
-def _check_content(content: str, args: Mapping[str, Any], where: str) -> Pattern | None:
+def _check_content(content: str, args: Mapping[str, Any], where: str) -> StreamingPattern | None:
     """Check a content type and its arguments; return the tag pattern of xml-inline."""
     if content not in CONTENTS:
         raise SettingsError(
@@ -212,19 +212,19 @@ def _check_content(content: str, args: Mapping[str, Any], where: str) -> Pattern
     delimiters = args.get("string_delims", [])
     if not all(isinstance(pair, list) and len(pair) == 2 and all(pair) for pair in delimiters):
         raise SettingsError(f"{where}.content_args.string_delims must be a list of pairs of texts.")
-    inner, place = args.get("value_parser") or {}, f"{where}.value_parser"
-    if _check_content(inner.get("name", "text"), inner.get("args", {}), place) if inner else None:
-        raise SettingsError(f"{place}: nested tags are not supported; use another parser.")
+    inner, param = args.get("value_parser") or {}, f"{where}.value_parser"
+    if _check_content(inner.get("name", "text"), inner.get("args", {}), param) if inner else None:
+        raise SettingsError(f"{param}: nested tags are not supported; use another parser.")
     if content != "xml-inline":
         return None
-    place = f"{where}.content_args.tag_pattern"
-    tags = compile_pattern(str(args.get("tag_pattern", "")), place)
+    param = f"{where}.content_args.tag_pattern"
+    tags = compile_pattern(str(args.get("tag_pattern", "")), param)
     if not {"key", "value"} <= set(tags.groups):
-        raise SettingsError(f"{place} must have the groups `key` and `value`.")
+        raise SettingsError(f"{param} must have the groups `key` and `value`.")
     return tags
 
 
-def _check_transform(spec: _Spec, markers: list[Pattern | None], where: str) -> None:
+def _check_transform(spec: _Spec, markers: list[StreamingPattern | None], where: str) -> None:
     groups = [name for marker in markers if marker for name in marker.groups]
     if spec.transform is None and groups:
         raise SettingsError(f"{where}: the group {groups[0]!r} requires a `transform`.")

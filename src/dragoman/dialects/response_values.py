@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec import Raw
 
-from dragoman.dialects.pattern import Pattern
-from dragoman.dialects.schema import ArgumentPlace, Tools, quote_json
+from dragoman.dialects.schema import ArgumentSchema, ToolDeclarations, quote_json
+from dragoman.dialects.streaming_regex import StreamingPattern
 from dragoman.types import ToolCall
 
 Value: TypeAlias = Any
@@ -26,7 +26,7 @@ _BARE_KEY = re.compile(r"([{,]\s*)(\w+)(\s*:)")
 _UNREADABLE = (msgspec.DecodeError, msgspec.ValidationError, RecursionError, UnicodeError)
 
 
-class Malformed(Exception):
+class MalformedRegion(Exception):
     """A region that does not match its template. Its text is emitted as text."""
 
 
@@ -36,26 +36,26 @@ class JsonText(str):
     __slots__ = ()
 
 
-def read_value(text: str, content: str, args: Arguments, tags: Pattern | None = None) -> Value:
+def read_value(text: str, content: str, args: Arguments, tags: StreamingPattern | None = None) -> Value:
     """Parse a region: `read_value("a: 1", "kv-lines", {})` is `{"a": "1"}`."""
     return _READERS[content](text, args, tags)
 
 
-def _text(text: str, args: Arguments, _: Pattern | None = None) -> Value:
+def _text(text: str, args: Arguments, _: StreamingPattern | None = None) -> Value:
     return text.strip() if args.get("strip", True) else text
 
 
-def _json(text: str, args: Arguments, _: Pattern | None = None) -> Value:
+def _json(text: str, args: Arguments, _: StreamingPattern | None = None) -> Value:
     plain = not (args.get("unquoted_keys") or args.get("string_delims"))
     if plain and not args.get("allow_non_json"):
         return JsonText(text.strip())
     try:
         strict = text.strip() if plain else _strict(text, args)
         msgspec.json.decode(strict)
-    except (*_UNREADABLE, Malformed):
+    except (*_UNREADABLE, MalformedRegion):
         if args.get("allow_non_json"):
             return _text(text, args)
-        raise Malformed from None
+        raise MalformedRegion from None
     return JsonText(strict)
 
 
@@ -64,17 +64,17 @@ def _strict(text: str, args: Arguments) -> str:
     delimiters = dict(args.get("string_delims", ())) | {'"': '"'}
     opener = re.compile("|".join(map(re.escape, sorted(delimiters, key=len, reverse=True))))
     chunks, at = [], 0
-    while found := opener.search(text, at):
-        chunks.append(_quoted_keys(text[at : found.start()], args))
-        if found[0] == '"':
-            end = _end_of_string(text, found.end())
-            chunks.append(text[found.start() : end])
+    while match := opener.search(text, at):
+        chunks.append(_quoted_keys(text[at : match.start()], args))
+        if match[0] == '"':
+            end = _end_of_string(text, match.end())
+            chunks.append(text[match.start() : end])
         else:
-            close = delimiters[found[0]]
-            end = text.find(close, found.end())
+            close = delimiters[match[0]]
+            end = text.find(close, match.end())
             if end < 0:
-                raise Malformed
-            chunks.append(quote_json(text[found.end() : end]))
+                raise MalformedRegion
+            chunks.append(quote_json(text[match.end() : end]))
             end += len(close)
         at = end
     return "".join([*chunks, _quoted_keys(text[at:], args)])
@@ -90,15 +90,15 @@ def _end_of_string(text: str, at: int) -> int:
         if escapes % 2 == 0:
             return quote + 1
         at = quote + 1
-    raise Malformed
+    raise MalformedRegion
 
 
-def _pairs(text: str, args: Arguments, tags: Pattern | None = None) -> Value:
+def _pairs(text: str, args: Arguments, tags: StreamingPattern | None = None) -> Value:
     """Parse xml-inline: return the pattern's matches as a dict."""
     pairs: dict[str, Any] = {}
     for match in tags.find_all(text) if tags else ():
         if "key" not in match.groups:
-            raise Malformed
+            raise MalformedRegion
         key, value = (text[slice(*match.groups.get(name, (0, 0)))] for name in ("key", "value"))
         parsed = _parse_value(value, args)
         if key in pairs and args.get("merge_duplicates"):
@@ -108,7 +108,7 @@ def _pairs(text: str, args: Arguments, tags: Pattern | None = None) -> Value:
     return pairs
 
 
-def _lines(text: str, args: Arguments, tags: Pattern | None = None) -> Value:
+def _lines(text: str, args: Arguments, tags: StreamingPattern | None = None) -> Value:
     pairs: dict[str, Any] = {}
     for line in text.split(args.get("line_sep", "\n")):
         key, separator, value = _text(line, args).partition(args.get("kv_sep", ":"))
@@ -117,21 +117,21 @@ def _lines(text: str, args: Arguments, tags: Pattern | None = None) -> Value:
     return pairs
 
 
-class Typed(msgspec.Struct, frozen=True):
+class TypedValue(msgspec.Struct, frozen=True):
     """A tag's value, as written and as the template parses it; a tool's schema takes precedence."""
 
     written: str
     value: Value
 
 
-def _parse_value(written: str, args: Arguments) -> Typed:
+def _parse_value(written: str, args: Arguments) -> TypedValue:
     parser = args.get("value_parser")
     if not parser:
-        return Typed(written, written)
-    return Typed(written, read_value(written, parser.get("name", "text"), parser.get("args", {})))
+        return TypedValue(written, written)
+    return TypedValue(written, read_value(written, parser.get("name", "text"), parser.get("args", {})))
 
 
-_READERS: Mapping[str, Callable[[str, Arguments, Pattern | None], Value]] = {
+_READERS: Mapping[str, Callable[[str, Arguments, StreamingPattern | None], Value]] = {
     "text": _text,
     "int": lambda text, args, _: JsonText(text.strip()),
     "float": lambda text, args, _: JsonText(text.strip()),
@@ -152,7 +152,7 @@ def open_json(value: Value) -> Value:
     try:
         decoded = msgspec.json.decode(str(value), type=dict[str, Raw] | list[Raw] | str | float | bool | None)
     except _UNREADABLE:
-        raise Malformed from None
+        raise MalformedRegion from None
     if isinstance(decoded, dict):
         return {key: JsonText(bytes(raw).decode()) for key, raw in decoded.items()}
     if isinstance(decoded, list):
@@ -173,12 +173,12 @@ def fill_in(shape: Any, scope: Mapping[str, Value]) -> Value:
     for key in whole[1].split("."):
         value = open_json(value)
         if not isinstance(value, Mapping) or key not in value:
-            raise Malformed
+            raise MalformedRegion
         value = value[key]
     return value
 
 
-def read_call_list(value: Value, tools: Tools) -> list[ToolCall]:
+def read_call_list(value: Value, tools: ToolDeclarations) -> list[ToolCall]:
     """Return the calls of a value in OpenAI's format, or in the format of its
     `function`; one call or a list.
     """
@@ -186,37 +186,37 @@ def read_call_list(value: Value, tools: Tools) -> list[ToolCall]:
     return [_call(open_json(item), tools) for item in (value if isinstance(value, list) else [value])]
 
 
-def _call(value: Value, tools: Tools) -> ToolCall:
+def _call(value: Value, tools: ToolDeclarations) -> ToolCall:
     inner = open_json(value["function"]) if isinstance(value, dict) and "function" in value else value
     if not isinstance(inner, dict):
-        raise Malformed
+        raise MalformedRegion
     name, id_ = open_json(inner.get("name")), open_json(value.get("id"))
     if not isinstance(name, str) or not name:
-        raise Malformed
+        raise MalformedRegion
     arguments = _arguments(inner.get("arguments", inner.get("parameters")), tools.arguments(name))
     return ToolCall(id=id_ if isinstance(id_, str) else None, name=name, arguments=arguments)
 
 
-def _arguments(value: Value, place: ArgumentPlace) -> str:
+def _arguments(value: Value, schema: ArgumentSchema) -> str:
     if isinstance(value, dict):
-        pairs = (f"{quote_json(key)}: {_write(member, place.member(key))}" for key, member in value.items())
+        pairs = (f"{quote_json(key)}: {_write(member, schema.member(key))}" for key, member in value.items())
         return "{" + ", ".join(pairs) + "}"
     if isinstance(value, str):
         return str(value).strip() or "{}"
     if value is None:
         return "{}"
-    raise Malformed
+    raise MalformedRegion
 
 
-def _write(value: Value, place: ArgumentPlace) -> str:
+def _write(value: Value, schema: ArgumentSchema) -> str:
     """Encode a value as JSON; the type of a tag's value comes from the tool's schema."""
-    if isinstance(value, Typed):
-        return place.json(value.written) if place.types else _write(value.value, place)
+    if isinstance(value, TypedValue):
+        return schema.json(value.written) if schema.types else _write(value.value, schema)
     if isinstance(value, list):
-        item = place.item() if "array" in place.types else place
+        item = schema.item() if "array" in schema.types else schema
         return "[" + ", ".join(_write(one, item) for one in value) + "]"
     if isinstance(value, dict):
-        return _arguments(value, place)
+        return _arguments(value, schema)
     if isinstance(value, str):
         return str(value) if isinstance(value, JsonText) else quote_json(value)
     return msgspec.json.encode(value).decode()

@@ -14,34 +14,37 @@ come yet it yields. `Scanner` has the moves that can find out that text is missi
     json_string, json_container    the rest of a JSON value, given to a sink as it stands
 
 Readers call them with `yield from`, and are called so themselves; `Wait[T]` is the type of all of them. A
-`yield` anywhere returns to `Machine.feed`, which returns the events so far; the next `feed` appends text and
-continues exactly where the reader was:
+`yield` anywhere returns to `AnswerStateMachine.feed`, which returns the events so far; the next `feed`
+appends text and continues exactly where the reader was:
 
     feed("...<tool_")   until() finds no marker, but its beginning: emits "...", keeps "<tool_", yields
     feed("call>{")      until() goes on, finds "<tool_call>", and returns it
 
-Why cuts cannot matter. A move answers only when more text could not change its answer. `Marks` is where that
-is decided: "[" is not yet the marker "[" as long as "[TOOL_CALLS]" may come, and "<tool" at the end of the
-text is held back, since it may be the beginning of "<tool_call>". When the answer has `ended`, all that is
-here is all there is. A reader that uses nothing but moves inherits this, and never looks at `text` itself
+Why cuts cannot matter. A move answers only when more text could not change its answer. `MarkerSet` is where
+that is decided: "[" is not yet the marker "[" as long as "[TOOL_CALLS]" may come, and "<tool" at the end of
+the text is held back, since it may be the beginning of "<tool_call>". When the answer has `ended`, all that
+is here is all there is. A reader that uses nothing but moves inherits this, and never looks at `text` itself
 unless a move has said what is in it.
 
-Trials. After a marker, a reader does not know yet whether a call follows. `hold` begins a trial: what is read
-from here on may be rolled back; `keep` commits it, and `give_back` aborts it and returns all that was read,
-to be emitted as text. Text is kept, not reread: time is proportional to the text whatever fails.
+Trials. After a marker, a reader does not know yet whether a call follows. `begin_trial` begins a trial: what
+is read from here on may be rolled back; `commit_trial` commits it, and `abort_trial` aborts it and returns
+all that was read, to be emitted as text. Text is kept, not reread: time is proportional to the text whatever
+fails.
 
     text      ... <tool_call> {"nam   e" ...
     at                        ^ what was read before is gone, but for what is held
     append    drops what was read, and keeps the part that is on trial in `_held`
 
 A trial may continue to the end of a call whatever its parts turn out to be (`mentioning`): calls that
-reasoning only mentions are read in this way, and then rolled back whole. `ThoughtMargin` finds such mentions.
+reasoning only mentions are read in this way, and then rolled back whole. `MentionTracker` finds such
+mentions.
 
 The fast path. While `until` or a JSON value waits, all that can come is more of the same, unless one of a few
 characters is in it. The move leaves in `quick` what those are and of what kind the text is, and
-`Machine.feed` passes a chunk without any of them straight on, without a generator: one search for a token.
+`AnswerStateMachine.feed` passes a chunk without any of them straight on, without a generator: one search for
+a token.
 
-Lone surrogates in the text are special tokens, each as one private character (see compiled.py).
+Lone surrogates in the text are special tokens, each as one private character (see marker_tables.py).
 """
 
 import re
@@ -50,14 +53,14 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import lru_cache
 from typing import TypeAlias, TypeVar
 
-from dragoman.dialects.declare import find_mention
+from dragoman.dialects.declarations import find_mention
 from dragoman.dialects.schema import escape_json
-from dragoman.types import Event, Kind
+from dragoman.types import Event, EventKind
 
 T = TypeVar("T")
 Wait: TypeAlias = Generator[None, None, T]
-Sink: TypeAlias = Callable[[str], object]
-Quick: TypeAlias = tuple[Kind, re.Pattern[str], Callable[[str], str | None] | None]
+TextSink: TypeAlias = Callable[[str], object]
+Quick: TypeAlias = tuple[EventKind, re.Pattern[str], Callable[[str], str | None] | None]
 """The kind of the coming text, a pattern of what would end it, and an optional function that the text goes
 through: it may return a replacement.
 """
@@ -68,15 +71,15 @@ MOST_PIECES, MOST_LINE = 65536, 1024
 SPACE = re.compile(r"\s*")
 IN_STRING = re.compile(r'["\\\ud800-\udfff]')
 """Characters that a reader of JSON strings must inspect. Lone surrogates stand for special tokens, see
-`compiled.py`.
+`marker_tables.py`.
 """
 
 
-class IsCall(Exception):
+class UnrequestedCall(Exception):
     """Raised when a trial has proved to be a call although calls were not requested."""
 
 
-class Marks:
+class MarkerSet:
     """Markers to search for at the same time. The leftmost wins; among those that
     start there, the longest.
     """
@@ -92,16 +95,16 @@ class Marks:
 
     def search(self, text: str, at: int, ended: bool) -> tuple[int, str]:
         """Return where the first marker starts, and the marker; "" if it is absent or may be incomplete."""
-        found = self.pattern.search(text, at)
-        limit = found.start() if found else len(text)
+        match = self.pattern.search(text, at)
+        limit = match.start() if match else len(text)
         if ended:
-            return limit, found.group() if found else ""
+            return limit, match.group() if match else ""
         begun = self._find_begun(text, max(at, len(text) - self._longest + 1), limit)
-        if begun < limit or not found:
+        if begun < limit or not match:
             return begun, ""
         # `[` is here; `[TOOL_CALLS]` may still come.
         undecided = len(text) - limit < self._longest and text[limit:] in self.beginnings
-        return limit, "" if undecided else found.group()
+        return limit, "" if undecided else match.group()
 
     def here(self, text: str, at: int, ended: bool) -> str | None:
         """Return the marker at this offset, "" if there is none, None if that is not certain yet."""
@@ -110,8 +113,8 @@ class Marks:
             return ""
         if not ended and (not rest or rest in self.beginnings) and at + len(rest) == len(text):
             return None
-        found = self.pattern.match(text, at)
-        return found.group() if found else ""
+        match = self.pattern.match(text, at)
+        return match.group() if match else ""
 
     def _find_begun(self, text: str, at: int, limit: int) -> int:
         while at < limit:
@@ -125,7 +128,7 @@ class Marks:
         return limit
 
 
-class ThoughtMargin:
+class MentionTracker:
     """The part of reasoning that decides whether a marker is only mentioned: whether a code fence is open,
     and the current line. Each chunk is inspected once.
     """
@@ -138,7 +141,7 @@ class ThoughtMargin:
         """Called for each chunk, so it must be fast."""
 
     def find_mention(self, layout: str) -> str:
-        """Apply `declare.find_mention` to a marker that follows this layout."""
+        """Apply `declarations.find_mention` to a marker that follows this layout."""
         self._look()
         return find_mention(self._line + layout, fenced=self._fenced)
 
@@ -172,16 +175,16 @@ class Scanner:
         self._held: list[str] = []
         self._held_from = 0
 
-    def quickly(self, sink: Sink, other: re.Pattern[str]) -> Quick | None:
+    def quickly(self, sink: TextSink, other: re.Pattern[str]) -> Quick | None:
         """Return how text for this sink can be passed on unparsed, or None."""
         return None
 
-    def escaping(self, sink: Sink) -> Sink:
+    def escaping(self, sink: TextSink) -> TextSink:
         """Return a sink that escapes chunks of a string and passes them to the given sink."""
         return lambda text: sink(escape_json(text))
 
     @property
-    def place(self) -> int:
+    def offset(self) -> int:
         """Offset of reading in the whole answer."""
         return self.dropped + self.at
 
@@ -202,14 +205,14 @@ class Scanner:
 
     # Trials
 
-    def hold(self, back: int = 0) -> None:
+    def begin_trial(self, back: int = 0) -> None:
         """Begin a trial here, or `back` characters earlier: what is read may be rolled back."""
         self.holding, self._held, self._held_from = True, [], self.at - back
 
-    def keep(self) -> None:
+    def commit_trial(self) -> None:
         self.holding = self.mentioning
 
-    def give_back(self) -> str:
+    def abort_trial(self) -> str:
         """End the trial and return the text read on it."""
         if self.mentioning:
             return ""
@@ -221,7 +224,7 @@ class Scanner:
         if self.text.endswith(text, 0, self.at):
             self.at -= len(text)
         else:
-            self.dropped = self.place - len(text)
+            self.dropped = self.offset - len(text)
             self.text, self.at = text + self.text[self.at :], 0
 
     def is_half_of(self, closes: Iterable[str]) -> bool:
@@ -242,8 +245,8 @@ class Scanner:
     def space(self) -> Wait[str]:
         """Skip whitespace; return the character after it, "" at the end."""
         while True:
-            found = SPACE.match(self.text, self.at)
-            self.at = found.end() if found else self.at
+            match = SPACE.match(self.text, self.at)
+            self.at = match.end() if match else self.at
             if self.at < len(self.text):
                 return self.text[self.at]
             if self.ended:
@@ -254,10 +257,10 @@ class Scanner:
         """Skip whitespace and return it, because it may belong to something."""
         parts: list[str] = []
         while (yield from self.peek()).isspace():
-            found = SPACE.match(self.text, self.at)
-            assert found is not None
-            parts.append(found.group())
-            self.at = found.end()
+            match = SPACE.match(self.text, self.at)
+            assert match is not None
+            parts.append(match.group())
+            self.at = match.end()
         return "".join(parts)
 
     def skip(self, layout: str) -> Wait[None]:
@@ -267,19 +270,19 @@ class Scanner:
                 return
             self.at += 1
 
-    def match(self, marks: Marks) -> Wait[str]:
+    def match(self, marks: MarkerSet) -> Wait[str]:
         """Consume and return the marker at this offset, or return ""."""
-        mark = yield from self.stands(marks)
+        mark = yield from self.peek_marker(marks)
         self.at += len(mark)
         return mark
 
-    def stands(self, marks: Marks) -> Wait[str]:
+    def peek_marker(self, marks: MarkerSet) -> Wait[str]:
         """Return the marker at this offset, or "", without consuming it."""
         while (mark := marks.here(self.text, self.at, self.ended)) is None:
             yield
         return mark
 
-    def until(self, marks: Marks, sink: Sink) -> Wait[str]:
+    def until(self, marks: MarkerSet, sink: TextSink) -> Wait[str]:
         """Pass the text to the sink up to the first marker; consume and return it. "" at the end."""
         while True:
             start, mark = marks.search(self.text, self.at, self.ended)
@@ -293,7 +296,7 @@ class Scanner:
             yield
             self.quick = None
 
-    def collect(self, marks: Marks, plausible: re.Pattern[str], most: int = 256) -> Wait[tuple[str, str]]:
+    def collect(self, marks: MarkerSet, plausible: re.Pattern[str], most: int = 256) -> Wait[tuple[str, str]]:
         """Return the text up to the first marker, and the marker.
 
         The marker is "" if the text stops being plausible before it; nothing beyond that point is consumed.
@@ -304,8 +307,8 @@ class Scanner:
             window = self.text[self.at : self.at + most + 1]
             start, mark = marks.search(window, 0, self.ended or self.at + len(window) < len(self.text))
             text += window[:start]
-            found = plausible.match(text, 0, most)
-            good = found.end() if found else 0
+            match = plausible.match(text, 0, most)
+            good = match.end() if match else 0
             self.at += start - max(len(text) - good, 0)
             if self.ended and good < len(text) and text[good:] in marks.beginnings:
                 # The end of the answer cut the marker off.
@@ -317,23 +320,23 @@ class Scanner:
 
     # JSON
 
-    def _up_to(self, wanted: re.Pattern[str], sink: Sink) -> Wait[str]:
+    def _up_to(self, wanted: re.Pattern[str], sink: TextSink) -> Wait[str]:
         """Pass the text to the sink up to a wanted character, which is returned but not consumed; "" at the
         end.
         """
         while True:
-            found = wanted.search(self.text, self.at)
-            stop = found.start() if found else len(self.text)
+            match = wanted.search(self.text, self.at)
+            stop = match.start() if match else len(self.text)
             if stop > self.at:
                 sink(self.text[self.at : stop])
             self.at = stop
-            if found is not None or self.ended:
-                return found.group() if found else ""
+            if match is not None or self.ended:
+                return match.group() if match else ""
             self.quick = self.quickly(sink, wanted)
             yield
             self.quick = None
 
-    def json_string(self, sink: Sink) -> Wait[bool]:
+    def json_string(self, sink: TextSink) -> Wait[bool]:
         """Read the rest of a string with its closing quote; return False if the text ended before."""
         while character := (yield from self._up_to(IN_STRING, sink)):
             self.at += 1
@@ -347,7 +350,7 @@ class Scanner:
         return False
 
     def json_container(
-        self, sink: Sink, structure: re.Pattern[str], stops: Marks, depth: int = 0
+        self, sink: TextSink, structure: re.Pattern[str], stops: MarkerSet, depth: int = 0
     ) -> Wait[bool]:
         """Pass an object or a list through unchanged. Return False if the text ends, or a stop marker cuts it
         off.
@@ -363,7 +366,7 @@ class Scanner:
                 depth += 1 if character in "{[" else -1
                 if depth <= 0:
                     return True
-            elif (yield from self.stands(stops)):
+            elif (yield from self.peek_marker(stops)):
                 return False
             else:
                 sink("" if "\ud800" <= character <= "\udfff" else character)
@@ -381,7 +384,7 @@ def structure_of(stops: tuple[str, ...]) -> re.Pattern[str]:
 # Assignment of tokens to events.
 
 
-def share_tokens(said: Sequence[Event], sizes: Sequence[int], waiting: int, unread: int = 0) -> list[int]:
+def assign_tokens(events: Sequence[Event], sizes: Sequence[int], waiting: int, unread: int = 0) -> list[int]:
     """Return how many pending tokens come before all events, as part of earlier output, and how many go with
     each event. The other tokens stay pending.
 
@@ -389,13 +392,13 @@ def share_tokens(said: Sequence[Event], sizes: Sequence[int], waiting: int, unre
     `unread` characters after them have not reached it. A token that extends into a new part belongs to that
     part. Within a part, the first event takes all.
     """
-    shares = [0] * (len(said) + 1)
-    taker = 1 if said[0].begins is None else 0
+    shares = [0] * (len(events) + 1)
+    taker = 1 if events[0].part_chars is None else 0
     end, token, offset = sum(sizes) - unread, 0, 0
-    for number, event in enumerate(said, 1):
-        if event.begins is None:
+    for number, event in enumerate(events, 1):
+        if event.part_chars is None:
             continue
-        edge = end - event.begins
+        edge = end - event.part_chars
         while token < len(sizes) and offset < edge and offset + sizes[token] <= edge:
             offset += sizes[token]
             token += 1
@@ -418,7 +421,7 @@ have `IDS_AT_ONCE` ids.
 IDS_AT_ONCE = 512
 
 
-def portion(events: list[Event]) -> tuple[list[Event], list[Event]]:
+def take_batch(events: list[Event]) -> tuple[list[Event], list[Event]]:
     """Split events into the first ones, which may be written at once, and the rest."""
     if len(events) == 1:
         return events, []

@@ -49,7 +49,7 @@ def escape_json(text: str) -> str:
     return quote_json(text)[1:-1] if TO_ESCAPE.search(text) else text
 
 
-class Tools:
+class ToolDeclarations:
     """Declared tools by name, with the schemas of their arguments."""
 
     def __init__(self, tools: Any = ()) -> None:
@@ -72,12 +72,12 @@ class Tools:
     def __iter__(self) -> Iterator[str]:
         return iter(self._parameters)
 
-    def arguments(self, name: str) -> "ArgumentPlace":
+    def arguments(self, name: str) -> "ArgumentSchema":
         schema = self._parameters.get(name)
-        return ArgumentPlace(schema, schema or {})
+        return ArgumentSchema(schema, schema or {})
 
 
-class ArgumentPlace:
+class ArgumentSchema:
     """A position in a tool's arguments. `schema` is None if the tool is unknown."""
 
     def __init__(self, schema: Schema | None, root: Schema) -> None:
@@ -98,23 +98,23 @@ class ArgumentPlace:
     def is_text(self) -> bool:
         return self.types == {"string"}
 
-    def member(self, key: str) -> "ArgumentPlace":
+    def member(self, key: str) -> "ArgumentSchema":
         if self.options is None:
             return self
         for option in self.options:
             properties = option.get("properties")
             if isinstance(properties, Mapping) and isinstance(properties.get(key), Mapping):
-                return ArgumentPlace(properties[key], self.root)
+                return ArgumentSchema(properties[key], self.root)
         extra = (option.get("additionalProperties") for option in self.options)
-        return ArgumentPlace(
+        return ArgumentSchema(
             next((schema for schema in extra if isinstance(schema, Mapping)), ANY), self.root
         )
 
-    def item(self) -> "ArgumentPlace":
+    def item(self) -> "ArgumentSchema":
         if self.options is None:
             return self
         items = (option.get("items") for option in self.options)
-        return ArgumentPlace(
+        return ArgumentSchema(
             next((schema for schema in items if isinstance(schema, Mapping)), ANY), self.root
         )
 
@@ -237,4 +237,4 @@ def _as_python(text: str) -> str | None:
     return python_as_json(text) if text[:1] in ("{", "[", "(") else None
 
 
-NO_TOOLS = Tools()
+NO_TOOLS = ToolDeclarations()

@@ -1,6 +1,13 @@
 """Dialects whose answers are blocks, each labelled as reasoning, text or a call."""
 
-from dragoman.dialects.declare import BlockCalls, Channels, Dialect, NamedCalls, ReasoningMarks, Section
+from dragoman.dialects.declarations import (
+    BlockCalls,
+    CallSection,
+    Channels,
+    Dialect,
+    NamedCalls,
+    ReasoningSyntax,
+)
 
 DIALECTS = (
     # OpenAI's gpt-oss: blocks with a channel; calls also have a recipient.
@@ -51,14 +58,14 @@ DIALECTS = (
         name="inkling",
         models="Inkling",
         stems=("inkling",),
-        reasoning=ReasoningMarks(
+        reasoning=ReasoningSyntax(
             open=("<|content_thinking|>",),
             close=("<|end_message|>", "<|content_model_end_sampling|>"),
             ended_by=("<|content_text|>", "<|content_invoke_tool_json|>", "<|content_invoke_tool_text|>"),
         ),
         calls=(
             BlockCalls(
-                section=Section(open=("<|message_model|>",), close=(), each=True),
+                section=CallSection(open=("<|message_model|>",), close=(), each=True),
                 open=("<|content_invoke_tool_json|>",),
                 close=("<|end_message|>",),
                 arguments=("args",),
@@ -81,12 +88,12 @@ DIALECTS = (
         name="solar_open",
         models="Solar Open 100B",
         stems=("solar-open",),
-        reasoning=ReasoningMarks(
+        reasoning=ReasoningSyntax(
             open=("<|think|>",), close=("<|end|>",), ended_by_call=True, ended_by=("<|content|>",)
         ),
         calls=(
             NamedCalls(
-                section=Section(open=("<|tool_calls|>",), close=("<|calls|>",)),
+                section=CallSection(open=("<|tool_calls|>",), close=("<|calls|>",)),
                 open=("<|tool_call:begin|>",),
                 id_first="<|tool_call:name|>",
                 then=("<|tool_call:args|>",),

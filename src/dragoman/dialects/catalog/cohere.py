@@ -1,8 +1,8 @@
 """Cohere Command: a list of actions; markers around text, reasoning and citations."""
 
-from dragoman.dialects.declare import ActionCalls, Dialect, JsonCalls, ReasoningMarks
+from dragoman.dialects.declarations import ActionCalls, Dialect, JsonCalls, ReasoningSyntax
 
-THINKING = ReasoningMarks(
+THINKING = ReasoningSyntax(
     open=("<|START_THINKING|>",),
     close=("<|END_THINKING|>",),
     ended_by=("<|START_ACTION|>", "<|START_RESPONSE|>", "<|START_TEXT|>"),

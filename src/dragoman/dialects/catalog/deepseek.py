@@ -3,10 +3,10 @@
 from msgspec.structs import replace
 
 from dragoman.dialects.catalog.json_objects import CALLS as HERMES
-from dragoman.dialects.declare import Dialect, NamedCalls, ReasoningMarks, Section, TaggedCalls
+from dragoman.dialects.declarations import CallSection, Dialect, NamedCalls, ReasoningSyntax, TaggedCalls
 
-THINK = ReasoningMarks(open=("<think>",), close=("</think>",))
-SECTION = Section(open=("<｜tool▁calls▁begin｜>",), close=("<｜tool▁calls▁end｜>",))
+THINK = ReasoningSyntax(open=("<think>",), close=("</think>",))
+SECTION = CallSection(open=("<｜tool▁calls▁begin｜>",), close=("<｜tool▁calls▁end｜>",))
 FENCED = NamedCalls(
     section=SECTION,
     open=("<｜tool▁call▁begin｜>function<｜tool▁sep｜>",),
@@ -20,7 +20,7 @@ def dsml(outer: str, space: str = "") -> TaggedCalls:
     """Declare `<｜DSML｜invoke name="f">` calls, whose parameters state whether they are strings."""
     tag, end = f"<｜DSML｜{space}", f"</｜DSML｜{space}"
     return TaggedCalls(
-        section=Section(open=(f"{tag}{outer}>\n",), close=(f"{end}{outer}>",), required=True),
+        section=CallSection(open=(f"{tag}{outer}>\n",), close=(f"{end}{outer}>",), required=True),
         before="\n\n",
         open=(f'{tag}invoke name="',),
         then=('">\n',),
@@ -72,7 +72,7 @@ DIALECTS = (
         name="deepseek_v4",
         models="DeepSeek V4",
         stems=("deepseek-v4",),
-        reasoning=ReasoningMarks(open=("<think>",), close=("</think>",), ended_by_call=True),
+        reasoning=ReasoningSyntax(open=("<think>",), close=("</think>",), ended_by_call=True),
         calls=(dsml("tool_calls"),),
         aliases=("deepseekv4", "dsv4", "deepseek-v4"),
     ),
@@ -95,7 +95,7 @@ DIALECTS = (
     Dialect(
         name="deepseek_r1_template",
         models="R1 distills whose template opens reasoning",
-        reasoning=ReasoningMarks(),
+        reasoning=ReasoningSyntax(),
         calls=(FENCED, HERMES),
     ),
 )

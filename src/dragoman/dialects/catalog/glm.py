@@ -1,10 +1,15 @@
 """Zhipu's GLM and models with the same syntax: a name, then pairs of <arg_key> and <arg_value>."""
 
-from dragoman.dialects.declare import Dialect, ReasoningMarks, Section, TaggedCalls
+from dragoman.dialects.declarations import CallSection, Dialect, ReasoningSyntax, TaggedCalls
 
 
 def pairs(
-    outer: str, layout: str = "\n", *, tag: str = "{}", after_name: str = "", section: Section | None = None
+    outer: str,
+    layout: str = "\n",
+    *,
+    tag: str = "{}",
+    after_name: str = "",
+    section: CallSection | None = None,
 ) -> TaggedCalls:
     """Declare GLM calls. `tag` is the format of a tag's name, such as `{}:opensource`."""
 
@@ -30,7 +35,7 @@ def pairs(
 
 
 def hunyuan(suffix: str, separator: str = "", layout: str = "\n") -> TaggedCalls:
-    section = Section(open=(f"<tool_calls{suffix}>{layout}",), close=(f"{layout}</tool_calls{suffix}>",))
+    section = CallSection(open=(f"<tool_calls{suffix}>{layout}",), close=(f"{layout}</tool_calls{suffix}>",))
     return pairs(
         "tool_call",
         layout,
@@ -40,9 +45,9 @@ def hunyuan(suffix: str, separator: str = "", layout: str = "\n") -> TaggedCalls
     )
 
 
-THINK = ReasoningMarks(open=("<think>",), close=("</think>",))
-ENDED_BY_CALL = ReasoningMarks(open=("<think>",), close=("</think>",), ended_by_call=True)
-HY_THINK = ReasoningMarks(
+THINK = ReasoningSyntax(open=("<think>",), close=("</think>",))
+ENDED_BY_CALL = ReasoningSyntax(open=("<think>",), close=("</think>",), ended_by_call=True)
+HY_THINK = ReasoningSyntax(
     open=("<think>", "<think:opensource>"), close=("</think>", "</think:opensource>"), ended_by_call=True
 )
 
@@ -86,13 +91,13 @@ DIALECTS = (
         name="k2_horizon",
         models="K2 Horizon",
         stems=("k2-horizon",),
-        reasoning=ReasoningMarks(open=("<ifm|think>",), close=("</ifm|think>",)),
+        reasoning=ReasoningSyntax(open=("<ifm|think>",), close=("</ifm|think>",)),
         calls=(
             pairs(
                 "tool_call",
                 "",
                 tag="ifm|{}",
-                section=Section(open=("<ifm|tool_calls>",), close=("</ifm|tool_calls>",)),
+                section=CallSection(open=("<ifm|tool_calls>",), close=("</ifm|tool_calls>",)),
             ),
         ),
     ),
@@ -108,7 +113,7 @@ DIALECTS = (
         name="hy_v4",
         models="Tencent Hy4",
         stems=("hy4",),
-        reasoning=ReasoningMarks(
+        reasoning=ReasoningSyntax(
             open=("<think:opensource>", "<think>"),
             close=("</think:opensource>", "</think>"),
             ended_by_call=True,

@@ -2,23 +2,23 @@
 
 from typing import Literal
 
-from dragoman.dialects.declare import (
+from dragoman.dialects.declarations import (
+    CallSection,
     Channels,
     Dialect,
     DoubledCalls,
     JsonCalls,
-    ReasoningMarks,
-    Section,
+    ReasoningSyntax,
     TaggedCalls,
     TreeCalls,
 )
 
-THINK = ReasoningMarks(open=("<think>",), close=("</think>",))
+THINK = ReasoningSyntax(open=("<think>",), close=("</think>",))
 MINIMAX = "]<]minimax[>["
 
 
 def invoke(
-    section: Section,
+    section: CallSection,
     prefix: str = "",
     layout: str = "\n",
     *,
@@ -39,17 +39,17 @@ def invoke(
     )
 
 
-DOTS = Section(open=("<dots_function_call>",), close=("</dots_function_call>",), each=True)
+DOTS = CallSection(open=("<dots_function_call>",), close=("</dots_function_call>",), each=True)
 
 DIALECTS = (
     Dialect(
         name="minimax_m2",
         models="MiniMax M2, M2.1, M2.5",
         stems=("minimax-m2",),
-        reasoning=ReasoningMarks(),
+        reasoning=ReasoningSyntax(),
         calls=(
             invoke(
-                Section(open=("<minimax:tool_call>\n",), close=("</minimax:tool_call>",)),
+                CallSection(open=("<minimax:tool_call>\n",), close=("</minimax:tool_call>",)),
                 before="\n",
                 untyped="text",
             ),
@@ -66,10 +66,10 @@ DIALECTS = (
         name="minimax_m3",
         models="MiniMax M3",
         stems=("minimax-m3",),
-        reasoning=ReasoningMarks(open=("<mm:think>",), close=("</mm:think>",)),
+        reasoning=ReasoningSyntax(open=("<mm:think>",), close=("</mm:think>",)),
         calls=(
             TreeCalls(
-                section=Section(open=(f"{MINIMAX}<tool_call>\n",), close=(f"\n{MINIMAX}</tool_call>",)),
+                section=CallSection(open=(f"{MINIMAX}<tool_call>\n",), close=(f"\n{MINIMAX}</tool_call>",)),
                 open=(f'{MINIMAX}<invoke name="',),
                 then=('">',),
                 close=(f"{MINIMAX}</invoke>",),
@@ -107,7 +107,7 @@ DIALECTS = (
         ),
         calls=(
             invoke(
-                Section(open=("<atem:function_calls>\n",), close=("</atem:function_calls>",), each=True),
+                CallSection(open=("<atem:function_calls>\n",), close=("</atem:function_calls>",), each=True),
                 "atem:",
                 kind=DoubledCalls,
             ),
@@ -121,7 +121,7 @@ DIALECTS = (
         reasoning=THINK,
         calls=(
             TaggedCalls(
-                section=Section(
+                section=CallSection(
                     open=("<｜tool_calls_begin｜>",), close=("<｜tool_calls_end｜>",), required=True
                 ),
                 open=('<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="',),
@@ -137,7 +137,7 @@ DIALECTS = (
         name="minicpm5",
         models="MiniCPM5",
         stems=("minicpm5",),
-        reasoning=ReasoningMarks(),
+        reasoning=ReasoningSyntax(),
         calls=(
             TaggedCalls(
                 open=('<function name="', "<function name='", '<functionname="', "<functionname='"),

@@ -1,10 +1,10 @@
 """Calls as JSON objects: between tags, in a list after a marker, or without a marker."""
 
-from dragoman.dialects.declare import Dialect, JsonCalls, KeyedCalls, PythonObjects, ReasoningMarks
+from dragoman.dialects.declarations import Dialect, JsonCalls, KeyedCalls, PythonObjects, ReasoningSyntax
 
 CALLS = JsonCalls(open=("<tool_call>\n",), close=("\n</tool_call>",), before="\n", between="\n", alone=True)
 PLUGIN = "<|action_start|>{}<|plugin|>"
-THINK = ReasoningMarks(open=("<think>",), close=("</think>",))
+THINK = ReasoningSyntax(open=("<think>",), close=("</think>",))
 
 DIALECTS = (
     # One object between tags: Hermes, Qwen and others with the same syntax.
@@ -23,21 +23,21 @@ DIALECTS = (
             "smollm3",
             "trinity",
         ),
-        reasoning=ReasoningMarks(),
+        reasoning=ReasoningSyntax(),
         calls=(CALLS,),
         aliases=("qwen", "qwen25", "qwen2.5", "trinity", "hermes_2_pro"),
     ),
     Dialect(
         name="qwen3",
         models="Qwen3 and QwQ with reasoning",
-        reasoning=ReasoningMarks(ended_by_call=True),
+        reasoning=ReasoningSyntax(ended_by_call=True),
         calls=(CALLS,),
         aliases=("base",),
     ),
     Dialect(
         name="qwen3_thinking",
         models="Qwen3-Thinking-2507",
-        reasoning=ReasoningMarks(always=True),
+        reasoning=ReasoningSyntax(always=True),
         calls=(CALLS,),
         aliases=("qwen3-thinking",),
     ),
@@ -46,14 +46,14 @@ DIALECTS = (
         name="reka_edge",
         models="Reka Edge",
         stems=("reka-edge",),
-        reasoning=ReasoningMarks(),
+        reasoning=ReasoningSyntax(),
         calls=(JsonCalls(open=("<tool_call>\n",), close=("</tool_call>",), before="\n", alone=True),),
     ),
     Dialect(
         name="ernie45",
         models="ERNIE 4.5 thinking",
         stems=("ernie-4.5",),
-        reasoning=ReasoningMarks(open=("<think>\n",), close=("\n</think>\n\n",)),
+        reasoning=ReasoningSyntax(open=("<think>\n",), close=("\n</think>\n\n",)),
         calls=(JsonCalls(open=("<tool_call>\n",), close=("\n</tool_call>\n",), before="\n", alone=True),),
         drops=("<response>\n", "\n</response>\n"),
         text_open="<response>\n",
@@ -78,7 +78,7 @@ DIALECTS = (
         name="granite",
         models="Granite 3.0 to 3.3",
         stems=("granite-3",),
-        reasoning=ReasoningMarks(
+        reasoning=ReasoningSyntax(
             open=("<think>", "Here is my thought process:", "Here's my thought process:"),
             close=("</think>", "Here is my response:", "Here's my response:"),
             stray_close="keep",
@@ -110,7 +110,7 @@ DIALECTS = (
         name="internlm",
         models="InternLM 2 and 2.5, Intern-S1",
         stems=("intern-s1", "internlm2"),
-        reasoning=ReasoningMarks(open=("<think>",), close=("</think>",)),
+        reasoning=ReasoningSyntax(open=("<think>",), close=("</think>",)),
         calls=(
             JsonCalls(
                 open=tuple(PLUGIN.format(space) for space in ("", " ", "\n", " \n", "\n ", "\n\n")),
@@ -137,7 +137,7 @@ DIALECTS = (
         name="hunyuan_a13b",
         models="Hunyuan-A13B",
         stems=("hunyuan-a13b",),
-        reasoning=ReasoningMarks(close=("\n</think>\n",)),
+        reasoning=ReasoningSyntax(close=("\n</think>\n",)),
         calls=(JsonCalls(open=("<tool_calls>",), close=("</tool_calls>",), list="must"),),
         drops=("<answer>\n", "\n</answer>"),
         text_open="<answer>\n",
@@ -153,7 +153,7 @@ DIALECTS = (
         name="apriel",
         models="Apriel 1.5, and 1.6 Thinker",
         stems=("apriel",),
-        reasoning=ReasoningMarks(
+        reasoning=ReasoningSyntax(
             open=("Here are my reasoning steps:\n",),
             close=("\n[BEGIN FINAL RESPONSE]\n",),
             preface="Here are my reasoning steps:\n",
@@ -193,7 +193,7 @@ DIALECTS = (
         name="apertus",
         models="Apertus 2509",
         stems=("apertus",),
-        reasoning=ReasoningMarks(open=("<|inner_prefix|>",), close=("<|inner_suffix|>",)),
+        reasoning=ReasoningSyntax(open=("<|inner_prefix|>",), close=("<|inner_suffix|>",)),
         calls=(KeyedCalls(open=("<|tools_prefix|>",), close=("<|tools_suffix|>",), list="must"),),
         aliases=("apertus2509",),
     ),
@@ -225,7 +225,7 @@ DIALECTS = (
         name="xlam",
         models="Salesforce xLAM 1 and 2",
         stems=("xlam",),
-        reasoning=ReasoningMarks(open=("<think>",), close=("</think>",)),
+        reasoning=ReasoningSyntax(open=("<think>",), close=("</think>",)),
         calls=(
             JsonCalls(list="must", whole=True),
             JsonCalls(open=("[TOOL_CALLS]",), list="must"),

@@ -1,16 +1,16 @@
 """Moonshot's Kimi: K2 with call ids that contain the name, K3 with blocks, and the older thinking models."""
 
-from dragoman.dialects.declare import AttributedCalls, Dialect, NamedCalls, ReasoningMarks, Section
+from dragoman.dialects.declarations import AttributedCalls, CallSection, Dialect, NamedCalls, ReasoningSyntax
 
 DIALECTS = (
     Dialect(
         name="kimi_k2",
         models="Kimi K2, K2-Instruct, K2-Thinking, K2.5",
         stems=("kimi-k2",),
-        reasoning=ReasoningMarks(open=("<think>",), close=("</think>",), ended_by_call=True),
+        reasoning=ReasoningSyntax(open=("<think>",), close=("</think>",), ended_by_call=True),
         calls=(
             NamedCalls(
-                section=Section(
+                section=CallSection(
                     open=("<|tool_calls_section_begin|>",), close=("<|tool_calls_section_end|>",)
                 ),
                 open=("<|tool_call_begin|>",),
@@ -27,7 +27,7 @@ DIALECTS = (
         name="kimi_k3",
         models="Kimi K3",
         stems=("kimi-k3",),
-        reasoning=ReasoningMarks(
+        reasoning=ReasoningSyntax(
             open=("<|open|>think<|sep|>",),
             close=("<|close|>think<|sep|>",),
             ended_by=("<|open|>response<|sep|>",),
@@ -35,7 +35,7 @@ DIALECTS = (
         ),
         calls=(
             AttributedCalls(
-                section=Section(open=("<|open|>tools<|sep|>",), close=("<|close|>tools<|sep|>",)),
+                section=CallSection(open=("<|open|>tools<|sep|>",), close=("<|close|>tools<|sep|>",)),
                 open=('<|open|>call tool="',),
                 rest='" index="{index}"',
                 then=("<|sep|>",),
@@ -56,6 +56,6 @@ DIALECTS = (
         name="kimi",
         models="Kimi-VL thinking",
         stems=("kimi-vl",),
-        reasoning=ReasoningMarks(open=("◁think▷",), close=("◁/think▷",)),
+        reasoning=ReasoningSyntax(open=("◁think▷",), close=("◁/think▷",)),
     ),
 )

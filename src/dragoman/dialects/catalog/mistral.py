@@ -1,8 +1,8 @@
 """Mistral: [TOOL_CALLS] and a list of objects; later a name and [ARGS]; [THINK] in reasoning models."""
 
-from dragoman.dialects.declare import Dialect, JsonCalls, NamedCalls, ReasoningMarks
+from dragoman.dialects.declarations import Dialect, JsonCalls, NamedCalls, ReasoningSyntax
 
-THINK = ReasoningMarks(open=("[THINK]",), close=("[/THINK]",))
+THINK = ReasoningSyntax(open=("[THINK]",), close=("[/THINK]",))
 LIST = JsonCalls(open=("[TOOL_CALLS] ",), list="must", id=("id",), silent=True, ids="mistral")
 NAMED = NamedCalls(
     open=("[TOOL_CALLS]",), then=("[ARGS]", ""), id_after="[CALL_ID]", silent=True, ids="mistral"

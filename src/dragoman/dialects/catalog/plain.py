@@ -1,6 +1,6 @@
 """Models that write only text, or only text and reasoning."""
 
-from dragoman.dialects.declare import Dialect, ReasoningMarks
+from dragoman.dialects.declarations import Dialect, ReasoningSyntax
 
 DIALECTS = (
     Dialect(
@@ -10,6 +10,6 @@ DIALECTS = (
         name="holo2",
         models="Holo2",
         stems=("holo2",),
-        reasoning=ReasoningMarks(open=("<think>",), close=("</think>",), stray_close="keep"),
+        reasoning=ReasoningSyntax(open=("<think>",), close=("</think>",), stray_close="keep"),
     ),
 )

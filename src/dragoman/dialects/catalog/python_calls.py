@@ -1,6 +1,6 @@
 """Calls as Python function calls, and Gemma's syntax with braces."""
 
-from dragoman.dialects.declare import BraceCalls, Dialect, PythonCalls, ReasoningMarks
+from dragoman.dialects.declarations import BraceCalls, Dialect, PythonCalls, ReasoningSyntax
 
 DIALECTS = (
     Dialect(
@@ -24,7 +24,7 @@ DIALECTS = (
         name="olmo3",
         models="Olmo 3",
         stems=("olmo-3", "olmo3"),
-        reasoning=ReasoningMarks(open=("<think>",), close=("</think>",)),
+        reasoning=ReasoningSyntax(open=("<think>",), close=("</think>",)),
         calls=(
             PythonCalls(
                 open=("<function_calls>",), close=("</function_calls>",), brackets=False, separator="\n"
@@ -35,7 +35,7 @@ DIALECTS = (
         name="lfm2",
         models="LFM2, LFM2.5",
         stems=("lfm2",),
-        reasoning=ReasoningMarks(open=("<think>",), close=("</think>",)),
+        reasoning=ReasoningSyntax(open=("<think>",), close=("</think>",)),
         calls=(PythonCalls(open=("<|tool_call_start|>",), close=("<|tool_call_end|>",)),),
         aliases=("lfm2.5",),
     ),
@@ -43,7 +43,7 @@ DIALECTS = (
         name="gemma4",
         models="Gemma 4",
         stems=("gemma-4", "gemma4"),
-        reasoning=ReasoningMarks(open=("<|channel>thought\n", "<|channel>"), close=("<channel|>",)),
+        reasoning=ReasoningSyntax(open=("<|channel>thought\n", "<|channel>"), close=("<channel|>",)),
         calls=(BraceCalls(open=("<|tool_call>call:",), close=("<tool_call|>",), quote='<|"|>'),),
     ),
     Dialect(

@@ -1,12 +1,12 @@
 """Qwen3-Coder's tags, and models with the same syntax."""
 
-from dragoman.dialects.declare import Dialect, ReasoningMarks, Section, TaggedCalls
+from dragoman.dialects.declarations import CallSection, Dialect, ReasoningSyntax, TaggedCalls
 
 
 def tags(outer: str, layout: str = "\n") -> TaggedCalls:
     """Declare `<function=f>` calls with `<parameter=a>` inside; `layout` is the whitespace around values."""
     return TaggedCalls(
-        section=Section(open=(f"<{outer}>\n",), close=(f"\n</{outer}>",), each=True),
+        section=CallSection(open=(f"<{outer}>\n",), close=(f"\n</{outer}>",), each=True),
         before="\n",
         between="\n",
         open=("<function=",),
@@ -18,7 +18,7 @@ def tags(outer: str, layout: str = "\n") -> TaggedCalls:
     )
 
 
-THINK = ReasoningMarks(ended_by_call=True)
+THINK = ReasoningSyntax(ended_by_call=True)
 
 DIALECTS = (
     Dialect(
@@ -41,7 +41,7 @@ DIALECTS = (
         name="step3p5",
         models="Step-3.5-Flash",
         stems=("step-3.5", "step-3.7"),
-        reasoning=ReasoningMarks(close=("\n</think>\n",)),
+        reasoning=ReasoningSyntax(close=("\n</think>\n",)),
         calls=(tags("tool_call"),),
         aliases=("step3_5", "step3_7"),
     ),
@@ -57,7 +57,7 @@ DIALECTS = (
         name="seed_oss",
         models="Seed-OSS",
         stems=("seed-oss",),
-        reasoning=ReasoningMarks(open=("<seed:think>",), close=("</seed:think>",)),
+        reasoning=ReasoningSyntax(open=("<seed:think>",), close=("</seed:think>",)),
         calls=(tags("seed:tool_call", ""),),
     ),
 )

@@ -7,8 +7,7 @@ call or it is cut short; the machine then rolls back what the reader did not emi
 import re
 from typing import TYPE_CHECKING
 
-from dragoman.dialects.compiled import Meaning, marks_of
-from dragoman.dialects.declare import (
+from dragoman.dialects.declarations import (
     AttributedCalls,
     BlockCalls,
     BraceCalls,
@@ -19,20 +18,21 @@ from dragoman.dialects.declare import (
     TaggedCalls,
     TreeCalls,
 )
+from dragoman.dialects.marker_tables import MarkerRule, marks_of
 from dragoman.dialects.readers.json_calls import read_json_calls, read_named_call
 from dragoman.dialects.readers.literals import read_brace_call, read_python_calls
 from dragoman.dialects.readers.tagged import INDEX, read_tagged_call, read_tree_call
-from dragoman.dialects.scan import IsCall, Marks, Wait
+from dragoman.dialects.scan import MarkerSet, UnrequestedCall, Wait
 
 if TYPE_CHECKING:
-    from dragoman.dialects.machine import Machine
+    from dragoman.dialects.state_machine import AnswerStateMachine
 
 
 HEADER = re.compile(r"[\w.\-]*")
-FENCE, FENCE_END = Marks(("```json",)), Marks(("```",))
+FENCE, FENCE_END = MarkerSet(("```json",)), MarkerSet(("```",))
 
 
-def find_shape(m: "Machine", meaning: Meaning) -> Wait[Calls | None]:
+def find_shape(m: "AnswerStateMachine", meaning: MarkerRule) -> Wait[Calls | None]:
     """Return the syntax, among those the marker may lead to, whose beginning is here."""
     if meaning.action == "section":
         return (yield from _in_section(m, meaning))
@@ -43,33 +43,33 @@ def find_shape(m: "Machine", meaning: Meaning) -> Wait[Calls | None]:
     return next((shape for shape in shapes if fits(shape, following)), None)
 
 
-def _is_allowed(m: "Machine", shape: Calls) -> bool:
+def _is_allowed(m: "AnswerStateMachine", shape: Calls) -> bool:
     section = shape.section
     return section is None or not section.required or m.is_awaited(section.close)
 
 
-def _in_section(m: "Machine", meaning: Meaning) -> Wait[Calls | None]:
+def _in_section(m: "AnswerStateMachine", meaning: MarkerRule) -> Wait[Calls | None]:
     """Read the opening of a section: the first call's marker, or the end of an empty section."""
     following = yield from m.space()
     for shape in meaning.shapes:
         section = shape.section
         assert section is not None
         if (yield from m.match(marks_of(section.close))):
-            m.keep()
+            m.commit_trial()
             return None
         if isinstance(shape, BlockCalls):
-            m.header, found = yield from m.collect(marks_of(shape.open), HEADER)
+            m.header, text = yield from m.collect(marks_of(shape.open), HEADER)
         elif shape.open:
-            found = yield from m.match(marks_of(shape.open))
+            text = yield from m.match(marks_of(shape.open))
         else:
-            found = following if fits(shape, following) else ""
-        if found:
+            text = following if fits(shape, following) else ""
+        if text:
             m.await_close(section.close)
             return shape
     return None
 
 
-def read_calls(machine: "Machine", shape: Calls) -> Wait[bool]:
+def read_calls(machine: "AnswerStateMachine", shape: Calls) -> Wait[bool]:
     machine.begin_call(shape)
     if isinstance(shape, JsonCalls):
         return (yield from read_json_calls(machine, shape))
@@ -85,13 +85,13 @@ def read_calls(machine: "Machine", shape: Calls) -> Wait[bool]:
     return (yield from read_tagged_call(machine, shape))
 
 
-def read_mention(machine: "Machine", mark: str, meaning: Meaning, mention: str) -> Wait[None]:
+def read_mention(machine: "AnswerStateMachine", mark: str, meaning: MarkerRule, mention: str) -> Wait[None]:
     """Read a call that reasoning probably only mentions, with all its contents.
 
     In the middle of a sentence it is a call only if nothing follows it, so that the model ended with it.
     """
     m = machine
-    m.hold(len(mark))
+    m.begin_trial(len(mark))
     m.open_part(meaning.core)
     m.at -= len(meaning.core) if meaning.bare else 0
     m.mentioning, m.draft, complete = True, [], False
@@ -107,21 +107,21 @@ def read_mention(machine: "Machine", mark: str, meaning: Meaning, mention: str) 
             m.take_draft()
             m.close_part()
             m.say_left()
-        except IsCall:
-            m.leave_call(m.retract())
+        except UnrequestedCall:
+            m.leave_call(m.roll_back())
         return
-    given = m.retract()
-    m.at += 0 if given else len(meaning.core)
-    m.think(given or meaning.core)
+    text = m.roll_back()
+    m.at += 0 if text else len(meaning.core)
+    m.emit_reasoning(text or meaning.core)
 
 
-def read_lone_calls(m: "Machine", shape: JsonCalls) -> Wait[None]:
+def read_lone_calls(m: "AnswerStateMachine", shape: JsonCalls) -> Wait[None]:
     """Read calls without a marker that are the whole answer: some models omit the marker, or write a fence
     instead.
 
     They must name declared tools. Nothing is emitted while this is still possible.
     """
-    m.hold()
+    m.begin_trial()
     m.open_part()
     yield from m.space()
     fence = yield from m.match(FENCE)
@@ -139,59 +139,59 @@ def read_lone_calls(m: "Machine", shape: JsonCalls) -> Wait[None]:
         m.close_part()
         m.say_left()
     else:
-        m.unread(m.retract())
+        m.unread(m.roll_back())
 
 
-def take_back(m: "Machine", meaning: Meaning, shape: Calls | None) -> None:
+def take_back(m: "AnswerStateMachine", meaning: MarkerRule, shape: Calls | None) -> None:
     """Roll back a marker without a call. If the end of the answer cut the call off, its special tokens are
     not text.
     """
     cut_off = m.ended and m.at == len(m.text)
-    given = m.retract()
-    if not given and not m.half:
+    text = m.roll_back()
+    if not text and not m.half:
         # A bare call that failed at its first character: consume this character as text.
         m.at += len(meaning.core)
-        given = meaning.core
+        text = meaning.core
     if cut_off:
-        given = _without_structure(m, given, shape)
+        text = _without_structure(m, text, shape)
     elif meaning.shapes[0].silent:
-        given = _without_markers(m, given, meaning)
-    m.suspend(given)
-    m.sink(given)
+        text = _without_markers(m, text, meaning)
+    m.defer_after_marker(text)
+    m.sink(text)
 
 
-def _without_structure(m: "Machine", given: str, shape: Calls | None) -> str:
+def _without_structure(m: "AnswerStateMachine", text: str, shape: Calls | None) -> str:
     """Return the text that is left of a truncated call, without its special tokens and without a partial
     name.
     """
-    if not m.compiled.structure.search(given):
-        return given
-    said = _without_tags(m, given.removesuffix(m.tail), shape)
-    name = said.strip()
+    if not m.compiled.structure.search(text):
+        return text
+    value = _without_tags(m, text.removesuffix(m.tail), shape)
+    name = value.strip()
     if isinstance(shape, NamedCalls) and shape.prefixed:
         name = name.removeprefix(shape.prefixed).rstrip("0123456789").removesuffix(":")
-    return "" if any(known.startswith(name) for known in m.tools) else said
+    return "" if any(known.startswith(name) for known in m.tools) else value
 
 
-def _without_markers(m: "Machine", given: str, meaning: Meaning) -> str:
+def _without_markers(m: "AnswerStateMachine", text: str, meaning: MarkerRule) -> str:
     """Return the text after a marker without its markers: inside a section, its markers and closing markers
     are not text.
     """
     shape = meaning.shapes[0]
     closes = shape.section.close if shape.section else ()
     if meaning.action != "section" and not m.is_awaited(closes):
-        return meaning.openings.pattern.sub("", given)
+        return meaning.openings.pattern.sub("", text)
     m.await_close(closes)
     m.await_close(shape.close)
-    return _without_tags(m, given, shape)
+    return _without_tags(m, text, shape)
 
 
-def _without_tags(m: "Machine", given: str, shape: Calls | None) -> str:
-    said = m.compiled.structure.sub("", given)
+def _without_tags(m: "AnswerStateMachine", text: str, shape: Calls | None) -> str:
+    value = m.compiled.structure.sub("", text)
     if isinstance(shape, AttributedCalls):
-        name, _, rest = said.partition(shape.rest[0])
-        said = name if INDEX.fullmatch(rest) else said
-    return said
+        name, _, rest = value.partition(shape.rest[0])
+        value = name if INDEX.fullmatch(rest) else value
+    return value
 
 
 def fits(shape: Calls, following: str) -> bool:

@@ -4,20 +4,20 @@ import json
 import re
 from typing import TYPE_CHECKING
 
-from dragoman.dialects.compiled import marks_of
-from dragoman.dialects.declare import (
+from dragoman.dialects.declarations import (
     ActionCalls,
     JsonCalls,
     KeyedCalls,
     NamedCalls,
     PythonObjects,
 )
+from dragoman.dialects.marker_tables import marks_of
 from dragoman.dialects.readers.literals import PYTHON, read_literal, read_string
-from dragoman.dialects.scan import Sink, Wait, structure_of
+from dragoman.dialects.scan import TextSink, Wait, structure_of
 from dragoman.dialects.schema import quote_json, whole_characters
 
 if TYPE_CHECKING:
-    from dragoman.dialects.machine import Machine
+    from dragoman.dialects.state_machine import AnswerStateMachine
 
 BARE_KEYS = frozenset({"type", "id", "index"})
 """Further keys that a call without a marker may have. With any other key the object is not a call."""
@@ -26,7 +26,7 @@ FRAME = re.compile(r'"(?:id|index)": (?:"[\w.:\-]{0,64}"|\d{1,9}|null)\s*|"type"
 NO_ARGUMENTS = "{}"
 
 
-def read_json_calls(m: "Machine", shape: JsonCalls) -> Wait[bool]:
+def read_json_calls(m: "AnswerStateMachine", shape: JsonCalls) -> Wait[bool]:
     following = yield from m.space()
     listed = following == "[" and shape.list != "never"
     if listed:
@@ -39,39 +39,39 @@ def read_json_calls(m: "Machine", shape: JsonCalls) -> Wait[bool]:
         m.begin_call(shape)
         reader = _ObjectReader(m, shape)
         complete = yield from reader.read()
-        m.leave(reader.spared)
+        m.set_aside(reader.spared)
         if not complete:
             if m.calls == first or shape.whole or not reader.over:
                 return False
             # A whole object that is not a call, after one that is: only this object becomes text.
-            m.sink(m.retract())
+            m.sink(m.roll_back())
         if not (yield from _another(m, shape, listed)):
             return True
 
 
-def _another(m: "Machine", shape: JsonCalls, listed: bool) -> Wait[bool]:
+def _another(m: "AnswerStateMachine", shape: JsonCalls, listed: bool) -> Wait[bool]:
     """Return whether a further object follows. Layout between two objects is skipped."""
     if not listed and not shape.several:
         return False
-    m.hold()
+    m.begin_trial()
     following = yield from m.space()
     if following == "]" and listed:
         m.at += 1
-        m.keep()
+        m.commit_trial()
         return False
     if following and following in ",;" and following == (shape.separator.strip() or following):
         m.at += 1
         following = yield from m.space()
     if following == "{":
         return True
-    m.sink(m.give_back())
+    m.sink(m.abort_trial())
     return False
 
 
 class _ObjectReader:
     """Parser of one object. Keys may come in any order, so arguments may have to wait for the name."""
 
-    def __init__(self, machine: "Machine", shape: JsonCalls) -> None:
+    def __init__(self, machine: "AnswerStateMachine", shape: JsonCalls) -> None:
         self.m = machine
         self.shape = shape
         self.in_python = isinstance(shape, PythonObjects)
@@ -97,7 +97,7 @@ class _ObjectReader:
                 continue
             key = yield from self._string()
             if key is None or (yield from m.space()) != ":":
-                m.leave("" if key is None else quote_json(key))
+                m.set_aside("" if key is None else quote_json(key))
                 return False
             m.at += 1
             following = yield from m.space()
@@ -129,12 +129,12 @@ class _ObjectReader:
         parts = [quote_json(key), ": "]
         complete = yield from self._value(parts.append)
         other = "".join(parts)
-        self.m.leave("" if FRAME.fullmatch(other) else other)
+        self.m.set_aside("" if FRAME.fullmatch(other) else other)
         return complete
 
     def _leave_twin(self, key: str, value: str | None) -> None:
         """Set aside the earlier of two members with the same key: the last one counts."""
-        self.m.leave("" if value is None else f'"{key}": {quote_json(value)}')
+        self.m.set_aside("" if value is None else f'"{key}": {quote_json(value)}')
 
     def _arguments(self, following: str) -> Wait[bool]:
         """Read the arguments, an object. It must begin as JSON before anything of it is emitted."""
@@ -147,15 +147,15 @@ class _ObjectReader:
             return False
         m, parts = self.m, ["{"]
         if self.in_python:
-            said = self.name is not None and self._open()
-            return (yield from self._value(self._sink if said else self.early.append))
+            outcome = self.name is not None and self._open()
+            return (yield from self._value(self._sink if outcome else self.early.append))
         m.at += 1
         while (following := (yield from m.peek())).isspace():
             parts.append(following)
             m.at += 1
         if following not in ('"', "}", ""):
             return False
-        sink: Sink = self.early.append
+        sink: TextSink = self.early.append
         if self.name is not None:
             if not self._open():
                 return False
@@ -169,14 +169,14 @@ class _ObjectReader:
         return (yield from self._value(parts.append)) and "".join(parts).strip() == "null"
 
     @property
-    def _sink(self) -> Sink:
+    def _sink(self) -> TextSink:
         return self.unsaid.append if self.ignored else self.m.arguments
 
     @property
     def spared(self) -> str:
         """Arguments of a call that means "no call", if there are any."""
-        said = "".join(self.unsaid)
-        return "" if said.strip() == NO_ARGUMENTS else said
+        text = "".join(self.unsaid)
+        return "" if text.strip() == NO_ARGUMENTS else text
 
     def _say(self, text: str) -> bool:
         self._sink(text)
@@ -188,7 +188,7 @@ class _ObjectReader:
         self.opened = True
         self.ignored = isinstance(self.shape, ActionCalls) and self.name in self.shape.ignored
         if self.ignored:
-            self.m.keep()
+            self.m.commit_trial()
         else:
             self.m.open_call(self.name, self.id, self.shape)
         return True
@@ -221,11 +221,11 @@ class _ObjectReader:
         except ValueError:
             decoded = None
         if decoded is None:
-            m.leave(written)
+            m.set_aside(written)
             return None
         return whole_characters(decoded)
 
-    def _value(self, sink: Sink) -> Wait[bool]:
+    def _value(self, sink: TextSink) -> Wait[bool]:
         """Read any value unchanged; Python literals become JSON."""
         m = self.m
         if self.in_python:
@@ -242,7 +242,7 @@ class _ObjectReader:
             m.at += 1
         return bool(following)
 
-    def _container(self, sink: Sink, depth: int = 0) -> Wait[bool]:
+    def _container(self, sink: TextSink, depth: int = 0) -> Wait[bool]:
         stops = marks_of(self.shape.close)
         structure = structure_of(tuple(stops.all))
         return (yield from self.m.json_container(sink, structure, stops, depth))
@@ -255,7 +255,7 @@ NAME = re.compile("\\s*[^\\s<>{}\\[\\]\"'\ud800-\udfff]*\\s*")
 KIMI_ID = re.compile(r"(?:functions\.)?(.+):(\d+)", re.DOTALL)
 
 
-def read_named_call(m: "Machine", shape: NamedCalls) -> Wait[bool]:
+def read_named_call(m: "AnswerStateMachine", shape: NamedCalls) -> Wait[bool]:
     named = yield from _name(m, shape)
     if named is None or named[0] in ("", shape.prefixed):
         return False
@@ -266,35 +266,35 @@ def read_named_call(m: "Machine", shape: NamedCalls) -> Wait[bool]:
     m.open_call(name, id_, shape)
     stops = marks_of(shape.close)
     complete = yield from m.json_container(m.arguments, structure_of(tuple(stops.all)), stops)
-    if complete or (yield from m.stands(stops)):
+    if complete or (yield from m.peek_marker(stops)):
         m.close_call()
     return complete
 
 
-def _name(m: "Machine", shape: NamedCalls) -> Wait[tuple[str, str | None] | None]:
+def _name(m: "AnswerStateMachine", shape: NamedCalls) -> Wait[tuple[str, str | None] | None]:
     """Read the name, and the id if one is written."""
     id_: str | None = None
     if shape.id_first:
-        id_, found = yield from m.collect(marks_of((shape.id_first,)), NAME)
-        if not found:
+        id_, text = yield from m.collect(marks_of((shape.id_first,)), NAME)
+        if not text:
             return None
     direct = "" in shape.then
     ends = marks_of(shape.then, (shape.id_after,), ("{",) if direct else ())
-    header, found = yield from m.collect(ends, NAME)
-    if found == shape.id_after and found:
-        id_, found = yield from m.collect(marks_of(shape.then), NAME)
-    if not found:
+    header, text = yield from m.collect(ends, NAME)
+    if text == shape.id_after and text:
+        id_, text = yield from m.collect(marks_of(shape.then), NAME)
+    if not text:
         return None
-    if found == "{":
+    if text == "{":
         m.at -= 1
     return _kimi(header.strip(), m, shape) if shape.prefixed else (header.strip(), id_ and id_.strip())
 
 
-def _kimi(id_: str, m: "Machine", shape: NamedCalls) -> tuple[str, str | None] | None:
+def _kimi(id_: str, m: "AnswerStateMachine", shape: NamedCalls) -> tuple[str, str | None] | None:
     """Split `functions.NAME:0`, which is an id that contains the name. Without a number it must be a tool's
     name.
     """
-    if found := KIMI_ID.fullmatch(id_):
-        return found.group(1), id_
+    if match := KIMI_ID.fullmatch(id_):
+        return match.group(1), id_
     name = id_.removeprefix(shape.prefixed)
     return (name, None) if name in m.tools else None

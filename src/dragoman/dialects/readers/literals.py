@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
-from dragoman.dialects.compiled import marks_of
-from dragoman.dialects.declare import BraceCalls, PythonCalls
-from dragoman.dialects.scan import Marks, Scanner, Sink, Wait
-from dragoman.dialects.schema import NUMBER, WORDS, ArgumentPlace, escape_json, quote_json
+from dragoman.dialects.declarations import BraceCalls, PythonCalls
+from dragoman.dialects.marker_tables import marks_of
+from dragoman.dialects.scan import MarkerSet, Scanner, TextSink, Wait
+from dragoman.dialects.schema import NUMBER, WORDS, ArgumentSchema, escape_json, quote_json
 
 if TYPE_CHECKING:
-    from dragoman.dialects.machine import Machine
+    from dragoman.dialects.state_machine import AnswerStateMachine
 
 NAME = re.compile(r"\s*[\w.\-]*\s*")
 KEY = re.compile(r"\s*[\w\-]*\s*")
-PARENTHESIS, EQUALS, BRACE = Marks(("(",)), Marks(("=",)), Marks(("{",))
-KEY_END, NO_MARKS = Marks((":", ",", "}")), Marks(())
+PARENTHESIS, EQUALS, BRACE = MarkerSet(("(",)), MarkerSet(("=",)), MarkerSet(("{",))
+KEY_END, NO_MARKS = MarkerSet((":", ",", "}")), MarkerSet(())
 HEXADECIMAL = re.compile(r"[0-9a-fA-F]")
 VALUE_START = re.compile(r"[\w\"'\[{(\-+.]")
 # Possessive quantifiers (++) do not backtrack, so a long word costs only its length.
@@ -32,34 +32,34 @@ NUMBERISH = re.compile(
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
 ESCAPES |= {"\\": "\\", "'": "'", '"': '"'}
 CODES = {"x": 2, "u": 4, "U": 8}
-PLACELESS = ArgumentPlace(None, {})
+PLACELESS = ArgumentSchema(None, {})
 
 
 class QuoteStyle(Struct, frozen=True):
     """How strings are quoted, and what ends a bare word."""
 
     quotes: tuple[str, ...]
-    word_end: Marks
+    word_end: MarkerSet
     escapes: bool
     any_word: bool = True
     """Whether a bare word that is not a literal is text."""
 
 
-PYTHON = QuoteStyle(("'", '"'), Marks(" \n\t\r,[](){}:'\"="), escapes=True)
+PYTHON = QuoteStyle(("'", '"'), MarkerSet(" \n\t\r,[](){}:'\"="), escapes=True)
 STRICT_PYTHON = msgspec.structs.replace(PYTHON, any_word=False)
 
 
 @cache
 def brace_style(quote: str) -> QuoteStyle:
-    return QuoteStyle((quote,), Marks((*",[]{}", quote)), escapes=False)
+    return QuoteStyle((quote,), MarkerSet((*",[]{}", quote)), escapes=False)
 
 
 class _Level(Struct):
     """An open list or object."""
 
     is_object: bool
-    place: ArgumentPlace
-    item: ArgumentPlace
+    argument_schema: ArgumentSchema
+    item: ArgumentSchema
     """Schema of the next item."""
     at_key: bool
     empty: bool = True
@@ -73,7 +73,7 @@ class _Level(Struct):
         return not self.full if character != "," else self.at_key or not self.is_object
 
 
-def read_python_calls(m: "Machine", shape: PythonCalls) -> Wait[bool]:
+def read_python_calls(m: "AnswerStateMachine", shape: PythonCalls) -> Wait[bool]:
     """Read `[f(a=1), g()]`; without brackets, calls are on successive lines."""
     following = yield from m.space()
     bracket = following == "[" and shape.brackets
@@ -85,23 +85,23 @@ def read_python_calls(m: "Machine", shape: PythonCalls) -> Wait[bool]:
         m.begin_call(shape)
         if not (yield from _python_call(m, shape)):
             return False
-        m.hold()
+        m.begin_trial()
         following = yield from m.space()
         if following == "," and (bracket or shape.separator.strip() == ","):
             m.at += 1
             following = yield from m.space()
         if following == "]" and bracket:
             m.at += 1
-            m.keep()
+            m.commit_trial()
             return True
         if not (following.isidentifier() and (bracket or not shape.brackets)):
-            m.sink(m.give_back())
+            m.sink(m.abort_trial())
             return True
 
 
-def _python_call(m: "Machine", shape: PythonCalls) -> Wait[bool]:
-    name, found = yield from m.collect(PARENTHESIS, NAME)
-    if not found or not name.strip():
+def _python_call(m: "AnswerStateMachine", shape: PythonCalls) -> Wait[bool]:
+    name, text = yield from m.collect(PARENTHESIS, NAME)
+    if not text or not name.strip():
         return False
     lead, opened = "{", False
     while True:
@@ -116,8 +116,8 @@ def _python_call(m: "Machine", shape: PythonCalls) -> Wait[bool]:
         if following == "," and opened:
             m.at += 1
             continue
-        key, found = yield from m.collect(EQUALS, KEY)
-        following = (yield from m.space()) if found else ""
+        key, text = yield from m.collect(EQUALS, KEY)
+        following = (yield from m.space()) if text else ""
         if not following or not VALUE_START.match(following) or not key.strip():
             if m.ended and m.at == len(m.text) and (opened or shape.open):
                 # The answer ends here: the name is certain, and the key is incomplete.
@@ -125,7 +125,7 @@ def _python_call(m: "Machine", shape: PythonCalls) -> Wait[bool]:
                     m.open_call(name.strip(), None, shape)
                 m.arguments(f'{lead}"{escape_json(key.strip())}' if key.strip() else lead.rstrip(", "))
             elif opened:
-                m.leave(key + found)
+                m.set_aside(key + text)
             return False
         if not opened:
             opened = True
@@ -136,31 +136,35 @@ def _python_call(m: "Machine", shape: PythonCalls) -> Wait[bool]:
             return False
 
 
-def read_brace_call(m: "Machine", shape: BraceCalls) -> Wait[bool]:
+def read_brace_call(m: "AnswerStateMachine", shape: BraceCalls) -> Wait[bool]:
     """Read `f{a:1}`."""
-    name, found = yield from m.collect(BRACE, NAME)
-    if not found or not name.strip():
+    name, text = yield from m.collect(BRACE, NAME)
+    if not text or not name.strip():
         return False
     m.at -= 1
-    place = m.tools.arguments(name.strip())
+    schema = m.tools.arguments(name.strip())
     m.open_call(name.strip(), None, shape)
     stops = marks_of(shape.close)
-    complete = yield from read_literal(m, m.arguments, brace_style(shape.quote), place, stops)
+    complete = yield from read_literal(m, m.arguments, brace_style(shape.quote), schema, stops)
     if complete:
         m.close_call()
     return complete
 
 
 def read_literal(
-    m: Scanner, sink: Sink, style: QuoteStyle, place: ArgumentPlace = PLACELESS, stops: Marks = NO_MARKS
+    m: Scanner,
+    sink: TextSink,
+    style: QuoteStyle,
+    schema: ArgumentSchema = PLACELESS,
+    stops: MarkerSet = NO_MARKS,
 ) -> Wait[bool]:
     """Read one value and write it to the sink as JSON. Return False if the text ends before the value."""
     levels: list[_Level] = []
-    quotes = Marks(style.quotes)
+    quotes = MarkerSet(style.quotes)
     while True:
         following = yield from m.space()
         level = levels[-1] if levels else None
-        if not following or (yield from m.stands(stops)):
+        if not following or (yield from m.peek_marker(stops)):
             return False
         if level is not None and not level.may_be_followed_by(following):
             return False
@@ -180,7 +184,7 @@ def read_literal(
             if level is not None and not level.is_object:
                 sink("" if level.empty else ", ")
                 level.empty = False
-            inner = level.item if level else place
+            inner = level.item if level else schema
             if following in "[{(":
                 m.at += 1
                 sink("{" if following == "{" else "[")
@@ -193,39 +197,41 @@ def read_literal(
         levels[-1].at_key, levels[-1].full = levels[-1].is_object, True
 
 
-def _key(m: Scanner, sink: Sink, level: _Level, style: QuoteStyle, quotes: Marks) -> Wait[bool]:
+def _key(m: Scanner, sink: TextSink, level: _Level, style: QuoteStyle, quotes: MarkerSet) -> Wait[bool]:
     parts: list[str] = []
-    if (yield from m.stands(quotes)):
+    if (yield from m.peek_marker(quotes)):
         if not (yield from read_string(m, parts.append, style)):
             sink(("" if level.empty else ", ") + "".join(parts))
             return False
         key: str = json.loads("".join(parts))
     else:
-        found = yield from m.until(KEY_END, parts.append)
-        m.at -= len(found)
+        text = yield from m.until(KEY_END, parts.append)
+        m.at -= len(text)
         key = "".join(parts).strip()
     sink(("" if level.empty else ", ") + quote_json(key) + ": ")
-    level.empty, level.at_key, level.item = False, False, level.place.member(key)
+    level.empty, level.at_key, level.item = False, False, level.argument_schema.member(key)
     if (yield from m.space()) != ":":
         return False
     m.at += 1
     return True
 
 
-def _scalar(m: Scanner, sink: Sink, style: QuoteStyle, place: ArgumentPlace, quotes: Marks) -> Wait[bool]:
-    if (yield from m.stands(quotes)):
+def _scalar(
+    m: Scanner, sink: TextSink, style: QuoteStyle, schema: ArgumentSchema, quotes: MarkerSet
+) -> Wait[bool]:
+    if (yield from m.peek_marker(quotes)):
         return (yield from read_string(m, sink, style))
     parts: list[str] = []
-    found = yield from m.until(style.word_end, parts.append)
-    m.at -= len(found)
+    text = yield from m.until(style.word_end, parts.append)
+    m.at -= len(text)
     word = "".join(parts).strip()
     if not word:
         return False
-    value = _word(word) if style.escapes else place.json(word, "json" if place.known else "text")
+    value = _word(word) if style.escapes else schema.json(word, "json" if schema.known else "text")
     if not style.any_word and value.startswith('"'):
         return False
     sink(value)
-    return bool(found)
+    return bool(text)
 
 
 def _word(word: str) -> str:
@@ -242,18 +248,18 @@ def _word(word: str) -> str:
         return quote_json(word)
 
 
-def read_string(m: Scanner, sink: Sink, style: QuoteStyle) -> Wait[bool]:
+def read_string(m: Scanner, sink: TextSink, style: QuoteStyle) -> Wait[bool]:
     """Read a string with its quotes, as a JSON string."""
-    quote = yield from m.match(Marks(style.quotes))
-    ends = Marks((quote, "\\") if style.escapes else (quote,))
+    quote = yield from m.match(MarkerSet(style.quotes))
+    ends = MarkerSet((quote, "\\") if style.escapes else (quote,))
     pieces = m.escaping(sink)
     sink('"')
     while True:
-        found = yield from m.until(ends, pieces)
-        if found == quote:
+        text = yield from m.until(ends, pieces)
+        if text == quote:
             sink('"')
             return True
-        if not found:
+        if not text:
             return False
         sink((yield from _escape(m)))
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
-from dragoman.dialects.compiled import marks_of, variants
-from dragoman.dialects.declare import AttributedCalls, DoubledCalls, Spellings, TaggedCalls, TreeCalls
-from dragoman.dialects.scan import Marks, Wait, structure_of
-from dragoman.dialects.schema import ArgumentPlace, escape_json, quote_json
+from dragoman.dialects.declarations import AttributedCalls, DoubledCalls, Spellings, TaggedCalls, TreeCalls
+from dragoman.dialects.marker_tables import marks_of, variants
+from dragoman.dialects.scan import MarkerSet, Wait, structure_of
+from dragoman.dialects.schema import ArgumentSchema, escape_json, quote_json
 
 if TYPE_CHECKING:
-    from dragoman.dialects.machine import Machine
+    from dragoman.dialects.state_machine import AnswerStateMachine
 
 # Lone surrogates stand for special tokens and are never part of a name.
 NAME = re.compile("\\s*[^\\s<>{}\\[\\]\ud800-\udfff]*\\s*")
@@ -33,10 +33,10 @@ TYPES = {
 }
 TAGS = ("<", *map(chr, range(0xD800, 0xE000)))
 """First characters of markers that cannot occur in a value; lone surrogates are special tokens."""
-CDATA, CDATA_END = Marks(("<![CDATA[",)), Marks(("]]>",))
+CDATA, CDATA_END = MarkerSet(("<![CDATA[",)), MarkerSet(("]]>",))
 
 
-def read_tagged_call(m: "Machine", shape: TaggedCalls) -> Wait[bool]:
+def read_tagged_call(m: "AnswerStateMachine", shape: TaggedCalls) -> Wait[bool]:
     reader = TagReader(m, shape)
     if not (yield from reader.head()):
         return False
@@ -44,11 +44,11 @@ def read_tagged_call(m: "Machine", shape: TaggedCalls) -> Wait[bool]:
 
 
 class TagReader:
-    def __init__(self, machine: "Machine", shape: TaggedCalls) -> None:
+    def __init__(self, machine: "AnswerStateMachine", shape: TaggedCalls) -> None:
         self.m = machine
         self.shape = shape
         self.attributes = shape.rest if isinstance(shape, AttributedCalls) else ""
-        self.place = ArgumentPlace(None, {})
+        self.argument_schema = ArgumentSchema(None, {})
         self.given: set[str] = set()
         """Keys read so far."""
         self.ahead: tuple[str, str] | None = None
@@ -68,23 +68,23 @@ class TagReader:
         if self.attributes:
             ends = marks_of((self.attributes[0],))
         plausible = QUOTED if self.attributes else ATTRIBUTE if quote else NAME
-        name, found = yield from m.collect(ends, plausible)
-        if not found:
+        name, text = yield from m.collect(ends, plausible)
+        if not text:
             return False
         rest = ""
         if self.attributes:
-            rest, found = yield from m.collect(marks_of(shape.then), REST)
-            if not found:
+            rest, text = yield from m.collect(marks_of(shape.then), REST)
+            if not text:
                 return False
-        if found in self.keys.all or found in self.closes.all:
-            m.at -= len(found)
-        self.closed = found in shape.empty
+        if text in self.keys.all or text in self.closes.all:
+            m.at -= len(text)
+        self.closed = text in shape.empty
         name = self._read_name(name if quote else name.strip())
         if not name or not (yield from self._goes_on()):
             return False
         m.open_call(name, None, shape)
-        self.place = m.tools.arguments(name)
-        m.leave("" if INDEX.fullmatch(rest) else rest)
+        self.argument_schema = m.tools.arguments(name)
+        m.set_aside("" if INDEX.fullmatch(rest) else rest)
         return True
 
     def _goes_on(self) -> Wait[bool]:
@@ -92,7 +92,7 @@ class TagReader:
         if self.closed:
             return True
         following = yield from self.m.space()
-        if (yield from self.m.stands(self.goes_on)) or (self.shape.json_body and following == "{"):
+        if (yield from self.m.peek_marker(self.goes_on)) or (self.shape.json_body and following == "{"):
             return True
         return not self.attributes and self._cut_short()
 
@@ -120,17 +120,17 @@ class TagReader:
                     return False
                 continue
             yield from m.space()
-            if (yield from m.stands(self.closes)):
+            if (yield from m.peek_marker(self.closes)):
                 break
-            found = yield from m.match(self.keys)
-            if not found:
+            text = yield from m.match(self.keys)
+            if not text:
                 # The end, or text that is not an argument: the call is over. It is complete only if nothing
                 # but its own closing marker is missing.
                 if not self._cut_short():
                     break
                 return self._cut_off()
-            yield from m.skip(_trail(shape.key, found))
-            if not (yield from self._argument(found)):
+            yield from m.skip(_trail(shape.key, text))
+            if not (yield from self._argument(text)):
                 return False
         self._finish()
         return True
@@ -153,7 +153,7 @@ class TagReader:
             return False
         if self.lead == "{":
             m.arguments("{")
-        m.leave(tag)
+        m.set_aside(tag)
         return False
 
     def _without_value(self, key: str) -> bool:
@@ -164,7 +164,7 @@ class TagReader:
         if m.ended and self.shape.value.startswith(m.text[m.at :]):
             m.at = len(m.text)
             return self._break_off(key=key)
-        m.leave(key)
+        m.set_aside(key)
         return True
 
     def _finish(self) -> None:
@@ -175,18 +175,18 @@ class TagReader:
     def _argument(self, tag: str) -> Wait[bool]:
         m, shape = self.m, self.shape
         if self.ahead is None:
-            key, found = yield from m.collect(_marks_before(shape.key_end), KEY)
+            key, text = yield from m.collect(_marks_before(shape.key_end), KEY)
         else:
-            (key, found), self.ahead = self.ahead, None
-        if not found:
+            (key, text), self.ahead = self.ahead, None
+        if not text:
             return self._break_off(tag + key, key)
-        tag += key + found
+        tag += key + text
         stated = ""
-        if shape.type_end and found not in shape.type_end:
-            stated, found = yield from m.collect(marks_of(shape.type_end), _type_names(shape.types))
-            if not found:
+        if shape.type_end and text not in shape.type_end:
+            stated, text = yield from m.collect(marks_of(shape.type_end), _type_names(shape.types))
+            if not text:
                 return self._break_off(tag + stated, key)
-        yield from m.skip(_trail(shape.type_end or shape.key_end, found))
+        yield from m.skip(_trail(shape.type_end or shape.key_end, text))
         key = unescape(key) if self.attributes else key
         if shape.value.strip():
             yield from m.space()
@@ -196,13 +196,13 @@ class TagReader:
         m.arguments(f"{self.lead}{quote_json(key)}: ")
         self.lead = ", "
         self.given.add(key)
-        return (yield from self._value(self.place.member(key), stated))
+        return (yield from self._value(self.argument_schema.member(key), stated))
 
-    def _value(self, place: ArgumentPlace, stated: str) -> Wait[bool]:
+    def _value(self, schema: ArgumentSchema, stated: str) -> Wait[bool]:
         m, shape = self.m, self.shape
-        text = self._is_text(place, stated)
+        text = self._is_text(schema, stated)
         if shape.cdata and (yield from m.match(CDATA)):
-            return (yield from self._cdata(place, text))
+            return (yield from self._cdata(schema, text))
         if text:
             m.arguments('"')
             complete = yield from self._until_end(True, [])
@@ -212,16 +212,16 @@ class TagReader:
         parts: list[str] = []
         complete = yield from self._until_end(False, parts)
         if complete:
-            m.arguments(place.json("".join(parts), shape.untyped))
+            m.arguments(schema.json("".join(parts), shape.untyped))
         else:
             m.arguments("".join(parts).strip())
         return complete
 
-    def _is_text(self, place: ArgumentPlace, stated: str) -> bool:
+    def _is_text(self, schema: ArgumentSchema, stated: str) -> bool:
         """Whether the value is certainly a string, so that it can be emitted as it comes."""
         if stated:
             return stated == ("true" if self.shape.types == "string" else "string")
-        return place.is_text or (not place.types and self.shape.untyped == "text")
+        return schema.is_text or (not schema.types and self.shape.untyped == "text")
 
     def _until_end(self, text: bool, parts: list[str]) -> Wait[bool]:
         """Read a value up to its closing tag. A closing tag that neither an argument nor the end of the call
@@ -231,16 +231,16 @@ class TagReader:
         sink = m.string_arguments if text else parts.append
         ends, keys, closes = self.ends
         while True:
-            found = yield from m.until(ends, sink)
-            if not found:
+            value = yield from m.until(ends, sink)
+            if not value:
                 return False
-            if found in keys:
-                read = yield from self._next_key(found)
-            elif found in closes:
-                read = yield from self._end_of_all(found)
+            if value in keys:
+                read = yield from self._next_key(value)
+            elif value in closes:
+                read = yield from self._end_of_all(value)
             else:
-                read = found + (yield from m.blank())
-                if not (yield from m.peek()) or (yield from m.stands(self.goes_on)) or self._cut_short():
+                read = value + (yield from m.blank())
+                if not (yield from m.peek()) or (yield from m.peek_marker(self.goes_on)) or self._cut_short():
                     return True
             if not read:
                 return True
@@ -250,19 +250,19 @@ class TagReader:
         """Read a key where the closing tag of the value is missing. Return the text
         read if it is not a key.
         """
-        key, found = yield from self.m.collect(_marks_before(self.shape.key_end), KEY)
+        key, text = yield from self.m.collect(_marks_before(self.shape.key_end), KEY)
         name = unescape(key) if self.attributes else key
-        if not found or name in self.given or not self._expects(name, tag):
-            return tag + key + found
-        self.ahead = key, found
+        if not text or name in self.given or not self._expects(name, tag):
+            return tag + key + text
+        self.ahead = key, text
         return ""
 
     def _expects(self, key: str, tag: str) -> bool:
         """Whether the tool has such an argument. Without a schema, a key at the
         beginning of a line counts.
         """
-        if self.place.has_properties:
-            return self.place.has(key)
+        if self.argument_schema.has_properties:
+            return self.argument_schema.has(key)
         return tag.startswith("\n") and KEY_LIKE.fullmatch(key) is not None
 
     def _end_of_all(self, close: str) -> Wait[str]:
@@ -277,28 +277,28 @@ class TagReader:
         self.closed = not (yield from m.peek())
         return "" if self.closed else read
 
-    def _cdata(self, place: ArgumentPlace, text: bool) -> Wait[bool]:
+    def _cdata(self, schema: ArgumentSchema, text: bool) -> Wait[bool]:
         m, parts = self.m, list[str]()
         m.arguments('"' if text else "")
         if not (yield from m.until(CDATA_END, m.string_arguments if text else parts.append)):
             m.arguments("".join(parts).strip())
             return False
-        m.arguments('"' if text else place.json("".join(parts), self.shape.untyped))
+        m.arguments('"' if text else schema.json("".join(parts), self.shape.untyped))
         yield from m.space()
         yield from m.match(marks_of(self.shape.value_end))
         return True
 
 
 @lru_cache(maxsize=1024)
-def _trail(spellings: Spellings, found: str) -> str:
+def _trail(spellings: Spellings, text: str) -> str:
     """Return the layout that belongs after a marker."""
-    return variants(spellings).get(found, ("", ""))[1]
+    return variants(spellings).get(text, ("", ""))[1]
 
 
 @lru_cache(maxsize=1024)
-def _marks_before(spellings: Spellings) -> Marks:
+def _marks_before(spellings: Spellings) -> MarkerSet:
     """Return markers with the layout before them, which is not part of the text they end."""
-    return Marks(variants(spellings))
+    return MarkerSet(variants(spellings))
 
 
 @lru_cache(maxsize=1024)
@@ -309,7 +309,7 @@ def _type_names(types: str) -> re.Pattern[str]:
 
 
 @lru_cache(maxsize=1024)
-def _ends_of_value(shape: TaggedCalls) -> tuple[Marks, frozenset[str], frozenset[str]]:
+def _ends_of_value(shape: TaggedCalls) -> tuple[MarkerSet, frozenset[str], frozenset[str]]:
     """Return all markers that may end a value; among them the keys and call ends, if the value's own end is
     missing.
     """
@@ -322,14 +322,14 @@ def _ends_of_value(shape: TaggedCalls) -> tuple[Marks, frozenset[str], frozenset
         frozenset(variants(layout + mark.strip() for mark in marks if mark.startswith(tags))).difference(ends)
         for marks in (shape.key, shape.close)
     )
-    return Marks({*ends, *keys, *closes}), keys, closes
+    return MarkerSet({*ends, *keys, *closes}), keys, closes
 
 
 # A tree of tags: `<tags><item>a</item></tags>`, each tag after a marker
 
 TAG_NAME = re.compile(r"[^\s<>]*")
 TAG = re.compile(r"<?/?[^<>]*")
-TAG_END = Marks((">",))
+TAG_END = MarkerSet((">",))
 ITEM = "item"
 MOST_LEVELS = 128
 
@@ -340,10 +340,10 @@ class TagNode(Struct):
     children: list["TagNode"] = field(default_factory=list)
 
 
-def read_tree_call(m: "Machine", shape: TreeCalls) -> Wait[bool]:
+def read_tree_call(m: "AnswerStateMachine", shape: TreeCalls) -> Wait[bool]:
     """Read the whole tree before anything is emitted: a wrong closing tag makes all of it text."""
-    name, found = yield from m.collect(marks_of(shape.then), TAG_NAME)
-    if not found or not name:
+    name, text = yield from m.collect(marks_of(shape.then), TAG_NAME)
+    if not text or not name:
         return False
     root = yield from _tree(m, shape, TagNode(name))
     if root is None:
@@ -354,18 +354,18 @@ def read_tree_call(m: "Machine", shape: TreeCalls) -> Wait[bool]:
     return True
 
 
-def _tree(m: "Machine", shape: TreeCalls, root: TagNode) -> Wait[TagNode | None]:
+def _tree(m: "AnswerStateMachine", shape: TreeCalls, root: TagNode) -> Wait[TagNode | None]:
     """Read everything up to the closing tag of the call, which is not consumed."""
-    path, lead = [root], Marks((shape.lead,))
+    path, lead = [root], MarkerSet((shape.lead,))
     while len(path) <= MOST_LEVELS:
         if len(path) == 1:
             yield from m.space()
-            if (yield from m.stands(marks_of(shape.close))):
+            if (yield from m.peek_marker(marks_of(shape.close))):
                 return root
         if not (yield from m.until(lead, path[-1].texts.append)):
             return None
-        tag, found = yield from m.collect(TAG_END, TAG)
-        if not found or not tag.startswith("<"):
+        tag, text = yield from m.collect(TAG_END, TAG)
+        if not text or not tag.startswith("<"):
             return None
         if path[-1].children or not tag.startswith("</"):
             # An argument cannot hold text beside tags.
@@ -382,19 +382,19 @@ def _tree(m: "Machine", shape: TreeCalls, root: TagNode) -> Wait[TagNode | None]
     return None
 
 
-def _tree_object(node: TagNode, place: ArgumentPlace) -> str:
+def _tree_object(node: TagNode, schema: ArgumentSchema) -> str:
     members = (
-        f"{quote_json(child.tag)}: {_tree_value(child, place.member(child.tag))}" for child in node.children
+        f"{quote_json(child.tag)}: {_tree_value(child, schema.member(child.tag))}" for child in node.children
     )
     return "{" + ", ".join(members) + "}"
 
 
-def _tree_value(node: TagNode, place: ArgumentPlace) -> str:
+def _tree_value(node: TagNode, schema: ArgumentSchema) -> str:
     if not node.children:
         text = "".join(node.texts)
         empty = {"array": "[]", "object": "{}"} if not text.strip() else {}
-        return next((empty[kind] for kind in place.types if kind in empty), None) or place.json(text)
-    listed = all(child.tag == ITEM for child in node.children) and not place.has(ITEM)
-    if listed and place.types != {"object"}:
-        return "[" + ", ".join(_tree_value(child, place.item()) for child in node.children) + "]"
-    return _tree_object(node, place)
+        return next((empty[kind] for kind in schema.types if kind in empty), None) or schema.json(text)
+    listed = all(child.tag == ITEM for child in node.children) and not schema.has(ITEM)
+    if listed and schema.types != {"object"}:
+        return "[" + ", ".join(_tree_value(child, schema.item()) for child in node.children) + "]"
+    return _tree_object(node, schema)

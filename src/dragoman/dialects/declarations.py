@@ -21,7 +21,7 @@ TURN = re.compile(r"<[|｜/!]?\w[^\s<>]*>|\[/?[A-Z_]+\]|(?:^|\n)\s*\w+:\s*\Z")
 """Signs of a later speaker: a control token, or a line with only a speaker's name."""
 
 
-class ReasoningMarks(Struct, frozen=True, kw_only=True):
+class ReasoningSyntax(Struct, frozen=True, kw_only=True):
     """Markers around reasoning."""
 
     open: Spellings = ("<think>\n",)
@@ -42,7 +42,7 @@ class ReasoningMarks(Struct, frozen=True, kw_only=True):
     """
 
 
-class Section(Struct, frozen=True, kw_only=True):
+class CallSection(Struct, frozen=True, kw_only=True):
     """Markers around all calls of an answer."""
 
     open: Spellings
@@ -53,7 +53,7 @@ class Section(Struct, frozen=True, kw_only=True):
     """Whether each call has a section of its own."""
 
 
-class CallShape(Struct, frozen=True, kw_only=True):
+class CallSyntax(Struct, frozen=True, kw_only=True):
     """Fields that all call syntaxes share."""
 
     open: Spellings = ()
@@ -63,7 +63,7 @@ class CallShape(Struct, frozen=True, kw_only=True):
     """Text written between two calls."""
     before: str = ""
     """Text written between the answer's text and the first call."""
-    section: Section | None = None
+    section: CallSection | None = None
     whole: bool = False
     """Whether the call of an undeclared tool is emitted only when it is complete, because it may be text."""
     silent: bool = False
@@ -80,17 +80,17 @@ class CallShape(Struct, frozen=True, kw_only=True):
         """Return the id that the model wrote, unless it is already used; otherwise generate one in the
         family's format.
         """
-        numbers, made = count(number), written
-        while not made or made in used:
+        numbers, text = count(number), written
+        while not text or text in used:
             if self.ids == "kimi":
-                made = f"functions.{name}:{next(numbers)}"
+                text = f"functions.{name}:{next(numbers)}"
             else:
-                made = token_hex(5)[:9] if self.ids == "mistral" else "call_" + token_hex(12)
-        used.add(made)
-        return made
+                text = token_hex(5)[:9] if self.ids == "mistral" else "call_" + token_hex(12)
+        used.add(text)
+        return text
 
 
-class JsonCalls(CallShape, frozen=True, kw_only=True):
+class JsonCalls(CallSyntax, frozen=True, kw_only=True):
     """`{"name": "f", "arguments": {...}}`, alone or in a list."""
 
     name: Spellings = ("name",)
@@ -116,7 +116,7 @@ class JsonCalls(CallShape, frozen=True, kw_only=True):
     """Text written before each object of a list; each object is then on its own line."""
 
 
-class NamedCalls(CallShape, frozen=True, kw_only=True):
+class NamedCalls(CallSyntax, frozen=True, kw_only=True):
     """`<open>NAME<then>{...}<close>`: the name before the arguments, which are a JSON object."""
 
     then: Spellings = ()
@@ -129,7 +129,7 @@ class NamedCalls(CallShape, frozen=True, kw_only=True):
     """Prefix of Kimi's call ids, which contain the name: `functions.NAME:0`."""
 
 
-class TaggedCalls(CallShape, frozen=True, kw_only=True):
+class TaggedCalls(CallSyntax, frozen=True, kw_only=True):
     """`<open>NAME<then>`, then `<key>K<key_end>V<value_end>` for each argument, then `<close>`."""
 
     then: Spellings
@@ -154,14 +154,14 @@ class TaggedCalls(CallShape, frozen=True, kw_only=True):
     """Whether a text value may be in <![CDATA[ ]]>."""
 
 
-class PythonCalls(CallShape, frozen=True, kw_only=True):
+class PythonCalls(CallSyntax, frozen=True, kw_only=True):
     """`f(a=1, b='x')`; several calls are separated and, with `brackets`, in [ ]."""
 
     brackets: bool = True
     separator: str = ", "
 
 
-class BraceCalls(CallShape, frozen=True, kw_only=True):
+class BraceCalls(CallSyntax, frozen=True, kw_only=True):
     """Gemma's own literals: `call:f{a:<|"|>x<|"|>,n:3}`, with `quote` around strings."""
 
     quote: str
@@ -251,7 +251,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
     """Models that use it, for people."""
     stems: Spellings = ()
     """Parts of its models' names, such as `qwen3-coder`; of all matching stems the longest counts."""
-    reasoning: ReasoningMarks | None = None
+    reasoning: ReasoningSyntax | None = None
     calls: tuple[Calls, ...] = ()
     """Alternative call syntaxes; the renderer writes the first."""
     channels: Channels | None = None
@@ -268,7 +268,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
     """Text that is put before the answer."""
     unfenced: bool = False
     """Whether an answer that is a single ```json fence loses the fence."""
-    own: Any = None
+    response_template: Any = None
     """The ResponseTemplate from a model's files; if set, it parses the answers and the other fields are not
     used.
     """
@@ -277,7 +277,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
 
     @property
     def has_calls(self) -> bool:
-        return bool(self.calls) or self.channels is not None or self.own is not None
+        return bool(self.calls) or self.channels is not None or self.response_template is not None
 
 
 def starts_in_reasoning(dialect: Dialect, prompt: str, *, continues: bool = False) -> bool:
@@ -302,7 +302,7 @@ def starts_in_reasoning(dialect: Dialect, prompt: str, *, continues: bool = Fals
     return inside and TURN.search(words) is None and not find_mention(end[:offset])
 
 
-def begins_inside(dialect: Dialect, text: str) -> bool:
+def prompt_opened_reasoning(dialect: Dialect, text: str) -> bool:
     """Whether the text closes reasoning before it opens any, so the prompt must have opened it.
 
     True for `Hm.</think>Yes.`, False for `<think>Hm.</think>Yes.`.

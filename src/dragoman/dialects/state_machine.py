@@ -6,8 +6,8 @@ of an answer that might have been a call without a marker.
 
 An answer is a sequence of parts: reasoning, text, calls, each with the markers around it. A reader of tokens
 needs the part of every token, including tokens without text, so the first event of a part says where it
-begins (`Event.begins`). That offset is `_edge`: the marker that opens the part or, if there is none, the end
-of what closed the part before. Layout between two parts belongs to the earlier one.
+begins (`Event.part_chars`). That offset is `_edge`: the marker that opens the part or, if there is none, the
+end of what closed the part before. Layout between two parts belongs to the earlier one.
 """
 
 import re
@@ -16,12 +16,12 @@ from collections.abc import Generator
 from msgspec import Struct
 
 from dragoman.dialects.channels import read_channels
-from dragoman.dialects.compiled import SENTINEL, CompiledDialect, Meaning, marks_of
-from dragoman.dialects.declare import Calls, Spellings
+from dragoman.dialects.declarations import Calls, Spellings
+from dragoman.dialects.marker_tables import SENTINEL, CompiledDialect, MarkerRule, marks_of
 from dragoman.dialects.readers import find_shape, read_calls, read_lone_calls, read_mention, take_back
-from dragoman.dialects.scan import IsCall, Marks, Quick, Scanner, Sink, ThoughtMargin, Wait
-from dragoman.dialects.schema import Tools, escape_json
-from dragoman.types import Event, Kind, coalesce
+from dragoman.dialects.scan import MarkerSet, MentionTracker, Quick, Scanner, TextSink, UnrequestedCall, Wait
+from dragoman.dialects.schema import ToolDeclarations, escape_json
+from dragoman.types import Event, EventKind, coalesce
 
 SPAN = re.compile(r"[\s\d:,\[\]]*")
 LONE_STARTS = frozenset("{` \n\t\r")
@@ -35,25 +35,25 @@ class TrialState(Struct, frozen=True):
     said: bool
     blank: str | None
     calls: int
-    awaited: frozenset[frozenset[str]]
+    expected_closers: frozenset[frozenset[str]]
     header: str
-    part: tuple[Kind | None, int, bool]
+    part: tuple[EventKind | None, int, bool]
 
 
-class Emitter(Scanner):
+class EventEmitter(Scanner):
     """Emits events, some of which stay a draft until a call is certain.
 
     Its methods are the sinks of the readers.
     """
 
-    def __init__(self, compiled: CompiledDialect, tools: Tools) -> None:
+    def __init__(self, compiled: CompiledDialect, tools: ToolDeclarations) -> None:
         super().__init__()
         self.compiled = compiled
         self.dialect = compiled.dialect
         self.tools = tools
         self.calls = 0
         self.reasoning = False
-        self.awaited: frozenset[frozenset[str]] = frozenset()
+        self.expected_closers: frozenset[frozenset[str]] = frozenset()
         """Closing markers still to come, each with its other spellings; they will not be text."""
         self._said = False
         self._blank: list[str] | None = []
@@ -61,24 +61,24 @@ class Emitter(Scanner):
         self._events: list[Event] = []
         self.draft: list[Event] | None = None
         self._ids: set[str] = set()
-        self._part: Kind | None = None
+        self._part: EventKind | None = None
         """Kind of the part that is being emitted; a call counts as its arguments."""
         self._edge = 0
-        """Offset (`place`) at which the next part would begin."""
+        """Offset (`offset`) at which the next part would begin."""
         self._opened = False
         """Whether a marker has opened the next part and nothing of it was emitted yet."""
-        self._margin: ThoughtMargin | None = None
+        self._margin: MentionTracker | None = None
         """Recent reasoning, in dialects where a call may end it."""
         self.lone = compiled.lone if tools.lenient else None
         """Syntax of calls that are the whole answer; None if that is no longer possible."""
         self._left: list[str] = []
-        """Text inside a call that is not part of it: see `leave`."""
+        """Text inside a call that is not part of it: see `set_aside`."""
         self.header = ""
         """A word before a call: its name, or else text."""
         self.half = ""
         """Truncated marker at the end of the answer."""
         self._suspended: list[str] | None = None
-        """Reasoning since a call marker that led to no call: see `suspend`."""
+        """Reasoning since a call marker that led to no call: see `defer_after_marker`."""
         self._suspended_at = (0, 0)
         """Offset at which the part with the suspended text begins if it is reasoning, and if it is text."""
         self._before = self.state()
@@ -91,8 +91,8 @@ class Emitter(Scanner):
         events, self._events = self._events, []
         end = self.dropped + len(self.text)
         for event in events:
-            if event.begins is not None:
-                event.begins = end - event.begins
+            if event.part_chars is not None:
+                event.part_chars = end - event.part_chars
         if self.compiled.sentinels:
             for event in events:
                 event.text = event.text.translate(self.compiled.unseen)
@@ -104,27 +104,27 @@ class Emitter(Scanner):
         is only whitespace.
         """
         if self._suspended is not None:
-            said, self._suspended = "".join(self._suspended), None
+            text, self._suspended = "".join(self._suspended), None
             self.new_paragraph()
             self._edge = self._suspended_at[1]
-            self.say(said)
+            self.emit_text(text)
         if self._blank and not self._said:
             self._emit("text", "".join(self._blank))
 
     # Sinks
 
-    def _emit(self, kind: Kind, text: str) -> None:
+    def _emit(self, kind: EventKind, text: str) -> None:
         if text:
             self._said = True
             self._append(Event(kind, 0, text, call=self.calls - 1), kind)
 
-    def _append(self, event: Event, part: Kind) -> None:
+    def _append(self, event: Event, part: EventKind) -> None:
         if event.kind == "call_open" or (part != self._part and event.text.translate(self.compiled.unseen)):
-            self._part, event.begins = part, self._edge
+            self._part, event.part_chars = part, self._edge
         self._opened = self._opened and part != self._part
         (self._events if self.draft is None else self.draft).append(event)
 
-    def say(self, text: str) -> None:
+    def emit_text(self, text: str) -> None:
         if self._blank is not None:
             if not text.strip():
                 self._blank.append(text)
@@ -133,7 +133,7 @@ class Emitter(Scanner):
             self._blank = self.lone = None
         self._emit("text", text)
 
-    def think(self, text: str) -> None:
+    def emit_reasoning(self, text: str) -> None:
         if self._margin is not None:
             self._margin.note(text)
         if self._suspended is not None:
@@ -141,12 +141,12 @@ class Emitter(Scanner):
         else:
             self._emit("reasoning", text)
 
-    def suspend(self, given: str) -> None:
+    def defer_after_marker(self, text: str) -> None:
         """A call marker in reasoning led to no call. If reasoning is closed later, the text was part of it;
         otherwise reasoning ended here. Emit nothing until then.
         """
-        if self.reasoning and self._margin is not None and given and self._suspended is None:
-            self._suspended, self._suspended_at = [], (self._edge, self.place - len(given))
+        if self.reasoning and self._margin is not None and text and self._suspended is None:
+            self._suspended, self._suspended_at = [], (self._edge, self.offset - len(text))
             self._opened = False
 
     def resume(self) -> None:
@@ -165,7 +165,7 @@ class Emitter(Scanner):
         """Escape a chunk of a string and emit it as arguments."""
         self._emit("call_arguments", escape_json(text))
 
-    def leave(self, text: str) -> None:
+    def set_aside(self, text: str) -> None:
         """Set aside text inside a call that is neither frame nor argument; it becomes text after the call."""
         if text:
             self._left.append(text)
@@ -181,14 +181,14 @@ class Emitter(Scanner):
         return not self.reasoning and self._blank is None
 
     @property
-    def sink(self) -> Sink:
+    def sink(self) -> TextSink:
         """Sink for text outside of calls."""
-        return self.think if self.reasoning else self.say
+        return self.emit_reasoning if self.reasoning else self.emit_text
 
-    def quickly(self, sink: Sink, other: re.Pattern[str]) -> Quick | None:
-        if sink == self.say:
+    def quickly(self, sink: TextSink, other: re.Pattern[str]) -> Quick | None:
+        if sink == self.emit_text:
             return ("text", other, None) if self._blank is None and self._part == "text" else None
-        if sink == self.think:
+        if sink == self.emit_reasoning:
             quick = self._part == "reasoning" and self._suspended is None
             return ("reasoning", other, self._margin.note if self._margin else None) if quick else None
         if sink in (self.arguments, self.string_arguments):
@@ -207,7 +207,7 @@ class Emitter(Scanner):
         self.draft.append(event)
         return []
 
-    def escaping(self, sink: Sink) -> Sink:
+    def escaping(self, sink: TextSink) -> TextSink:
         return self.string_arguments if sink == self.arguments else super().escaping(sink)
 
     # Turning points
@@ -217,11 +217,11 @@ class Emitter(Scanner):
         are inside the part.
         """
         if not self._opened:
-            self._edge, self._opened = self.place - len(marker), True
+            self._edge, self._opened = self.offset - len(marker), True
 
     def close_part(self) -> None:
         """End the current part here, except for whitespace that may still be text."""
-        self._edge, self._opened = self._edge if self._blank else self.place, False
+        self._edge, self._opened = self._edge if self._blank else self.offset, False
 
     def new_paragraph(self, *, reasoning: bool = False) -> None:
         """End the current paragraph: whitespace from here on may be layout."""
@@ -233,7 +233,7 @@ class Emitter(Scanner):
     def begin_call(self, shape: Calls) -> None:
         """Begin a call; what is read from here is on trial."""
         if not self.holding:
-            self.hold()
+            self.begin_trial()
         self.open_part()
         if shape.whole and self.draft is None:
             self.draft = []
@@ -243,15 +243,15 @@ class Emitter(Scanner):
         whole call.
         """
         if not self.mentioning and (not shape.whole or name in self.tools):
-            self._be_sure()
+            self._confirm_call()
             self._events += self.draft or ()
             self.draft = None
-            self.keep()
+            self.commit_trial()
         if self.header not in (name, f"{name}.{name}"):
-            self.leave(self.header)
+            self.set_aside(self.header)
         self.header = ""
-        made = shape.make_id(name, id_, self.calls, self._ids)
-        opening = Event("call_open", 0, name, call=self.calls, call_id=made)
+        text = shape.make_id(name, id_, self.calls, self._ids)
+        opening = Event("call_open", 0, name, call=self.calls, call_id=text)
         self._append(opening, "call_arguments")
         self.calls += 1
         self.new_paragraph()
@@ -271,14 +271,14 @@ class Emitter(Scanner):
         """Emit the held-back events: they are calls."""
         if self.draft is not None and not self.mentioning:
             draft, self.draft = self.draft, None
-            self._be_sure()
+            self._confirm_call()
             self._events += draft
-            self.keep()
+            self.commit_trial()
 
-    def _be_sure(self) -> None:
+    def _confirm_call(self) -> None:
         """Confirm that this is a call, so suspended text before it was reasoning."""
         if not self.compiled.calls:
-            raise IsCall
+            raise UnrequestedCall
         self.resume()
 
     # Trials
@@ -286,26 +286,33 @@ class Emitter(Scanner):
     def state(self) -> TrialState:
         blank = None if self._blank is None else "".join(self._blank)
         part = (self._part, self._edge, self._opened)
-        return TrialState(self.reasoning, self._said, blank, self.calls, self.awaited, self.header, part)
+        return TrialState(
+            self.reasoning, self._said, blank, self.calls, self.expected_closers, self.header, part
+        )
 
-    def hold(self, back: int = 0) -> None:
+    def begin_trial(self, back: int = 0) -> None:
         if not self.mentioning:
-            super().hold(back)
+            super().begin_trial(back)
             self._before = self.state()
 
-    def retract(self) -> str:
+    def roll_back(self) -> str:
         """Roll back a failed trial: restore the state, and return the text that was read."""
         if self.mentioning:
             return ""
         state = self._before
         self.reasoning, self._said = state.reasoning, state.said
         self._blank = None if state.blank is None else [state.blank]
-        self.calls, self.awaited, self.draft, self._left = state.calls, state.awaited, None, []
+        self.calls, self.expected_closers, self.draft, self._left = (
+            state.calls,
+            state.expected_closers,
+            None,
+            [],
+        )
         self.header, (self._part, self._edge, self._opened) = state.header, state.part
-        return self.give_back().removesuffix(self.half)
+        return self.abort_trial().removesuffix(self.half)
 
 
-class Machine(Emitter):
+class AnswerStateMachine(EventEmitter):
     """Parser of one answer: `feed` takes text and returns events.
 
     With `verbatim`, everything after the beginning of the text is text: a marker in it is a quotation.
@@ -314,7 +321,7 @@ class Machine(Emitter):
     def __init__(
         self,
         compiled: CompiledDialect,
-        tools: Tools,
+        tools: ToolDeclarations,
         *,
         starts_in_reasoning: bool = False,
         verbatim: bool = False,
@@ -324,12 +331,12 @@ class Machine(Emitter):
         self.lone = None if verbatim else self.lone
         thinking = self.dialect.reasoning
         if thinking is not None and thinking.ended_by_call:
-            self._margin = ThoughtMargin()
+            self._margin = MentionTracker()
         if starts_in_reasoning and thinking is not None:
             self.reasoning = True
-            self.think(thinking.preface)
+            self.emit_reasoning(thinking.preface)
         if self.dialect.prepends:
-            self.say(self.dialect.prepends)
+            self.emit_text(self.dialect.prepends)
         self._between_calls = False
         self._run: Generator[None, None, None] = self._main()
         next(self._run, None)
@@ -353,7 +360,9 @@ class Machine(Emitter):
         rest = self.text[self.at :]
         if rest in self.compiled.halves:
             self.half, self.at = rest, len(self.text)
-        if self._between_calls and self.is_half_of(close for group in self.awaited for close in group):
+        if self._between_calls and self.is_half_of(
+            close for group in self.expected_closers for close in group
+        ):
             self.at = len(self.text)
         next(self._run, None)
         self.last_words()
@@ -374,7 +383,7 @@ class Machine(Emitter):
             if self.verbatim and self._is_quoted(mark):
                 self.sink(mark)
             else:
-                yield from self.obey(mark, table.meanings[mark])
+                yield from self.apply_marker(mark, table.meanings[mark])
 
     def _read_lone_calls(self) -> Wait[None]:
         lone = None if self.reasoning or self.calls else self.lone
@@ -386,7 +395,7 @@ class Machine(Emitter):
         special = not self.compiled.unseen.keys().isdisjoint(map(ord, mark))
         return self.in_text and not special and mark.strip() != self.dialect.text_close.strip()
 
-    def obey(self, mark: str, meaning: Meaning) -> Wait[None]:
+    def apply_marker(self, mark: str, meaning: MarkerRule) -> Wait[None]:
         """Apply the action of a marker."""
         match meaning.action:
             case "section" | "call":
@@ -398,7 +407,7 @@ class Machine(Emitter):
             case "open":
                 self.open_part(meaning.core)
                 self.new_paragraph(reasoning=True)
-                self._margin = self._margin and ThoughtMargin()
+                self._margin = self._margin and MentionTracker()
             case "close":
                 self.resume()
                 self.new_paragraph()
@@ -421,38 +430,38 @@ class Machine(Emitter):
         if not self._opened:
             self.close_part()
 
-    def _find_mention(self, mark: str, meaning: Meaning) -> str:
+    def _find_mention(self, mark: str, meaning: MarkerRule) -> str:
         """Return how reasoning only mentions a call here, or "". A special token always means a call."""
         if self._margin is None or SENTINEL.search(mark):
             return ""
         return self._margin.find_mention(mark.removesuffix(meaning.core))
 
-    def _drop_span(self, mark: str, meaning: Meaning) -> Wait[None]:
-        self.hold(len(mark))
-        _, end = yield from self.collect(Marks((meaning.until,)), SPAN)
-        given = self.give_back()
-        self.sink("" if end else given)
+    def _drop_span(self, mark: str, meaning: MarkerRule) -> Wait[None]:
+        self.begin_trial(len(mark))
+        _, end = yield from self.collect(MarkerSet((meaning.until,)), SPAN)
+        text = self.abort_trial()
+        self.sink("" if end else text)
 
     # Closing markers
 
     def await_close(self, closes: Spellings) -> None:
         if closes:
-            self.awaited |= {frozenset(spelling.strip() for spelling in closes)}
+            self.expected_closers |= {frozenset(spelling.strip() for spelling in closes)}
 
     def is_awaited(self, closes: Spellings) -> bool:
-        return any(close.strip() in group for group in self.awaited for close in closes)
+        return any(close.strip() in group for group in self.expected_closers for close in closes)
 
     def _take_awaited(self, close: str) -> bool:
         """Whether a closing marker closes something that was opened."""
-        groups = {group for group in self.awaited if close in group}
-        self.awaited -= groups
+        groups = {group for group in self.expected_closers if close in group}
+        self.expected_closers -= groups
         return bool(groups)
 
     # Trials
 
-    def _try(self, mark: str, meaning: Meaning) -> Wait[None]:
+    def _try(self, mark: str, meaning: MarkerRule) -> Wait[None]:
         """Try to read a call. If there is none, the marker and the text after it are text."""
-        self.hold(len(mark))
+        self.begin_trial(len(mark))
         self.open_part(meaning.core)
         if meaning.bare:
             self.at -= len(meaning.core)
@@ -462,8 +471,8 @@ class Machine(Emitter):
                 complete = yield from read_calls(self, shape)
                 if complete or not self.holding:
                     yield from self.close_calls(shape, meaning)
-        except IsCall:
-            self.leave_call(self.retract())
+        except UnrequestedCall:
+            self.leave_call(self.roll_back())
             return
         if self.holding:
             take_back(self, meaning, shape)
@@ -473,14 +482,14 @@ class Machine(Emitter):
             self.close_part()
             self.say_left()
 
-    def leave_call(self, given: str) -> None:
+    def leave_call(self, text: str) -> None:
         """Emit a call as text, because the client requested no calls; it still ends reasoning."""
         self.resume()
         self.new_paragraph()
-        self._edge = self.place - len(given)
-        self.say(given)
+        self._edge = self.offset - len(text)
+        self.emit_text(text)
 
-    def close_calls(self, shape: Calls, meaning: Meaning) -> Wait[None]:
+    def close_calls(self, shape: Calls, meaning: MarkerRule) -> Wait[None]:
         """Read the closing marker after a call if it is there. Expected closing markers that come later are
         not text.
         """

@@ -12,8 +12,8 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import msgspec
 from msgspec import Struct
 
-from dragoman.dialects.declare import Calls, Dialect, JsonCalls, PythonCalls, Spellings
-from dragoman.dialects.scan import Marks
+from dragoman.dialects.declarations import Calls, Dialect, JsonCalls, PythonCalls, Spellings
+from dragoman.dialects.scan import MarkerSet
 
 Action: TypeAlias = Literal["open", "close", "section", "end", "call", "drop", "span", "back"]
 
@@ -27,7 +27,7 @@ SPECIAL = re.compile(f"<[|｜][{SPELLED}]*>|<[{SPELLED}]+[|｜]>|</?｜DSML｜|[
 """Anything that is, or looks like, a special token. Such a token arrives whole, never in halves."""
 
 
-class Meaning(Struct, frozen=True):
+class MarkerRule(Struct, frozen=True):
     """The action at a marker."""
 
     action: Action
@@ -42,17 +42,17 @@ class Meaning(Struct, frozen=True):
     """Whether the call has no marker: the match is the call's own first character."""
 
     @property
-    def openings(self) -> Marks:
+    def openings(self) -> MarkerSet:
         """All markers that lead into a call here."""
         return marks_of(*(_openings(shape) for shape in self.shapes))
 
 
-class Table:
+class MarkerTable:
     """Markers of one state, with their actions."""
 
-    def __init__(self, meanings: dict[str, Meaning]) -> None:
+    def __init__(self, meanings: dict[str, MarkerRule]) -> None:
         self.meanings = meanings
-        self.marks = Marks(meanings)
+        self.marks = MarkerSet(meanings)
 
 
 class CompiledDialect:
@@ -74,8 +74,8 @@ class CompiledDialect:
         """Syntax for calls without a marker that are the whole answer, or None."""
         self.unseen = str.maketrans(dict.fromkeys(sentinels.values()))
         self.replaced = str.maketrans(dict(dialect.replaced))
-        self.text = Table(_text_state(dialect, calls))
-        self.reasoning = Table(_reasoning_state(dialect, calls))
+        self.text = MarkerTable(_text_state(dialect, calls))
+        self.reasoning = MarkerTable(_reasoning_state(dialect, calls))
         markers = sorted({mark.strip() for mark in _markers(dialect) if SPECIAL.search(mark)}, key=len)
         self.halves = frozenset(
             half for mark in markers for half in _beginnings(mark) if SPECIAL.search(half)
@@ -98,7 +98,7 @@ def compile_dialect(
 
     With `json_answer`, a ```json fence around the answer is removed.
     """
-    chosen = msgspec.structs.replace(dialect, own=None)
+    chosen = msgspec.structs.replace(dialect, response_template=None)
     if not reasoning and not dialect.channels:
         chosen = msgspec.structs.replace(chosen, reasoning=None)
     if json_answer and dialect.unfenced:
@@ -161,20 +161,20 @@ def variants(spellings: Iterable[str], before: str = "") -> dict[str, tuple[str,
     """Map each spelling with which a marker may be matched to the marker without layout and the layout after
     it.
     """
-    found: dict[str, tuple[str, str]] = {}
+    fields: dict[str, tuple[str, str]] = {}
     for spelling in spellings:
         core = spelling.strip() or spelling
         lead = before + spelling[: len(spelling) - len(spelling.lstrip())] if spelling.strip() else ""
         trail = spelling[len(spelling.rstrip()) :] if spelling.strip() else ""
         for size in range(len(lead) + 1):
-            found.setdefault(lead[len(lead) - size :] + core, (core, trail))
-    return found
+            fields.setdefault(lead[len(lead) - size :] + core, (core, trail))
+    return fields
 
 
 @lru_cache(maxsize=4096)
-def marks_of(*spellings: Spellings) -> Marks:
+def marks_of(*spellings: Spellings) -> MarkerSet:
     """Return a marker set for a reader, without the layout around the markers."""
-    return Marks(spelling.strip() or spelling for group in spellings for spelling in group if spelling)
+    return MarkerSet(spelling.strip() or spelling for group in spellings for spelling in group if spelling)
 
 
 def first_characters(shape: Calls) -> Spellings:
@@ -184,8 +184,8 @@ def first_characters(shape: Calls) -> Spellings:
     return ("[",) if isinstance(shape, PythonCalls) else ()
 
 
-def _text_state(dialect: Dialect, calls: bool) -> dict[str, Meaning]:
-    meanings: dict[str, Meaning] = {}
+def _text_state(dialect: Dialect, calls: bool) -> dict[str, MarkerRule]:
+    meanings: dict[str, MarkerRule] = {}
     _add_drops(meanings, dialect)
     thinking = dialect.reasoning
     if thinking is not None:
@@ -197,8 +197,8 @@ def _text_state(dialect: Dialect, calls: bool) -> dict[str, Meaning]:
     return meanings
 
 
-def _reasoning_state(dialect: Dialect, calls: bool) -> dict[str, Meaning]:
-    meanings: dict[str, Meaning] = {}
+def _reasoning_state(dialect: Dialect, calls: bool) -> dict[str, MarkerRule]:
+    meanings: dict[str, MarkerRule] = {}
     thinking = dialect.reasoning
     if thinking is None:
         return meanings
@@ -215,7 +215,7 @@ def _reasoning_state(dialect: Dialect, calls: bool) -> dict[str, Meaning]:
     for mark, (core, _) in variants(ended_by).items():
         known = meanings.get(mark)
         if known is None or known.action == "drop":
-            meanings[mark] = Meaning("back", core=core)
+            meanings[mark] = MarkerRule("back", core=core)
     _add(meanings, thinking.close, "close")
     return meanings
 
@@ -224,18 +224,18 @@ def _openings(shape: Calls) -> Spellings:
     return shape.open + (shape.section.open if shape.section else ())
 
 
-def _add(meanings: dict[str, Meaning], spellings: Spellings, action: Action) -> None:
+def _add(meanings: dict[str, MarkerRule], spellings: Spellings, action: Action) -> None:
     for mark, (core, trail) in variants(spellings).items():
-        meanings[mark] = Meaning(action, trail, core)
+        meanings[mark] = MarkerRule(action, trail, core)
 
 
-def _add_drops(meanings: dict[str, Meaning], dialect: Dialect) -> None:
+def _add_drops(meanings: dict[str, MarkerRule], dialect: Dialect) -> None:
     _add(meanings, dialect.drops, "drop")
     for start, end in dialect.drop_spans:
-        meanings[start] = Meaning("span", until=end, core=start)
+        meanings[start] = MarkerRule("span", until=end, core=start)
 
 
-def _add_calls(meanings: dict[str, Meaning], shapes: tuple[Calls, ...]) -> None:
+def _add_calls(meanings: dict[str, MarkerRule], shapes: tuple[Calls, ...]) -> None:
     """Add the markers of calls. A marker shared by several syntaxes leads to all; the
     text after it decides.
     """
@@ -243,20 +243,20 @@ def _add_calls(meanings: dict[str, Meaning], shapes: tuple[Calls, ...]) -> None:
         section = shape.section
         closes = (*shape.close, *(section.close if section else ()))
         for mark, (core, trail) in variants(closes).items():
-            meanings.setdefault(mark, Meaning("end", trail, core))
+            meanings.setdefault(mark, MarkerRule("end", trail, core))
     for shape in shapes:
         section = shape.section
         if section is not None:
             for mark, (core, trail) in variants(section.open, shape.before).items():
-                _join(meanings, mark, Meaning("section", trail, core, (shape,)))
+                _join(meanings, mark, MarkerRule("section", trail, core, (shape,)))
         # A call that begins with its own first character is recognised only outside of sections.
         if shape.open or section is None:
             opens = shape.open or first_characters(shape)
             for mark, (core, trail) in variants(opens, shape.before).items():
-                _join(meanings, mark, Meaning("call", trail, core, (shape,), bare=not shape.open))
+                _join(meanings, mark, MarkerRule("call", trail, core, (shape,), bare=not shape.open))
 
 
-def _join(meanings: dict[str, Meaning], mark: str, meaning: Meaning) -> None:
+def _join(meanings: dict[str, MarkerRule], mark: str, meaning: MarkerRule) -> None:
     before = meanings.get(mark)
     if before is not None and before.action == meaning.action:
         meaning = msgspec.structs.replace(meaning, shapes=before.shapes + meaning.shapes, bare=before.bare)

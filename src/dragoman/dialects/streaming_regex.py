@@ -74,7 +74,7 @@ _Piece: TypeAlias = Callable[[_Node], _Node]
 """A part of a pattern as a function: takes the node that follows, and returns the first of its own nodes."""
 
 
-class Match(NamedTuple):
+class PatternMatch(NamedTuple):
     start: int
     end: int
     groups: dict[str, tuple[int, int]]
@@ -83,7 +83,7 @@ class Match(NamedTuple):
 # Compiling a pattern
 
 
-def compile_pattern(pattern: str, where: str) -> "Pattern":
+def compile_pattern(pattern: str, where: str) -> "StreamingPattern":
     """Compile a pattern, as in `compile_pattern("<think>\\\\s*", "fields.thinking.open_pattern")`; errors
     name `where`.
     """
@@ -92,7 +92,7 @@ def compile_pattern(pattern: str, where: str) -> "Pattern":
     return _NodeBuilder(pattern, where).read()
 
 
-def compile_literals(literals: tuple[str, ...], where: str) -> "Pattern":
+def compile_literals(literals: tuple[str, ...], where: str) -> "StreamingPattern":
     """Compile alternatives of literal texts; the longest that fits wins."""
     ordered = sorted(dict.fromkeys(literals), key=len, reverse=True)
     return _NodeBuilder("|".join(map(re.escape, ordered)), where).read()
@@ -105,12 +105,12 @@ class _NodeBuilder:
         self._nodes = 0
         self._groups: list[str] = []
 
-    def read(self) -> "Pattern":
+    def read(self) -> "StreamingPattern":
         try:
             piece = self._alternatives()
             if self._rest:
                 self._refuse("has an unmatched )")
-            return Pattern(piece(_Node("match")), tuple(self._groups))
+            return StreamingPattern(piece(_Node("match")), tuple(self._groups))
         except RecursionError:
             self._refuse("is nested too deeply")
 
@@ -178,12 +178,12 @@ class _NodeBuilder:
         if first in "*+?":
             self._refuse("repeats nothing")
         form = {"[": _CLASS, "\\": _ESCAPE}.get(first)
-        found = form.match(self._rest) if form else None
-        if form and not found:
+        match = form.match(self._rest) if form else None
+        if form and not match:
             self._refuse("has an unsupported class or escape")
-        text = found[0] if found else first
+        text = match[0] if match else first
         self._take(text)
-        if not found and text != ".":
+        if not match and text != ".":
             return re.escape(text)
         try:
             re.compile(text)
@@ -193,11 +193,11 @@ class _NodeBuilder:
 
     def _group(self) -> _Piece:
         ahead = self._take("(?=")
-        found = None if ahead else _GROUP.match(self._rest)
-        if not ahead and not found:
+        match = None if ahead else _GROUP.match(self._rest)
+        if not ahead and not match:
             self._refuse("has an unsupported kind of group")
-        self._take(found[0] if found else "")
-        name = found[1] if found else None
+        self._take(match[0] if match else "")
+        name = match[1] if match else None
         if name in self._groups:
             self._refuse(f"has two groups named {name}")
         slot = AHEAD + 1 + 2 * len(self._groups)
@@ -240,8 +240,8 @@ class _NodeBuilder:
 
     def _count(self) -> tuple[int, int | None]:
         if self._rest[:1] in _TIMES:
-            found, self._rest = _TIMES[self._rest[0]], self._rest[1:]
-            return found
+            pair, self._rest = _TIMES[self._rest[0]], self._rest[1:]
+            return pair
         count = _COUNT.match(self._rest)
         if not count or not (count[1] or count[3]):
             return 1, 1
@@ -256,7 +256,7 @@ class _NodeBuilder:
 # Following all threads
 
 
-class _Way(NamedTuple):
+class _NfaThread(NamedTuple):
     node: _Node
     source: int
     """Index of the earlier thread that this one continues."""
@@ -266,19 +266,19 @@ class _Way(NamedTuple):
     """Slots that are saved after it."""
 
 
-class _WayStep(NamedTuple):
+class _DfaTransition(NamedTuple):
     """Effect of a character: the threads after it, and a match if no earlier thread can prevent it."""
 
-    after: "_Ways"
-    ways: tuple[_Way, ...]
-    match: _Way | None
+    after: "_DfaState"
+    ways: tuple[_NfaThread, ...]
+    match: _NfaThread | None
     matched_before: bool
     """Whether the match ends before the character."""
     same: bool
     """Whether all threads keep their slots, so that nothing is copied."""
 
 
-class _Ways:
+class _DfaState:
     """Positions of all threads, with the steps computed from there."""
 
     __slots__ = ("before", "nodes", "seeding", "steps")
@@ -289,27 +289,27 @@ class _Ways:
         """The last character, or one of its class; "^" stands for the beginning of the text."""
         self.seeding = seeding
         """Whether a thread may begin at each character, because there is no match yet."""
-        self.steps: dict[str, _WayStep] = {}
+        self.steps: dict[str, _DfaTransition] = {}
 
 
-class Pattern:
+class StreamingPattern:
     """A compiled pattern with its cached steps, shared by all searches."""
 
     def __init__(self, start: _Node, groups: tuple[str, ...]) -> None:
         self.groups = groups
         self.no_slots = (-1,) * (1 + 2 * len(groups))
         self._start = start
-        self._known: dict[tuple[tuple[_Node, ...], str, bool], _Ways] = {}
+        self._known: dict[tuple[tuple[_Node, ...], str, bool], _DfaState] = {}
         self._steps = 0
 
-    def ways(self, nodes: tuple[_Node, ...], before: str, seeding: bool) -> _Ways:
+    def ways(self, nodes: tuple[_Node, ...], before: str, seeding: bool) -> _DfaState:
         key = (nodes, before if before == "^" else "a" if _is_word(before) else " ", seeding)
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = _Ways(*key)
-        return found
+        state = self._known.get(key)
+        if state is None:
+            state = self._known[key] = _DfaState(*key)
+        return state
 
-    def step(self, state: _Ways, character: str) -> _WayStep:
+    def step(self, state: _DfaState, character: str) -> _DfaTransition:
         """Compute a step that is not cached; "" is the end of the text."""
         self._steps += 1
         if self._steps > MAX_STEPS:
@@ -318,16 +318,16 @@ class Pattern:
         sources = [*enumerate(state.nodes), *([(FRESH, self._start)] if state.seeding else [])]
         ways, match, matched_before = _work_out(sources, state.before, character)
         after = self.ways(tuple(way.node for way in ways), character, state.seeding and match is None)
-        kept = all(way == _Way(way.node, number, (), ()) for number, way in enumerate(ways))
+        kept = all(way == _NfaThread(way.node, number, (), ()) for number, way in enumerate(ways))
         same = kept and len(ways) == len(state.nodes)
-        step = state.steps[character] = _WayStep(after, tuple(ways), match, matched_before, same)
+        step = state.steps[character] = _DfaTransition(after, tuple(ways), match, matched_before, same)
         return step
 
-    def find_all(self, text: str) -> Iterator[Match]:
+    def find_all(self, text: str) -> Iterator[PatternMatch]:
         """Yield all matches that do not overlap. The search ends when it has done much more than one pass."""
         at, left = 0, WORK_PER_CHARACTER * len(text) + MAX_STEPS
         while at <= len(text) and left > 0:
-            search = Search(self, text[at - 1 : at] if at else "")
+            search = PatternSearch(self, text[at - 1 : at] if at else "")
             begun = at
             for at in range(begun, len(text)):
                 search.push(text[at], at)
@@ -352,13 +352,13 @@ class Pattern:
     def first_characters(self) -> str:
         """Return a pattern of the characters that a match can begin with; "" if any can."""
         anywhere = {"^": False, "$": True, "b": True, "B": True}
-        found = [node for node, _ in _follow(self._start, set(), anywhere)]
-        return "" if any(node.op == "match" for node in found) else "|".join(sorted({n.what for n in found}))
+        nodes = [node for node, _ in _follow(self._start, set(), anywhere)]
+        return "" if any(node.op == "match" for node in nodes) else "|".join(sorted({n.what for n in nodes}))
 
 
 def _work_out(
     sources: list[tuple[int, _Node]], before: str, character: str
-) -> tuple[list[_Way], _Way | None, bool]:
+) -> tuple[list[_NfaThread], _NfaThread | None, bool]:
     """Return the threads after a character, a match if there is one, and whether it ends before the
     character.
     """
@@ -366,17 +366,17 @@ def _work_out(
     here = {"^": before == "^", "$": not character, "b": border, "B": not border}
     entered: set[_Node] = set()
     left: set[_Node] = set()
-    ways: list[_Way] = []
+    ways: list[_NfaThread] = []
     for source, start in sources:
         for node, now in _follow(start, entered, here):
             if node.op == "match":
-                return ways, _Way(node, source, now, ()), True
+                return ways, _NfaThread(node, source, now, ()), True
             if not character or not _fits(node.what, character):
                 continue
             for after, then in _follow(node.then, left, _NOT_KNOWN_YET):
                 if after.op == "match":
-                    return ways, _Way(after, source, now, then), False
-                ways.append(_Way(after, source, now, then))
+                    return ways, _NfaThread(after, source, now, then), False
+                ways.append(_NfaThread(after, source, now, then))
     return ways, None, False
 
 
@@ -407,15 +407,15 @@ def _follow(
             todo.append((node.then, saved))
 
 
-class Search:
+class PatternSearch:
     """Search for the first match in the characters that are pushed."""
 
-    def __init__(self, pattern: Pattern, before: str = "") -> None:
+    def __init__(self, pattern: StreamingPattern, before: str = "") -> None:
         self._pattern = pattern
         self._state = pattern.ways((), before or "^", True)
         self._saved: list[tuple[int, ...]] = []
         """Slots of each thread."""
-        self.match: Match | None = None
+        self.match: PatternMatch | None = None
         self.busy = False
         """Whether a thread is running or there is a match. If not, characters that begin no match may be
         skipped.
@@ -459,7 +459,7 @@ class Search:
             self._saved = [self._saved[number] for number in kept]
             self.busy = bool(self._saved) or self.match is not None
 
-    def _slots(self, way: _Way, at: int) -> tuple[int, ...]:
+    def _slots(self, way: _NfaThread, at: int) -> tuple[int, ...]:
         saved = (at, *self._pattern.no_slots) if way.source == FRESH else self._saved[way.source]
         if not (way.now or way.then):
             return saved
@@ -470,11 +470,11 @@ class Search:
             changed[slot] = at + 1
         return tuple(changed)
 
-    def _read_match(self, step: _WayStep, way: _Way, at: int) -> Match:
+    def _read_match(self, step: _DfaTransition, way: _NfaThread, at: int) -> PatternMatch:
         start, ahead, *slots = self._slots(way, at)
         ends = zip(self._pattern.groups, slots[::2], slots[1::2], strict=True)
         groups = {name: (begin, end) for name, begin, end in ends if begin >= 0 and end >= 0}
-        return Match(start, ahead if ahead >= 0 else at if step.matched_before else at + 1, groups)
+        return PatternMatch(start, ahead if ahead >= 0 else at if step.matched_before else at + 1, groups)
 
 
 @lru_cache(4096)
