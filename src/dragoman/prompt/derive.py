@@ -10,10 +10,10 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from dragoman.dialects.declare import Calls, Dialect, ReasoningMarks, TaggedCalls
+from dragoman.dialects.declarations import Calls, Dialect, ReasoningSyntax, TaggedCalls
 from dragoman.dialects.parser import parse
 from dragoman.errors import TemplateError
-from dragoman.prompt.derive_calls import Bodies, derive_calls
+from dragoman.prompt.derive_calls import AnswerBodies, derive_calls
 from dragoman.prompt.probe import (
     IDS,
     KEYS,
@@ -21,13 +21,13 @@ from dragoman.prompt.probe import (
     NUMBER,
     TEXT,
     VALUES,
-    Probe,
-    Sample,
+    ProbeSample,
+    TemplateProbe,
+    common_prefix,
     is_marker,
     make_call,
     segments,
     shared_end,
-    shared_start,
     without_end,
 )
 from dragoman.types import ToolCall
@@ -36,15 +36,15 @@ _TWO_ARGUMENTS = json.dumps(dict(zip(KEYS, VALUES, strict=True)))
 _TURN_END = re.compile(r"eo[smt]\b|eo[smt][_:]|im_end|end.?of.?(turn|text|sentence|msg)", re.IGNORECASE)
 
 
-class Examination:
+class TemplateAnalysis:
     """Analysis of what a template writes.
 
-    `Examination(source).dialect()` is the derived dialect, or None.
+    `TemplateAnalysis(source).dialect()` is the derived dialect, or None.
     """
 
     def __init__(self, source: str, special: Mapping[str, str] | None = None) -> None:
         self._source = source
-        self._probe = Probe(source, special or {})
+        self._probe = TemplateProbe(source, special or {})
         self._samples = self._calls()
 
     def dialect(self) -> Dialect | None:
@@ -65,7 +65,7 @@ class Examination:
         prompt = self._probe.generation()
         return all(_reads_back(sample, prompt, dialect) for sample in self._samples)
 
-    def _calls(self) -> list[Sample]:
+    def _calls(self) -> list[ProbeSample]:
         """Return answers with calls in which all inputs can be found."""
         answers = (
             self._probe.answer(make_call(0)),
@@ -74,7 +74,7 @@ class Examination:
         )
         return [sample for sample in answers if sample is not None and _complete(sample)]
 
-    def _derived_calls(self, reasoning: ReasoningMarks | None) -> Calls | None:
+    def _derived_calls(self, reasoning: ReasoningSyntax | None) -> Calls | None:
         bodies = self._bodies(empty_pair(reasoning))
         calls = derive_calls(bodies) if bodies else None
         if isinstance(calls, TaggedCalls) and "<![CDATA[" in self._source:
@@ -83,12 +83,12 @@ class Examination:
             return None
         return calls
 
-    def _bodies(self, empty: re.Pattern[str]) -> Bodies | None:
+    def _bodies(self, empty: re.Pattern[str]) -> AnswerBodies | None:
         plain = self._probe.answer(text=TEXT)
         if not self._samples or plain is None or TEXT not in plain.text:
             return None
         before, _, after = empty.sub("", plain.text).partition(TEXT)
-        head = shared_start(empty.sub("", self._samples[0].text), before)
+        head = common_prefix(empty.sub("", self._samples[0].text), before)
 
         def body(*calls: ToolCall) -> str | None:
             sample = self._probe.answer(*calls)
@@ -100,36 +100,36 @@ class Examination:
         single = body(make_call(0))
         if single is None:
             return None
-        return Bodies(
+        return AnswerBodies(
             one=single,
             two=body(make_call(0), make_call(1)),
             pair=body(make_call(0, _TWO_ARGUMENTS)),
             number=body(make_call(0, json.dumps({KEYS[0]: NUMBER}))),
         )
 
-    def _text_frame(self, reasoning: ReasoningMarks | None) -> tuple[str, ...]:
+    def _text_frame(self, reasoning: ReasoningSyntax | None) -> tuple[str, ...]:
         """Return markers around text that are not text: `<|START_TEXT|>`, `<|END_TEXT|>`."""
         plain = self._probe.answer(text=TEXT)
         if plain is None or not self._samples:
             return ()
         before, _, after = empty_pair(reasoning).sub("", plain.text).partition(TEXT)
         close = reasoning.close[0].strip() if reasoning is not None else "\0"
-        opened = before[len(shared_start(before, self._probe.generation())) :].replace(close, "").strip()
+        opened = before[len(common_prefix(before, self._probe.generation())) :].replace(close, "").strip()
         if not _is_framed(opened):
             return ()
         closed = without_end(after, shared_end(after, self._samples[0].text)).strip()
         return (opened, closed) if _is_framed(closed) else (opened,)
 
 
-def examine(source: str, special: Mapping[str, str] | None = None) -> Examination | None:
+def examine(source: str, special: Mapping[str, str] | None = None) -> TemplateAnalysis | None:
     """Analyse a template; return None if it cannot be compiled or does not terminate."""
     try:
-        return Examination(source, special)
+        return TemplateAnalysis(source, special)
     except TemplateError:
         return None
 
 
-def _dialect(reasoning: ReasoningMarks | None, calls: Calls | None, drops: tuple[str, ...] = ()) -> Dialect:
+def _dialect(reasoning: ReasoningSyntax | None, calls: Calls | None, drops: tuple[str, ...] = ()) -> Dialect:
     return Dialect(
         name="derived",
         models="derived from a chat template",
@@ -160,13 +160,13 @@ def _ends_turn(part: str, after_text: str) -> bool:
     return is_marker(part) and (part in after_text or _TURN_END.search(part) is not None)
 
 
-def _complete(sample: Sample) -> bool:
+def _complete(sample: ProbeSample) -> bool:
     words = (word for call in sample.calls for word in (call.name, *json.loads(call.arguments)))
     return all(word in sample.text for word in words)
 
 
-def _reads_back(sample: Sample, prompt: str, dialect: Dialect) -> bool:
-    written = sample.text[len(shared_start(sample.text, prompt)) :]
+def _reads_back(sample: ProbeSample, prompt: str, dialect: Dialect) -> bool:
+    written = sample.text[len(common_prefix(sample.text, prompt)) :]
     try:
         read = parse(written, dialect).calls
     except Exception:
@@ -187,7 +187,7 @@ _EMPTY_PAIR = re.compile(r"(<([\w:|]{1,32})>|\[([A-Z]{1,32})\])\s*(</\2>|\[/\3\]
 _CLOSE = re.compile(r"</[\w:]{0,32}think\w{0,16}>|\[/THINK\w{0,16}\]|◁/think▷", re.IGNORECASE)
 
 
-def derive_reasoning(probe: Probe, source: str) -> ReasoningMarks | None:
+def derive_reasoning(probe: TemplateProbe, source: str) -> ReasoningSyntax | None:
     """Derive reasoning markers from an answer with reasoning, from a prompt without it, or from markers in
     the source.
     """
@@ -195,7 +195,7 @@ def derive_reasoning(probe: Probe, source: str) -> ReasoningMarks | None:
     return shown or _reasoning_switched_off(probe) or _reasoning_looked_for(source)
 
 
-def empty_pair(reasoning: ReasoningMarks | None) -> re.Pattern[str]:
+def empty_pair(reasoning: ReasoningSyntax | None) -> re.Pattern[str]:
     """Return a pattern of empty reasoning, which many templates write where there is none."""
     if reasoning is None or not reasoning.open:
         return re.compile(r"(?!)")
@@ -203,15 +203,15 @@ def empty_pair(reasoning: ReasoningMarks | None) -> re.Pattern[str]:
     return re.compile(rf"{opened}\s*{close}\s*")
 
 
-def _reasoning_before_text(probe: Probe) -> ReasoningMarks | None:
+def _reasoning_before_text(probe: TemplateProbe) -> ReasoningSyntax | None:
     """Compare `<think>\\nM\\n</think>\\n\\nT` with `T` alone."""
     both, text = probe.answer(text=TEXT, mind=MIND), probe.answer(text=TEXT)
     if both is None or text is None or MIND not in both.text or TEXT not in both.text:
         return None
     before, _, rest = both.text.partition(MIND)
-    between, found, _ = rest.partition(TEXT)
+    between, value, _ = rest.partition(TEXT)
     head = text.text.partition(TEXT)[0]
-    if not found or not between.strip():
+    if not value or not between.strip():
         return None
     # Text that also precedes an answer without reasoning is not the end of reasoning.
     frame = "" if head.endswith(between) else shared_end(between, head)
@@ -219,18 +219,18 @@ def _reasoning_before_text(probe: Probe) -> ReasoningMarks | None:
     if before == head:
         return _delimited_reasoning(probe.generation(), head, close)
     opened = _opening(before, head, close)
-    return ReasoningMarks(open=(opened,) if opened else (), close=(close,))
+    return ReasoningSyntax(open=(opened,) if opened else (), close=(close,))
 
 
-def _delimited_reasoning(prompt: str, head: str, close: str) -> ReasoningMarks:
+def _delimited_reasoning(prompt: str, head: str, close: str) -> ReasoningSyntax:
     """Return markers of reasoning that nothing opens in an answer. The prompt's text after the head opens it
     and belongs to it.
     """
     preface = prompt.removeprefix(head) if prompt.startswith(head) else ""
-    return ReasoningMarks(open=(preface,) if preface.strip() else (), close=(close,), preface=preface)
+    return ReasoningSyntax(open=(preface,) if preface.strip() else (), close=(close,), preface=preface)
 
 
-def _reasoning_before_call(probe: Probe) -> ReasoningMarks | None:
+def _reasoning_before_call(probe: TemplateProbe) -> ReasoningSyntax | None:
     """Derive markers from an answer with a call; some templates keep reasoning only before calls."""
     both, alone = probe.answer(make_call(0), mind=MIND), probe.answer(make_call(0))
     if both is None or alone is None or MIND not in both.text:
@@ -240,7 +240,7 @@ def _reasoning_before_call(probe: Probe) -> ReasoningMarks | None:
     if not close.strip():
         close = next((part for part in segments(rest) if not part.isspace()), "")
     opened = _opening(before, alone.text, close)
-    return ReasoningMarks(open=(opened,), close=(close,)) if opened and len(close) > 2 else None
+    return ReasoningSyntax(open=(opened,), close=(close,)) if opened and len(close) > 2 else None
 
 
 def _opening(text: str, without: str, close: str) -> str:
@@ -251,7 +251,7 @@ def _opening(text: str, without: str, close: str) -> str:
     """
     parts = segments(text)
     if not text.strip() or not is_marker(segments(text.rstrip())[-1]):
-        added = text[len(shared_start(text, without)) :]
+        added = text[len(common_prefix(text, without)) :]
         return added if any(map(is_marker, segments(added))) else ""
     for start in reversed(range(len(parts))):
         opened = "".join(parts[start:])
@@ -260,20 +260,20 @@ def _opening(text: str, without: str, close: str) -> str:
     return ""
 
 
-def _reasoning_switched_off(probe: Probe) -> ReasoningMarks | None:
+def _reasoning_switched_off(probe: TemplateProbe) -> ReasoningSyntax | None:
     """Derive markers from a prompt that ends with an empty pair when reasoning is off."""
     for off in ({"enable_thinking": False, "thinking": False}, {}):
         prompt = probe.generation(**off)
         pair = _EMPTY_PAIR.search(prompt)
         if pair is not None:
-            return ReasoningMarks(open=(pair[1] + "\n",), close=("\n" + pair[4] + "\n\n",))
+            return ReasoningSyntax(open=(pair[1] + "\n",), close=("\n" + pair[4] + "\n\n",))
     return None
 
 
-def _reasoning_looked_for(source: str) -> ReasoningMarks | None:
+def _reasoning_looked_for(source: str) -> ReasoningSyntax | None:
     """Derive markers from the source: templates that remove reasoning from old answers name its end."""
     close = _CLOSE.search(source)
     if close is None:
         return None
     opened = close[0].replace("/", "", 1)
-    return ReasoningMarks(open=(opened + "\n",), close=("\n" + close[0] + "\n\n",))
+    return ReasoningSyntax(open=(opened + "\n",), close=("\n" + close[0] + "\n\n",))

@@ -11,14 +11,14 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
-from dragoman.dialects.declare import (
+from dragoman.dialects.declarations import (
     BraceCalls,
     Calls,
+    CallSection,
     JsonCalls,
     KeyedCalls,
     NamedCalls,
     PythonCalls,
-    Section,
     TaggedCalls,
 )
 from dragoman.prompt.probe import (
@@ -27,9 +27,9 @@ from dragoman.prompt.probe import (
     NAMES,
     NUMBER,
     VALUES,
+    common_prefix,
     segments,
     shared_end,
-    shared_start,
     without_end,
 )
 
@@ -40,7 +40,7 @@ _SENTINEL = re.compile("probe(Fn|Key|Val|Text|Mind|id)")
 Span: TypeAlias = tuple[int, int]
 
 
-class Bodies(Struct, frozen=True):
+class AnswerBodies(Struct, frozen=True):
     """Answers without the beginning and end of the turn; None where the template cannot write one."""
 
     one: str
@@ -67,7 +67,7 @@ class CallFrame(Struct, frozen=True):
         """Return the frame as fields of a declaration."""
         opens, section, before = _spelling(self.open), None, ""
         if self.section_open.strip() and self.section_close.strip():
-            section = Section(open=(self.section_open,), close=(self.section_close,))
+            section = CallSection(open=(self.section_open,), close=(self.section_close,))
         elif self.section_open.strip():
             # A section without an end is not a section: its marker may precede a call.
             opens = (self.section_open + self.open, self.open)
@@ -82,7 +82,7 @@ class CallFrame(Struct, frozen=True):
         }
 
 
-def frame_calls(bodies: Bodies, one: Span, two: tuple[Span, Span] | None) -> CallFrame:
+def frame_calls(bodies: AnswerBodies, one: Span, two: tuple[Span, Span] | None) -> CallFrame:
     """Derive the frame from the span of a call in an answer with one call, and of both in an answer with two.
 
     `<s><c>A</c></s>` and `<s><c>A</c><c>B</c></s>` show that `<c>` is around each call and `<s>` around all.
@@ -96,7 +96,7 @@ def frame_calls(bodies: Bodies, one: Span, two: tuple[Span, Span] | None) -> Cal
         return CallFrame(lead, tail, middle, several=True)
     opened = lead if opened.strip() == lead.strip() else opened
     rest = without_end(middle, opened) if middle.endswith(opened) else middle.removesuffix(opened.strip())
-    closed = shared_start(rest, tail)
+    closed = common_prefix(rest, tail)
     return CallFrame(opened, closed, rest[len(closed) :], without_end(lead, opened), tail[len(closed) :])
 
 
@@ -111,7 +111,7 @@ class _Value(Struct, frozen=True):
     span: Span
 
 
-def derive_calls(bodies: Bodies) -> Calls | None:
+def derive_calls(bodies: AnswerBodies) -> Calls | None:
     """Return the first syntax that explains the renderings."""
     for attempt in (_json_calls, _named_calls, _python_calls, _brace_calls, _tagged_calls):
         calls = attempt(bodies)
@@ -122,7 +122,7 @@ def derive_calls(bodies: Bodies) -> Calls | None:
 
 def _values(body: str, first: str) -> list[_Value]:
     """Return the outermost JSON values in a text that begin with this bracket."""
-    found: list[_Value] = []
+    values: list[_Value] = []
     offset = body.find(first)
     while offset >= 0:
         try:
@@ -130,12 +130,12 @@ def _values(body: str, first: str) -> list[_Value]:
         except (ValueError, RecursionError):
             end = offset + 1
         else:
-            found.append(_Value(value, (offset, end)))
+            values.append(_Value(value, (offset, end)))
         offset = body.find(first, end)
-    return found
+    return values
 
 
-def _json_calls(bodies: Bodies) -> JsonCalls | None:
+def _json_calls(bodies: AnswerBodies) -> JsonCalls | None:
     """Derive `{"name": ..., "arguments": ...}`, separately or in a list."""
     one = _calls_in(bodies.one, "{", 1)
     fields = _fields(one[0].value) if one else None
@@ -157,10 +157,10 @@ def _calls_in(body: str, first: str, most: int) -> list[_Value]:
     """Return values that contain one of the names, found as text: a value may be nested too deeply to
     serialize.
     """
-    found = (
+    values = (
         value for value in _values(body, first) if any(name in body[slice(*value.span)] for name in NAMES)
     )
-    return list(islice(found, most))
+    return list(islice(values, most))
 
 
 def _fields(value: Any) -> dict[str, Any] | None:
@@ -198,7 +198,7 @@ def _indent(body: str) -> str:
     return lead[1] if lead else ""
 
 
-def _named_calls(bodies: Bodies) -> NamedCalls | None:
+def _named_calls(bodies: AnswerBodies) -> NamedCalls | None:
     """Derive calls with the name first and then arguments as JSON."""
     one = _named_span(bodies.one, 0, 0)
     if one is None:
@@ -233,11 +233,11 @@ def _named_span(body: str, number: int, start: int) -> Span | None:
     if name < 0:
         return None
     wanted = {KEYS[0]: VALUES[number]}
-    ends = [found.span[1] for found in _values(body, "{") if found.value == wanted and found.span[0] > name]
+    ends = [value.span[1] for value in _values(body, "{") if value.value == wanted and value.span[0] > name]
     return (name, ends[0]) if ends else None
 
 
-def _python_calls(bodies: Bodies) -> PythonCalls | None:
+def _python_calls(bodies: AnswerBodies) -> PythonCalls | None:
     """Derive `f(a="x")`, with or without brackets around all calls."""
     written = re.compile(rf"{NAMES[0]}\(\s*{KEYS[0]}\s*=\s*(['\"]){VALUES[0]}\1\s*\)")
     one = written.search(bodies.one)
@@ -259,7 +259,7 @@ def _python_calls(bodies: Bodies) -> PythonCalls | None:
     )
 
 
-def _brace_calls(bodies: Bodies) -> BraceCalls | None:
+def _brace_calls(bodies: AnswerBodies) -> BraceCalls | None:
     """Derive `f{a:<|"|>x<|"|>}`: the text on both sides of a word is the quotation mark."""
     written = re.compile(rf"{NAMES[0]}\{{{KEYS[0]}:(.+?){VALUES[0]}\1\}}", re.DOTALL)
     one = written.search(bodies.one)
@@ -296,7 +296,7 @@ class _Places(Struct, frozen=True):
     value: int
 
 
-def _tagged_calls(bodies: Bodies) -> TaggedCalls | None:
+def _tagged_calls(bodies: AnswerBodies) -> TaggedCalls | None:
     """Derive `<f><k>a</k><v>x</v></f>`, in any tags."""
     one = _places(bodies.one, 0, 0)
     tags = _tags(bodies, one) if one else None
@@ -333,7 +333,7 @@ def _span(places: _Places, tags: _Tags) -> Span:
     return places.name, places.value + len(VALUES[0]) + len(tags.value_end)
 
 
-def _tags(bodies: Bodies, one: _Places) -> _Tags | None:
+def _tags(bodies: AnswerBodies, one: _Places) -> _Tags | None:
     """Derive the tags from two arguments, which show where a value ends and the next key begins."""
     before_key = bodies.one[one.name + len(NAMES[0]) : one.key]
     key_end = bodies.one[one.key + len(KEYS[0]) : one.value]
@@ -347,7 +347,7 @@ def _tags(bodies: Bodies, one: _Places) -> _Tags | None:
     key = shared_end(before_key, middle).lstrip()
     if not key or not key_end.strip():
         return None
-    value_end = shared_start(without_end(middle, key), after)
+    value_end = common_prefix(without_end(middle, key), after)
     return _Tags(without_end(before_key, key), key, key_end, value_end) if value_end.strip() else None
 
 
@@ -361,7 +361,7 @@ def _key_end(text: str) -> tuple[str, str]:
     return text, ""
 
 
-def _stated_type(bodies: Bodies, one: _Places, tags: _Tags) -> tuple[str, str, _Types] | None:
+def _stated_type(bodies: AnswerBodies, one: _Places, tags: _Tags) -> tuple[str, str, _Types] | None:
     """Derive the type in tags: `string="true"` for a word and `string="false"` for a number."""
     after = bodies.one[one.value + len(VALUES[0]) :]
     whole = bodies.number or ""
@@ -371,7 +371,7 @@ def _stated_type(bodies: Bodies, one: _Places, tags: _Tags) -> tuple[str, str, _
     number_end = whole[key + len(KEYS[0]) : len(whole) - len(f"{NUMBER}{after}")]
     if number_end == tags.key_end:
         return None
-    before = shared_start(tags.key_end, number_end)
+    before = common_prefix(tags.key_end, number_end)
     behind = shared_end(tags.key_end[len(before) :], number_end[len(before) :])
     word = without_end(tags.key_end[len(before) :], behind)
     kinds: dict[str, _Types] = {"true": "string", "string": "name"}

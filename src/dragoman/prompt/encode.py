@@ -7,7 +7,7 @@ Rules of this file:
 - a string that begins or ends with a part of one gets a mark there, so that adjacent text cannot complete it;
 - marks are removed before tokenization, so the ids are those of the exact characters;
 - reasoning markers in an assistant's own messages stay: templates look for them, to drop old reasoning;
-- what the model itself has sampled keeps its ids (seams.py).
+- what the model itself has sampled keeps its ids (token_exact.py).
 """
 
 import re
@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import msgspec
 from msgspec import Meta, Struct, ValidationError, convert, defstruct, field
 
+from dragoman.engines.contract import raise_on_fault, wrong_ids
 from dragoman.engines.protocol import Tokenizer
-from dragoman.engines.sound import check_sound, wrong_ids
 from dragoman.errors import SUFFIX, BadRequest, ContextOverflow
 from dragoman.media import MediaSpan
 from dragoman.types import Answer, Conversation, Message, TextPrompt
 
 if TYPE_CHECKING:
-    from dragoman.prompt.sight import Filling
+    from dragoman.prompt.media_placeholders import MediaPlaceholders
 
 SHORT = 16
 """Maximum number of characters of a text whose ids are cached: templates repeat short texts between control
@@ -38,7 +38,7 @@ MOST_KEPT = 1024
 AT_ONCE = 256 * 1024
 BORDERS = 32
 """Maximum number of resume offsets kept, the last ones."""
-Borders: TypeAlias = list[tuple[int, int]]
+ResumeOffsets: TypeAlias = list[tuple[int, int]]
 """Offsets after control tokens, as pairs of a character count and an id count."""
 
 
@@ -51,22 +51,22 @@ def replace_surrogates(text: str) -> str:
     return text
 
 
-class Encoded(Struct, frozen=True):
+class EncodedText(Struct, frozen=True):
     """Ids of a text, and offsets from which encoding of a longer text may resume."""
 
     ids: tuple[int, ...]
-    borders: Borders
+    borders: ResumeOffsets
     margin: int
     """Characters of the longest control token: a longer one may begin where a shorter one does."""
     media: tuple[MediaSpan, ...] = ()
 
-    def upto(self, chars: int) -> "Encoded":
+    def valid_for_prefix(self, chars: int) -> "EncodedText":
         """Return the part that is valid for a text with this many leading characters in common."""
         borders = [border for border in self.borders if border[0] <= chars - self.margin]
-        return Encoded(self.ids, borders, self.margin, self.media)
+        return EncodedText(self.ids, borders, self.margin, self.media)
 
 
-class SharedIds:
+class IdInterner:
     """Makes equal ids one object: otherwise a number in a tuple takes five times its space."""
 
     def __init__(self, size: int) -> None:
@@ -82,24 +82,26 @@ class SharedIds:
             return tuple(self._all[id] if id < len(self._all) else id for id in ids)
 
 
-class Encoder:
+class PromptEncoder:
     """Encoder for one model's tokenizer and control tokens."""
 
     def __init__(self, tokenizer: Tokenizer, most: int | None = None) -> None:
         """`most` is the maximum number of ids of any text."""
         self._most = most
-        self.special = SpecialText(tokenizer.special)
+        self.special = ControlTokens(tokenizer.special_ids)
         self._tokenizer = tokenizer
-        self.share = SharedIds(len(tokenizer.pieces))
+        self.share = IdInterner(len(tokenizer.pieces))
         # Some tokenizers encode the first word of a prompt differently from later ones.
-        self._encode_on: Callable[[str], list[int]] = getattr(tokenizer, "encode_on", tokenizer.encode)
+        self._encode_on: Callable[[str], list[int]] = getattr(
+            tokenizer, "encode_continuation", tokenizer.encode
+        )
         self._encode_short = lru_cache(MOST_KEPT)(self._encode_kept)
         self._longest = max(map(len, tokenizer.pieces), default=1) or 1
         self.bos = self._piece(tokenizer.bos_id)
         self.eos = self._piece(tokenizer.eos_id)
 
     def encode_special(
-        self, text: str, mark: str | None = None, *, begins: bool = True, borders: Borders | None = None
+        self, text: str, mark: str | None = None, *, begins: bool = True, borders: ResumeOffsets | None = None
     ) -> list[int]:
         """Encode a text in which control tokens count as such: `<s>a` gives the id of `<s>` first.
 
@@ -114,7 +116,7 @@ class Encoder:
                 ids.append(id)
                 if borders is not None:
                     borders.append((end, len(ids)))
-            elif plain := erase(piece, mark) if mark else piece:
+            elif plain := strip_mark(piece, mark) if mark else piece:
                 encode = self._encode_short if len(plain) <= SHORT else self._encode_piece
                 encoded = encode(plain, begins and not ids)
                 self._check_most(len(ids) + len(encoded))
@@ -124,21 +126,25 @@ class Encoder:
         return ids
 
     def encode_on_from(
-        self, text: str, mark: str | None, known: Encoded | None, filling: "Filling | None" = None
-    ) -> Encoded:
+        self,
+        text: str,
+        mark: str | None,
+        known: EncodedText | None,
+        filling: "MediaPlaceholders | None" = None,
+    ) -> EncodedText:
         """Encode a text, reusing the ids of its known beginning up to the last border."""
         start, count = known.borders[-1] if known and known.borders else (0, 0)
-        found: Borders = []
+        items: ResumeOffsets = []
         encode: Callable[..., list[int]] = partial(self.encode_special, mark=mark)
         if filling is not None:
             filling.go_on(known.media if known else (), count)
             encode = partial(filling.encode, encode, count)
-        new = encode(text[start:], begins=not count, borders=found)
+        new = encode(text[start:], begins=not count, borders=items)
         self._check_most(count + len(new))
         before, borders = (known.ids[:count], [*known.borders]) if known and count else ((), [])
-        borders += [(start + chars, count + ids) for chars, ids in found[-BORDERS:]]
+        borders += [(start + chars, count + ids) for chars, ids in items[-BORDERS:]]
         spans = tuple(filling.spans) if filling else ()
-        return Encoded(before + self.share(new), borders[-BORDERS:], self.special.longest, spans)
+        return EncodedText(before + self.share(new), borders[-BORDERS:], self.special.longest, spans)
 
     def _encode_piece(self, text: str, begins: bool) -> Sequence[int]:
         ids = self._tokenizer.encode(text) if begins else self._encode_on(text)
@@ -212,10 +218,10 @@ WORD_JOINER = "\u2060"
 _REASONING_MARKER = re.compile(r"[<\[]/?[\w:|]*think\w*[|>\]]+", re.IGNORECASE)
 
 
-class SpecialText:
+class ControlTokens:
     """Control tokens of a model, for finding and breaking them in text.
 
-    `SpecialText({"<s>": 1}).split("<s>a")` gives `(1, "<s>")`, then `(None, "a")`.
+    `ControlTokens({"<s>": 1}).split("<s>a")` gives `(1, "<s>")`, then `(None, "a")`.
     """
 
     def __init__(self, special: Mapping[str, int]) -> None:
@@ -242,7 +248,7 @@ class SpecialText:
         if done < len(text):
             yield None, text[done:]
 
-    def harmless(self, joined: str) -> bool:
+    def is_harmless(self, joined: str) -> bool:
         """Whether strings joined by `\\0` certainly contain nothing that is, begins or
         ends a control token.
         """
@@ -260,23 +266,25 @@ class SpecialText:
         Where the engine would read a client's words as a control token, a zero-width character is inserted:
         nothing else in a text can prevent that.
         """
-        plain = erase(text, mark)
+        plain = strip_mark(text, mark)
         written, read = (sum(id is not None for id, _ in self.split(version)) for version in (text, plain))
         if written == read:
             return plain
         return text.replace(mark, WORD_JOINER).replace(escape_mark(mark), escape_mark(WORD_JOINER))
 
-    def shield(self, value: Any, mark: str, *, assistant: bool = False) -> Any:
+    def break_control_tokens(self, value: Any, mark: str, *, assistant: bool = False) -> Any:
         """Return plain data in which the mark breaks the text of every control token."""
         if isinstance(value, str):
             return self._shield_text(value, mark, assistant)
         if isinstance(value, dict):
             return {
-                self._shield_text(key, mark, False): self.shield(member, mark, assistant=assistant)
+                self._shield_text(key, mark, False): self.break_control_tokens(
+                    member, mark, assistant=assistant
+                )
                 for key, member in value.items()
             }
         if isinstance(value, (list, tuple)):
-            return [self.shield(item, mark, assistant=assistant) for item in value]
+            return [self.break_control_tokens(item, mark, assistant=assistant) for item in value]
         return value
 
     def _shield_text(self, text: str, mark: str, assistant: bool) -> str:
@@ -310,15 +318,15 @@ class _Finder:
 
     def find(self, text: str, *, overlapping: bool = False) -> Iterator[tuple[int, int]]:
         """Yield start and end of each match."""
-        place = 0
-        while candidate := _search(self._start, text, place):
+        offset = 0
+        while candidate := _search(self._start, text, offset):
             start = candidate.start()
             end = self._end(text, start, candidate.group())
             if end is None:
-                place = start + 1
+                offset = start + 1
             else:
                 yield start, end
-                place = start + 1 if overlapping else end
+                offset = start + 1 if overlapping else end
 
     def _end(self, text: str, start: int, head: str) -> int | None:
         # A two-character token may be the start of a longer one that is not there.
@@ -329,12 +337,12 @@ class _Finder:
         return None
 
 
-def _search(pattern: re.Pattern[str], text: str, place: int = 0) -> re.Match[str] | None:
+def _search(pattern: re.Pattern[str], text: str, offset: int = 0) -> re.Match[str] | None:
     """Apply `pattern.search` in chunks, for patterns that match a few characters."""
-    while place < len(text):
-        if found := pattern.search(text, place, place + PIECE + FEW):
-            return found
-        place += PIECE
+    while offset < len(text):
+        if match := pattern.search(text, offset, offset + PIECE + FEW):
+            return match
+        offset += PIECE
     return None
 
 
@@ -346,25 +354,25 @@ def choose_marks(text: str, count: int) -> list[str]:
     return [mark for mark in _NONCHARACTERS if mark not in text and escape_mark(mark) not in lower][:count]
 
 
-def erase(text: str, mark: str) -> str:
+def strip_mark(text: str, mark: str) -> str:
     """Return the text without marks; `tojson(ensure_ascii=true)` writes them as escapes."""
     return text.replace(mark, "").replace(escape_mark(mark), "")
 
 
 def join_strings(*values: Any) -> str:
     """Join all strings in plain data, including keys, with `\\0` between them."""
-    found: list[str] = []
+    texts: list[str] = []
     left = list(values)
     while left:
         value = left.pop()
         if isinstance(value, str):
-            found.append(value)
+            texts.append(value)
         elif isinstance(value, dict):
-            found += value
+            texts += value
             left += value.values()
         elif isinstance(value, (list, tuple)):
             left += value
-    return "\0".join(found)
+    return "\0".join(texts)
 
 
 def escape_mark(mark: str) -> str:
@@ -390,8 +398,8 @@ def _lower(text: str) -> str:
     return "".join(letter if len(letter.lower()) > 1 else letter.lower() for letter in text)
 
 
-# Digests of conversations: each prefix has a digest that is chained to the one before. `seams.py` uses them
-# to find the turn of returning messages before anything is rendered.
+# Digests of conversations: each prefix has a digest that is chained to the one before. `token_exact.py` uses
+# them to find the turn of returning messages before anything is rendered.
 
 
 class MessageChain(Struct):
@@ -416,7 +424,7 @@ class MessageChain(Struct):
             links.append(link.digest())
         return MessageChain(links, calls)
 
-    def answered(self, conversation: Conversation) -> bytes:
+    def prompt_digest(self, conversation: Conversation) -> bytes:
         """Return the digest of the answered messages; if the answer continues the last message, of those
         before it.
         """
@@ -441,8 +449,8 @@ def digest_frame(conversation: Conversation) -> bytes:
 
 def _digestible(message: Message, calls: dict[str | None, int]) -> bytes:
     if message.role == "assistant":
-        text, made = meaning_of(message)
-        parts = ["assistant", text, *(part for call in made for part in call)]
+        text, items = canonical_content(message)
+        parts = ["assistant", text, *(part for call in items for part in call)]
     else:
         call = calls.get(message.tool_call_id)
         parts = [message.role, _text(message.content), str(call)]
@@ -450,14 +458,14 @@ def _digestible(message: Message, calls: dict[str | None, int]) -> bytes:
 
 
 LONG_ARGUMENTS = 256 * 1024
-Meaning: TypeAlias = tuple[str, list[tuple[str, str]]]
+CanonicalContent: TypeAlias = tuple[str, list[tuple[str, str]]]
 """A text, and the calls with their arguments."""
 
 
-def meaning_of(said: Message | Answer) -> Meaning:
+def canonical_content(item: Message | Answer) -> CanonicalContent:
     """Return text and calls without reasoning, in a form that is equal for equal meaning."""
     text, calls = (
-        (_text(said.content), said.tool_calls) if isinstance(said, Message) else (said.text, said.calls)
+        (_text(item.content), item.tool_calls) if isinstance(item, Message) else (item.text, item.calls)
     )
     return text.strip(), [(call.name, _plain_json(call.arguments)) for call in calls]
 
@@ -498,7 +506,7 @@ def check_encoded(tokenizer: Tokenizer, ids: Sequence[int]) -> Sequence[int]:
             copy: list[int] = convert({"ids": ids}, _ids_within(size)).ids
             return copy
     if wrong := wrong_ids(ids, size):
-        check_sound(tokenizer, f"the ids that encode gives {wrong}")
+        raise_on_fault(tokenizer, f"the ids that encode gives {wrong}")
     return ids
 
 

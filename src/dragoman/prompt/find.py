@@ -15,11 +15,11 @@ from collections.abc import Collection, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.dialects.declare import Dialect, ReasoningMarks
+from dragoman.dialects.declarations import Dialect, ReasoningSyntax
 from dragoman.dialects.registry import get_dialect, load_dialect, match_name, with_reasoning_of
 from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.errors import SettingsError
-from dragoman.prompt.derive import Examination, examine
+from dragoman.prompt.derive import TemplateAnalysis, examine
 from dragoman.settings import Settings
 
 
@@ -37,7 +37,7 @@ class FoundDialect(Struct, frozen=True):
         return f"{self.name} ({self.how})"
 
 
-class Known(Struct, frozen=True):
+class TemplateSignature(Struct, frozen=True):
     """Signature of a template: with all of `has` and none of `lacks` it uses `dialect`."""
 
     dialect: str
@@ -90,7 +90,9 @@ def _by_template(source: str, special: dict[str, str], model: str | None) -> Fou
     return FoundDialect(derived, "derived from the chat template")
 
 
-def _check_calls(marked: FoundDialect, examined: Examination | None, derived: Dialect | None) -> FoundDialect:
+def _check_calls(
+    marked: FoundDialect, examined: TemplateAnalysis | None, derived: Dialect | None
+) -> FoundDialect:
     """Check the dialect found by markers: if it cannot parse the calls that the template writes, use the
     derived one.
     """
@@ -101,7 +103,7 @@ def _check_calls(marked: FoundDialect, examined: Examination | None, derived: Di
     return FoundDialect(derived, f"derived from the chat template; {marked.how}, but it writes other calls")
 
 
-def _by_marks(text: str, rows: tuple[Known, ...], how: str) -> FoundDialect | None:
+def _by_marks(text: str, rows: tuple[TemplateSignature, ...], how: str) -> FoundDialect | None:
     row = match_template(text, rows)
     if row is None:
         return None
@@ -117,123 +119,123 @@ def _by_name(model: str | None) -> FoundDialect | None:
 
 # Templates of known families
 
-KNOWN: tuple[Known, ...] = (
+KNOWN: tuple[TemplateSignature, ...] = (
     # Blocks with headers. They come first, because their templates quote the markers of others as examples.
-    Known("muse_glimmer", ("atem:function_calls",)),
-    Known("harmony", ("<|channel|>", "<|message|>", "<|start|>")),
-    Known("solar_open", ("<|tool_call:begin|>",)),
-    Known("inkling", ("<|content_invoke_tool_json|>",)),
-    Known("inkling", ("<|message_model|>", "<|content_text|>")),
-    Known("kimi_k3", ("<|open|>", "<|sep|>", "<|close|>")),
+    TemplateSignature("muse_glimmer", ("atem:function_calls",)),
+    TemplateSignature("harmony", ("<|channel|>", "<|message|>", "<|start|>")),
+    TemplateSignature("solar_open", ("<|tool_call:begin|>",)),
+    TemplateSignature("inkling", ("<|content_invoke_tool_json|>",)),
+    TemplateSignature("inkling", ("<|message_model|>", "<|content_text|>")),
+    TemplateSignature("kimi_k3", ("<|open|>", "<|sep|>", "<|close|>")),
     # DeepSeek. The DSML token is often in a variable, so the word after it is separate in the text.
-    Known("deepseek_v41", ("｜DSML｜", " calls>"), ("function_calls>", "tool_calls>")),
-    Known("deepseek_v32", ("｜DSML｜", "function_calls>")),
-    Known("deepseek_v4", ("｜DSML｜", "tool_calls>")),
+    TemplateSignature("deepseek_v41", ("｜DSML｜", " calls>"), ("function_calls>", "tool_calls>")),
+    TemplateSignature("deepseek_v32", ("｜DSML｜", "function_calls>")),
+    TemplateSignature("deepseek_v4", ("｜DSML｜", "tool_calls>")),
     # R1 and its distills do not support tools, and their prompt opens reasoning.
-    Known(
+    TemplateSignature(
         "deepseek_r1_template", ("<｜tool▁calls▁begin｜>", "```json", "<｜Assistant｜><think>"), ("tools",)
     ),
-    Known("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
-    Known("deepseek_v31", ("<｜tool▁calls▁begin｜>",)),
-    Known("step3", ("steptml:",)),
-    Known("step3", ("<｜tool_calls_begin｜>",)),
+    TemplateSignature("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
+    TemplateSignature("deepseek_v31", ("<｜tool▁calls▁begin｜>",)),
+    TemplateSignature("step3", ("steptml:",)),
+    TemplateSignature("step3", ("<｜tool_calls_begin｜>",)),
     # Families with a call marker of their own.
-    Known("kimi_k2", ("<|tool_calls_section_begin|>",)),
-    Known("k2_horizon", ("ifm|tool_call",)),
-    Known("iquest", ("iquest_tool_call",)),
+    TemplateSignature("kimi_k2", ("<|tool_calls_section_begin|>",)),
+    TemplateSignature("k2_horizon", ("ifm|tool_call",)),
+    TemplateSignature("iquest", ("iquest_tool_call",)),
     # Later LongCat models write tagged arguments after the same marker; those are derived.
-    Known("longcat", ("longcat_tool_call",), ("longcat_arg_key",)),
-    Known("minimax_m3", ("]<]minimax[>[",)),
-    Known("minimax_m2", ("minimax:tool_call",)),
-    Known("minimax_m1", ("<tool_calls>", "<beginning_of_sentence>")),
-    Known("dots", ("dots_function_call",)),
-    Known("seed_oss", ("seed:tool_call",)),
-    Known("minicpm5", ('<function name="', '<param name="')),
-    Known("gemma4", ("<|tool_call>", "<tool_call|>")),
-    Known("functiongemma", ("<start_function_call>",)),
-    Known("apertus", ("<|tools_prefix|>",)),
-    Known("nemotron_v2", ("<TOOLCALL>",)),
-    Known("internlm", ("<|action_start|>",)),
-    Known("internlm", ("<|plugin|>",)),
-    Known("sarashina", ("<|tool_calls|>",)),
+    TemplateSignature("longcat", ("longcat_tool_call",), ("longcat_arg_key",)),
+    TemplateSignature("minimax_m3", ("]<]minimax[>[",)),
+    TemplateSignature("minimax_m2", ("minimax:tool_call",)),
+    TemplateSignature("minimax_m1", ("<tool_calls>", "<beginning_of_sentence>")),
+    TemplateSignature("dots", ("dots_function_call",)),
+    TemplateSignature("seed_oss", ("seed:tool_call",)),
+    TemplateSignature("minicpm5", ('<function name="', '<param name="')),
+    TemplateSignature("gemma4", ("<|tool_call>", "<tool_call|>")),
+    TemplateSignature("functiongemma", ("<start_function_call>",)),
+    TemplateSignature("apertus", ("<|tools_prefix|>",)),
+    TemplateSignature("nemotron_v2", ("<TOOLCALL>",)),
+    TemplateSignature("internlm", ("<|action_start|>",)),
+    TemplateSignature("internlm", ("<|plugin|>",)),
+    TemplateSignature("sarashina", ("<|tool_calls|>",)),
     # GigaChat 3.5 has the same turns and other calls.
-    Known("gigachat3", ("<|role_sep|>", "function_call"), ("gcml", "GCML")),
-    Known("gigachat3", ("<|role_sep|>", "function call"), ("gcml", "GCML")),
+    TemplateSignature("gigachat3", ("<|role_sep|>", "function_call"), ("gcml", "GCML")),
+    TemplateSignature("gigachat3", ("<|role_sep|>", "function call"), ("gcml", "GCML")),
     # LFM2's own templates do not write calls; they write the list of tools.
-    Known("lfm2", ("<|tool_call_start|>",)),
-    Known("lfm2", ("<|tool_list_start|>",)),
-    Known("lfm2", ("List of tools: [", "<|im_start|>")),
+    TemplateSignature("lfm2", ("<|tool_call_start|>",)),
+    TemplateSignature("lfm2", ("<|tool_list_start|>",)),
+    TemplateSignature("lfm2", ("List of tools: [", "<|im_start|>")),
     # Cohere. Command 4 is command 3 with other markers around text.
-    Known("cohere_command4", ("<|START_ACTION|>", "<|START_TEXT|>")),
-    Known("cohere_command3", ("<|START_ACTION|>",)),
-    Known("cohere_command3", ("<|START_RESPONSE|>",)),
-    Known("cohere_command3", ("<|START_THINKING|>",)),
-    Known("cohere_command_r_plus", ("<|CHATBOT_TOKEN|>", "Action:")),
+    TemplateSignature("cohere_command4", ("<|START_ACTION|>", "<|START_TEXT|>")),
+    TemplateSignature("cohere_command3", ("<|START_ACTION|>",)),
+    TemplateSignature("cohere_command3", ("<|START_RESPONSE|>",)),
+    TemplateSignature("cohere_command3", ("<|START_THINKING|>",)),
+    TemplateSignature("cohere_command_r_plus", ("<|CHATBOT_TOKEN|>", "Action:")),
     # Mistral. [THINK] came with tokenizer 13, [ARGS] with 11.
-    Known("mistral_v13", ("[TOOL_CALLS]", "[THINK]")),
-    Known("mistral_v11", ("[TOOL_CALLS]", "[ARGS]")),
+    TemplateSignature("mistral_v13", ("[TOOL_CALLS]", "[THINK]")),
+    TemplateSignature("mistral_v11", ("[TOOL_CALLS]", "[ARGS]")),
     # xLAM borrows Mistral's turns in one of its sizes, and names itself.
-    Known("xlam", ("xLAM",)),
-    Known("xlam", ("make calls in a single JSON array",)),
-    Known("mistral_v3", ("[TOOL_CALLS]",)),
-    Known("mistral", ("[THINK]",)),
+    TemplateSignature("xlam", ("xLAM",)),
+    TemplateSignature("xlam", ("make calls in a single JSON array",)),
+    TemplateSignature("mistral_v3", ("[TOOL_CALLS]",)),
+    TemplateSignature("mistral", ("[THINK]",)),
     # One array between <tool_calls> and </tool_calls>: distinguished by the turns around it.
-    Known("apriel", ("[BEGIN FINAL RESPONSE]",)),
-    Known("jamba", ("<tool_calls>", "<|bom|>")),
-    Known("hunyuan_a13b", ("<tool_calls>", "<|extra_0|>")),
-    Known("hunyuan_a13b", ("<answer>", "<|extra_0|>")),
-    Known("hunyuan_a13b", ("<answer>", "<｜hy_Assistant｜>")),
+    TemplateSignature("apriel", ("[BEGIN FINAL RESPONSE]",)),
+    TemplateSignature("jamba", ("<tool_calls>", "<|bom|>")),
+    TemplateSignature("hunyuan_a13b", ("<tool_calls>", "<|extra_0|>")),
+    TemplateSignature("hunyuan_a13b", ("<answer>", "<|extra_0|>")),
+    TemplateSignature("hunyuan_a13b", ("<answer>", "<｜hy_Assistant｜>")),
     # Tencent's tags may have a suffix that the template keeps in a variable, so they are incomplete here.
-    Known("hy_v3", ("<tool_sep", "<arg_key")),
-    Known("hy_v4", ("<arg_key:",)),
-    Known("hy_v4", ("<tool_calls", "<arg_key", "hy_")),
+    TemplateSignature("hy_v3", ("<tool_sep", "<arg_key")),
+    TemplateSignature("hy_v4", ("<arg_key:",)),
+    TemplateSignature("hy_v4", ("<tool_calls", "<arg_key", "hy_")),
     # <arg_key> is GLM's; three others use it with turns of their own.
-    Known("poolside_v1", ("<arg_key>", "<assistant>")),
-    Known("ling3", ("<arg_key>", "<role>")),
+    TemplateSignature("poolside_v1", ("<arg_key>", "<assistant>")),
+    TemplateSignature("ling3", ("<arg_key>", "<role>")),
     # Only the later GLM has no newline between the tags.
-    Known("glm47", ("</arg_key><arg_value>",)),
-    Known("glm45", ("<arg_key>",)),
+    TemplateSignature("glm47", ("</arg_key><arg_value>",)),
+    TemplateSignature("glm45", ("<arg_key>",)),
     # <function=NAME>. Step and Nemotron use Qwen's calls, with turns and reasoning of their own.
-    Known("step3p5", ("<function=", "<parameter=", "tool_response\\n")),
-    Known("step3p5", ("<function=", "<parameter=", "in JSONSchema format")),
-    Known("nemotron_v3", ("<function=", "<parameter=", "truncate_history_thinking")),
-    Known("qwen3_coder", ("<function=", "<parameter=")),
-    Known("functionary_v31", ("<function=", "</function>"), ("<parameter",)),
-    Known("functionary_v31", ("start_tag => `<function`",)),
-    Known("functionary_v32", (">>>all",)),
+    TemplateSignature("step3p5", ("<function=", "<parameter=", "tool_response\\n")),
+    TemplateSignature("step3p5", ("<function=", "<parameter=", "in JSONSchema format")),
+    TemplateSignature("nemotron_v3", ("<function=", "<parameter=", "truncate_history_thinking")),
+    TemplateSignature("qwen3_coder", ("<function=", "<parameter=")),
+    TemplateSignature("functionary_v31", ("<function=", "</function>"), ("<parameter",)),
+    TemplateSignature("functionary_v31", ("start_tag => `<function`",)),
+    TemplateSignature("functionary_v32", (">>>all",)),
     # IBM. Granite 3 writes a list after its marker, Granite 4 objects between tags.
-    Known("granite4", ("<tool_call>", "<|start_of_role|>")),
-    Known("granite", ("<|tool_call|>", "<|start_of_role|>")),
-    Known("granite", ("available_tools", "<|start_of_role|>")),
-    Known("granite_20b_fc", ("<|function_call_library|>",)),
-    Known("granite_20b_fc", ("<function_call> ", "no_function")),
+    TemplateSignature("granite4", ("<tool_call>", "<|start_of_role|>")),
+    TemplateSignature("granite", ("<|tool_call|>", "<|start_of_role|>")),
+    TemplateSignature("granite", ("available_tools", "<|start_of_role|>")),
+    TemplateSignature("granite_20b_fc", ("<|function_call_library|>",)),
+    TemplateSignature("granite_20b_fc", ("<function_call> ", "no_function")),
     # functools: the turns distinguish Phi from Firefunction.
-    Known("firefunction_v2", ("functools", "<|start_header_id|>")),
-    Known("phi4_mini_json", ("functools",)),
-    Known("phi4_mini_json", ("<|tool|>", "<|/tool|>"), ("<|/tool_call|>",)),
+    TemplateSignature("firefunction_v2", ("functools", "<|start_header_id|>")),
+    TemplateSignature("phi4_mini_json", ("functools",)),
+    TemplateSignature("phi4_mini_json", ("<|tool|>", "<|/tool|>"), ("<|/tool_call|>",)),
     # Python calls. Olmo has a marker; the others are recognised by the example in the template.
-    Known("olmo3", ("<function_calls>",), ("invoke",)),
-    Known("llama4_pythonic", ("<|header_start|>", "func_name1(")),
-    Known("pythonic", ("[func_name1(",)),
+    TemplateSignature("olmo3", ("<function_calls>",), ("invoke",)),
+    TemplateSignature("llama4_pythonic", ("<|header_start|>", "func_name1(")),
+    TemplateSignature("pythonic", ("[func_name1(",)),
     # JSON without a marker, in Llama's turns.
-    Known("llama3_json", ("<|start_header_id|>", '"parameters": ', "ipython")),
-    Known("llama3_json", ("<|header_start|>", '"parameters": ')),
+    TemplateSignature("llama3_json", ("<|start_header_id|>", '"parameters": ', "ipython")),
+    TemplateSignature("llama3_json", ("<|header_start|>", '"parameters": ')),
     # <tool_call> with an object. Two families have turns or reasoning of their own.
-    Known("reka_edge", ("<tool_call>", "<sep>")),
-    Known("ernie45", ("<tool_call>", "<response>")),
-    Known("hermes", ("<tool_call>",)),
+    TemplateSignature("reka_edge", ("<tool_call>", "<sep>")),
+    TemplateSignature("ernie45", ("<tool_call>", "<response>")),
+    TemplateSignature("hermes", ("<tool_call>",)),
 )
 
-KNOWN_REASONING: tuple[Known, ...] = (
-    Known("kimi", ("◁think▷",)),
-    Known("deepseek_r1", ("<think>", "<｜Assistant｜>")),
-    Known("deepseek_r1", ("</think>", "<｜Assistant｜>")),
-    Known("qwen3", ("<think>", "</think>")),
+KNOWN_REASONING: tuple[TemplateSignature, ...] = (
+    TemplateSignature("kimi", ("◁think▷",)),
+    TemplateSignature("deepseek_r1", ("<think>", "<｜Assistant｜>")),
+    TemplateSignature("deepseek_r1", ("</think>", "<｜Assistant｜>")),
+    TemplateSignature("qwen3", ("<think>", "</think>")),
 )
 """Templates without calls. They are checked last: a name or a derivation may indicate calls."""
 
 
-def match_template(text: str, rows: tuple[Known, ...] = KNOWN) -> Known | None:
+def match_template(text: str, rows: tuple[TemplateSignature, ...] = KNOWN) -> TemplateSignature | None:
     """Return the first matching row: `match_template("... <tool_call> ... <arg_key> ...").dialect` is
     "glm45".
     """
@@ -266,20 +268,20 @@ def choose_dialect(
     and name of the model.
     """
     check_names(settings)
-    found = _find_named(settings) or find_dialect(
+    dialect = _find_named(settings) or find_dialect(
         template=template if template is not None else _usual(card.templates),
         model=card.name,
-        special_tokens=tokenizer.special,
+        special_tokens=tokenizer.special_ids,
         bos_token=_text(tokenizer, tokenizer.bos_id),
         eos_token=_text(tokenizer, tokenizer.eos_id),
     )
     if settings.reasoning_parser is not None:
         other = load_dialect(settings.reasoning_parser)
     elif settings.reasoning_open is not None and settings.reasoning_close is not None:
-        other = _with_tags(found.dialect, settings.reasoning_open, settings.reasoning_close)
+        other = _with_tags(dialect.dialect, settings.reasoning_open, settings.reasoning_close)
     else:
-        return found
-    return replace(found, dialect=with_reasoning_of(found.dialect, other))
+        return dialect
+    return replace(dialect, dialect=with_reasoning_of(dialect.dialect, other))
 
 
 def _find_named(settings: Settings) -> FoundDialect | None:
@@ -291,7 +293,7 @@ def _find_named(settings: Settings) -> FoundDialect | None:
 
 
 def _with_tags(dialect: Dialect, open_: str, close: str) -> Dialect:
-    if dialect.channels is not None or dialect.own is not None:
+    if dialect.channels is not None or dialect.response_template is not None:
         message = (
             f"The dialect {dialect.name} has reasoning in blocks of its own; leave out `reasoning_open`."
         )
@@ -299,7 +301,7 @@ def _with_tags(dialect: Dialect, open_: str, close: str) -> Dialect:
     open_, close = open_.strip(), close.strip()
     # On lines of their own, as most models write them; they also match without the whitespace.
     spelled = {"open": (f"{open_}\n",), "close": (f"\n{close}\n\n",)}
-    marks = replace(dialect.reasoning or ReasoningMarks(), **spelled, preface="")
+    marks = replace(dialect.reasoning or ReasoningSyntax(), **spelled, preface="")
     return Dialect(name=open_, models="", reasoning=marks)
 
 

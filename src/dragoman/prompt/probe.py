@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from msgspec import Struct
 
 from dragoman.errors import TemplateError
-from dragoman.prompt.prompter import template_variables
+from dragoman.prompt.prompt_builder import template_variables
 from dragoman.prompt.template import ChatTemplate
 from dragoman.prompt.traits import TemplateTraits, detect_traits
 from dragoman.types import Conversation, Message, ToolCall
@@ -51,16 +51,16 @@ _TEXTS = {"functions": "", "datetime": "", "date_string": ""}
 _Way: TypeAlias = tuple[tuple[dict[str, Any], ...], dict[str, str]]
 
 
-class Sample(Struct, frozen=True):
+class ProbeSample(Struct, frozen=True):
     """A probed answer, and what the template wrote after the user's message."""
 
     calls: tuple[ToolCall, ...]
     text: str
 
 
-class Probe:
-    """Renders known answers: `Probe(source).answer(text=TEXT)` is what a template writes for an answer of
-    that text.
+class TemplateProbe:
+    """Renders known answers: `TemplateProbe(source).answer(text=TEXT)` is what a template writes for an
+    answer of that text.
     """
 
     def __init__(self, source: str, special: Mapping[str, str]) -> None:
@@ -73,7 +73,7 @@ class Probe:
 
     def answer(
         self, *calls: ToolCall, text: str | None = None, mind: str | None = None, **kwargs: Any
-    ) -> Sample | None:
+    ) -> ProbeSample | None:
         """Return what is written for an answer, from the end of the user's text on."""
         message = Message(role="assistant", content=text, reasoning=mind, tool_calls=calls)
         return self._sample(message, kwargs)
@@ -83,7 +83,7 @@ class Probe:
         sample = self._sample(None, kwargs)
         return "" if sample is None else sample.text
 
-    def _sample(self, answer: Message | None, kwargs: dict[str, Any]) -> Sample | None:
+    def _sample(self, answer: Message | None, kwargs: dict[str, Any]) -> ProbeSample | None:
         question = Message(role="user", content=USER)
         conversation = Conversation(
             messages=(question,) if answer is None else (question, answer),
@@ -95,10 +95,10 @@ class Probe:
             text = self._render(template_variables(conversation, self._traits))
         except TemplateError:
             return None
-        _, found, after = text.rpartition(USER)
-        if not found or len(after) > MOST_CHARACTERS:
+        _, value, after = text.rpartition(USER)
+        if not value or len(after) > MOST_CHARACTERS:
             return None
-        return Sample(answer.tool_calls if answer else (), after)
+        return ProbeSample(answer.tool_calls if answer else (), after)
 
     def _render(self, variables: Mapping[str, Any]) -> str:
         if time.thread_time() > self._deadline:
@@ -143,8 +143,8 @@ def is_marker(part: str) -> bool:
     return len(part) > 2 and part[0] in "<["
 
 
-def shared_start(one: str, other: str) -> str:
-    """Return the common prefix in whole segments: `shared_start("x<a>1", "x<b>1")` is
+def common_prefix(one: str, other: str) -> str:
+    """Return the common prefix in whole segments: `common_prefix("x<a>1", "x<b>1")` is
     `"x"`, without the `<`.
     """
     return "".join(_common_parts(segments(one), segments(other)))

@@ -3,8 +3,9 @@
 This is the only module that compiles templates: in jinja2's sandbox, restricted further and metered.
 Templates get what Hugging Face gives them: the same whitespace rules, `break` and `continue`, `{% generation
 %}`, `tojson`, `raise_exception`, `namespace`, `dict`. In addition to jinja2's own sandbox, only the
-attributes in the table below are accessible, and costly operations spend from a budget (see budget.py). A
-template may change lists and dicts: they are copies, and some templates keep a queue in one.
+attributes in the table below are accessible, and costly operations spend from a budget (see
+render_budget.py). A template may change lists and dicts: they are copies, and some templates keep a queue in
+one.
 """
 
 import json
@@ -23,17 +24,17 @@ from jinja2.sandbox import SandboxedEnvironment
 from jinja2.utils import Cycler, Namespace, _PassArg
 from markupsafe import Markup
 
-from dragoman.errors import TEMPLATE_KWARGS, BadRequest, EndlessTemplate, TemplateError
+from dragoman.errors import TEMPLATE_KWARGS, BadRequest, TemplateBudgetExceeded, TemplateError
 from dragoman.limits import check_count
-from dragoman.prompt.budget import (
+from dragoman.prompt.render_budget import (
     CONCAT,
     GROWTH_OF_FILTERS,
     GROWTH_OF_METHODS,
     TAKE,
     TICK,
-    Exhausted,
-    Metering,
+    BudgetInstrumenter,
     RenderBudget,
+    RenderBudgetExceeded,
     check_power,
     percent_size,
     product_size,
@@ -83,10 +84,10 @@ class ChatTemplate:
         )
         try:
             return "".join(self._template.root_render_func(context))
-        except Raised as raised:
+        except TemplateRaiseError as raised:
             raise TemplateError(str(raised)) from None
-        except Exhausted as exhausted:
-            raise EndlessTemplate(f"Rendering was stopped: {exhausted}.") from None
+        except RenderBudgetExceeded as exhausted:
+            raise TemplateBudgetExceeded(f"Rendering was stopped: {exhausted}.") from None
         except Exception as error:
             raise TemplateError(self._describe(error)) from error
         finally:
@@ -153,12 +154,12 @@ def _stop_strings(tree: nodes.Template, special: Mapping[str, str]) -> tuple[str
             continue
         if node.target.name == "stop_strings":
             items = node.node.items if isinstance(node.node, nodes.List) else [node.node]
-            found = [_text(item, special) for item in items]
-            if not all(found):
+            texts = [_text(item, special) for item in items]
+            if not all(texts):
                 logger.warning(
                     "stop_strings in the chat template: items that are not plain texts are ignored"
                 )
-            return tuple(text for text in found if text)
+            return tuple(text for text in texts if text)
     return ()
 
 
@@ -211,12 +212,12 @@ _ASCII, _UNICODE = json.JSONEncoder(), json.JSONEncoder(ensure_ascii=False)
 _HIDDEN = frozenset({"_block_vars", "_loop_vars"})
 
 
-class Raised(jinja2.TemplateError):
+class TemplateRaiseError(jinja2.TemplateError):
     """Raised by a template's own `raise_exception`."""
 
 
 def _raise(message: Any) -> NoReturn:
-    raise Raised(str(message))
+    raise TemplateRaiseError(str(message))
 
 
 @jinja2.pass_context
@@ -234,7 +235,7 @@ def _tojson(
     """
     value = _list_iterator(value)
     if width_of(indent) > _MAX_JSON_INDENT:
-        raise Exhausted("the chat template indents too far")
+        raise RenderBudgetExceeded("the chat template indents too far")
     context.budget.spend(context.budget.weigh(value))
     encoder = json.JSONEncoder(
         ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
@@ -311,7 +312,7 @@ class _Generation(ext.Extension):
         return caller()
 
 
-class Sandbox(SandboxedEnvironment):
+class TemplateSandbox(SandboxedEnvironment):
     """Sandbox whose templates spend from the budget in their context."""
 
     intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%", "**"})
@@ -339,7 +340,7 @@ class Sandbox(SandboxedEnvironment):
                 raise jinja2.TemplateSyntaxError(
                     "a chat template cannot name Python's internals", node.lineno
                 )
-        template = self.from_string(Metering().visit(tree))
+        template = self.from_string(BudgetInstrumenter().visit(tree))
         # Jinja keeps them in layers, which each rendering would search.
         template.globals = dict(template.globals)
         return template
@@ -379,12 +380,12 @@ class Sandbox(SandboxedEnvironment):
             args = tuple(map(_list_iterator, args))
             budget.spend(GROWTH_OF_METHODS[name](owner, *args, **own))
         if type(__obj) is BuiltinMethodType and type(owner) in _PLAIN:
-            found = budget.take(__obj(*args, **own))
+            result = budget.take(__obj(*args, **own))
         else:
-            found = budget.take(super().call(__context, __obj, *args, **kwargs))
+            result = budget.take(super().call(__context, __obj, *args, **kwargs))
         if name in _CHANGES.get(type(owner), ()):
             budget.changed(owner)
-        return found
+        return result
 
 
 @jinja2.pass_context
@@ -444,7 +445,7 @@ def _passed_arguments(passes: _PassArg | None, context: _Context) -> tuple[Any, 
     return (context.eval_ctx if passes is _PassArg.eval_context else context.environment,)
 
 
-SANDBOX = Sandbox()
+SANDBOX = TemplateSandbox()
 
 
 # Template variables of requests

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from jinja2 import nodes
 from msgspec import Struct, field
 
-from dragoman.errors import EndlessTemplate, TemplateError
+from dragoman.errors import TemplateBudgetExceeded, TemplateError
 from dragoman.media import MediaKind
 from dragoman.types import Message, ToolCall
 
@@ -41,8 +41,8 @@ _REASONING = (
 )
 
 
-class MediaForm(Struct, frozen=True):
-    """How a template takes media parts, and what it writes for them (sight.py)."""
+class MediaSyntax(Struct, frozen=True):
+    """How a template takes media parts, and what it writes for them (media_placeholders.py)."""
 
     part: Mapping[str, Any]
     roles: frozenset[str]
@@ -88,7 +88,7 @@ class TemplateTraits(Struct, frozen=True, kw_only=True):
     """Whether no tools must be an empty list, because it iterates over null."""
     short_ids: bool
     """Whether call ids must be nine letters or digits, as in Mistral's."""
-    media: Mapping[MediaKind, MediaForm] = field(default_factory=dict)
+    media: Mapping[MediaKind, MediaSyntax] = field(default_factory=dict)
     """Syntax of image and audio parts, for models that take them."""
 
 
@@ -128,7 +128,7 @@ class TraitProbe:
         variables = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": False}
         try:
             return self._render(variables)
-        except EndlessTemplate:
+        except TemplateBudgetExceeded:
             raise
         except TemplateError:
             return None
@@ -216,7 +216,7 @@ def _calling(*, content: Any = "", arguments: Any = None, id: str = _SHORT_ID, *
     ]
 
 
-# Trial of a template before parts of conversations are rendered with it (known.py)
+# Trial of a template before parts of conversations are rendered with it (prompt_cache.py)
 
 SMALL = 2
 """Largest number with which templates usually compare indices and counts."""

@@ -1,8 +1,8 @@
 """Limits on the cost of one rendering. A template is a program from a downloaded file.
 
 `RenderBudget` is spent from; `GROWTH_OF_METHODS` and `GROWTH_OF_FILTERS` estimate the size of a result
-beforehand, so that `'a' * 10**9` ends in an error instead of a gigabyte; `Metering` adds the spending to a
-template's tree.
+beforehand, so that `'a' * 10**9` ends in an error instead of a gigabyte; `BudgetInstrumenter` adds the
+spending to a template's tree.
 
 Rules of this file:
 - every loop iteration, macro call, filter, call, operator and output spends; without units left, rendering
@@ -39,7 +39,7 @@ SECONDS_PER_INPUT = 0.5e-6
 _CONTAINERS = (list, tuple, dict, ItemsView, KeysView, ValuesView)
 
 
-class Exhausted(Exception):
+class RenderBudgetExceeded(Exception):
     """The rendering exceeds its budget."""
 
 
@@ -74,7 +74,7 @@ class RenderBudget:
         self._left -= units + STEP
         if self._left < self._look:
             if self._left < 0 or (self._is_late() and not self._has_reason()):
-                raise Exhausted("the chat template takes too long or writes too much text")
+                raise RenderBudgetExceeded("the chat template takes too long or writes too much text")
             self._look = max(0, self._left - LOOK_EVERY)
 
     def _is_late(self) -> bool:
@@ -101,7 +101,7 @@ class RenderBudget:
             self.spend(len(value))
         else:
             if isinstance(value, int) and value.bit_length() > MAX_INT_BITS:
-                raise Exhausted("the chat template computes a number that is too large")
+                raise RenderBudgetExceeded("the chat template computes a number that is too large")
             self.spend(1)
         return value
 
@@ -135,7 +135,7 @@ class RenderBudget:
         self._weights[id(value)] = MAX_WEIGHT
         weight = 2 + sum(map(self.weigh, _children(value)))
         if weight > MAX_WEIGHT:
-            raise Exhausted("the chat template builds a value that is too large")
+            raise RenderBudgetExceeded("the chat template builds a value that is too large")
         self._weights[id(value)] = weight
         return weight
 
@@ -166,8 +166,8 @@ class RenderBudget:
         elif isinstance(value, (list, tuple)):
             copied = []
             for each in value:
-                made, inner = self._copy(each)
-                copied.append(made)
+                result, inner = self._copy(each)
+                copied.append(result)
                 weight += inner
         else:
             raise TypeError(f"a template accepts plain data only, not {type(value).__name__}")
@@ -275,7 +275,7 @@ def product_size(left: Any, right: Any, weigh: Callable[[Any], int]) -> int:
 
 def check_power(left: Any, right: Any) -> None:
     if isinstance(left, int) and isinstance(right, int) and left.bit_length() * abs(right) > MAX_INT_BITS:
-        raise Exhausted("the chat template computes a number that is too large")
+        raise RenderBudgetExceeded("the chat template computes a number that is too large")
 
 
 # Spending in a template: per loop iteration, macro call and value.
@@ -284,7 +284,7 @@ TICK, TAKE, CONCAT = " tick", " take", " concat"
 """Our own filters. The space makes their names unreachable for templates."""
 
 
-class Metering(NodeTransformer):
+class BudgetInstrumenter(NodeTransformer):
     """Adds the spending to a template's tree.
 
     `{% for x in y %}z{% endfor %}` becomes in effect `{% for x in y %}{% do 1 | tick %}z{% endfor %}`.

@@ -17,9 +17,9 @@ from typing import Any
 from msgspec.json import encode
 from msgspec.structs import replace
 
-from dragoman.dialects.declare import Dialect
+from dragoman.dialects.declarations import Dialect
 from dragoman.dialects.render import render
-from dragoman.engines.protocol import ModelCard, TextTokenizer, Tokenizer, check_has_ids
+from dragoman.engines.protocol import FallbackTokenizer, ModelCard, Tokenizer, require_tokenizer
 from dragoman.errors import (
     CONVERSATION,
     FINAL_MESSAGE,
@@ -28,34 +28,34 @@ from dragoman.errors import (
     ContextOverflow,
     TemplateError,
 )
-from dragoman.json_amount import check_amount, outside_of_strings
+from dragoman.json_size import check_json_size, strip_strings
 from dragoman.limits import Limits, check_count
 from dragoman.media import MediaKind
+from dragoman.prompt.abridged import LEAST_MESSAGES, Rendering
+from dragoman.prompt.answer_regions import cut_at_tag, mark_boundaries, tag_end
 from dragoman.prompt.encode import (
-    Borders,
-    Encoder,
+    ControlTokens,
     MessageChain,
-    SpecialText,
+    PromptEncoder,
+    ResumeOffsets,
     choose_marks,
-    erase,
     join_strings,
     replace_surrogates,
+    strip_mark,
 )
-from dragoman.prompt.fences import cut_at_tag, fence_messages, tag_end
-from dragoman.prompt.known import LEAST_KEPT, KnownPrompt, KnownPrompts
-from dragoman.prompt.short import LEAST_MESSAGES, Rendering
-from dragoman.prompt.sight import (
-    Filling,
-    MediaIds,
+from dragoman.prompt.media_placeholders import (
+    MediaIdCache,
+    MediaPlaceholders,
     Placer,
     chars_of_text,
-    find_forms,
-    render_places,
+    detect_media_syntax,
+    render_placeholders,
     shielded_runs,
     spell_runs,
 )
+from dragoman.prompt.prompt_cache import LEAST_KEPT, CachedPrompt, PromptCache
 from dragoman.prompt.template import ChatTemplate, Clock, check_kwargs
-from dragoman.prompt.traits import MediaForm, Messages, TemplateTraits, detect_traits
+from dragoman.prompt.traits import MediaSyntax, Messages, TemplateTraits, detect_traits
 from dragoman.types import Answer, Conversation, IdsPrompt, Message, Prompt, TextPrompt, ToolCall
 
 # Conversations as template variables
@@ -85,8 +85,8 @@ def check_arguments(messages: Sequence[Message], limits: Limits) -> None:
     """
     texts = [call.arguments for message in messages for call in message.tool_calls]
     if sum(map(len, texts)) > limits.json_lists:
-        bare = b",".join(outside_of_strings(text.encode("utf-8", "surrogatepass")) for text in texts)
-        check_amount(bare, limits, "the calls' arguments", CONVERSATION)
+        bare = b",".join(strip_strings(text.encode("utf-8", "surrogatepass")) for text in texts)
+        check_json_size(bare, limits, "the calls' arguments", CONVERSATION)
 
 
 def _messages(messages: Sequence[Message], traits: TemplateTraits) -> Messages:
@@ -96,21 +96,21 @@ def _messages(messages: Sequence[Message], traits: TemplateTraits) -> Messages:
 
 def _message(message: Message, traits: TemplateTraits, names: Mapping[str | None, str]) -> dict[str, Any]:
     role = _role(message.role, traits)
-    made: dict[str, Any] = {"role": role, "content": _content(message.content, role, traits)}
+    fields: dict[str, Any] = {"role": role, "content": _content(message.content, role, traits)}
     name = message.name or (names.get(message.tool_call_id) if role == "tool" else None)
     if name is not None:
-        made["name"] = name
+        fields["name"] = name
     if message.reasoning is not None:
-        made |= dict.fromkeys(traits.reasoning_keys, message.reasoning)
+        fields |= dict.fromkeys(traits.reasoning_keys, message.reasoning)
     if message.tool_calls:
-        made["tool_calls"] = [_call(call, traits) for call in message.tool_calls]
+        fields["tool_calls"] = [_call(call, traits) for call in message.tool_calls]
         if traits.thinking_excludes_content and message.reasoning and message.content:
             # The template has one field for both; keep both texts.
             joined = f"{message.reasoning}\n{_join_texts(message.content)}"
-            made |= {"content": "", **dict.fromkeys(traits.reasoning_keys, joined)}
+            fields |= {"content": "", **dict.fromkeys(traits.reasoning_keys, joined)}
     if message.tool_call_id is not None:
-        made["tool_call_id"] = _call_id(message.tool_call_id, traits)
-    return made
+        fields["tool_call_id"] = _call_id(message.tool_call_id, traits)
+    return fields
 
 
 def _role(role: str, traits: TemplateTraits) -> str:
@@ -157,10 +157,10 @@ def _texts(parts: list[dict[str, Any]]) -> Iterator[str]:
 
 def _call(call: ToolCall, traits: TemplateTraits) -> dict[str, Any]:
     arguments: Any = call.arguments if traits.raw_arguments else _parse_arguments(call.arguments)
-    made: dict[str, Any] = {"type": "function", "function": {"name": call.name, "arguments": arguments}}
+    fields: dict[str, Any] = {"type": "function", "function": {"name": call.name, "arguments": arguments}}
     if call.id is not None:
-        made["id"] = _call_id(call.id, traits)
-    return made
+        fields["id"] = _call_id(call.id, traits)
+    return fields
 
 
 def _parse_arguments(arguments: str) -> dict[str, Any]:
@@ -214,7 +214,13 @@ def with_tools_in_words(
     conversation: Conversation, traits: TemplateTraits, dialect: Dialect | None
 ) -> Conversation:
     """Return the conversation unchanged, unless it has tools that the template would not show."""
-    if traits.tools or not conversation.tools or dialect is None or not dialect.has_calls or dialect.own:
+    if (
+        traits.tools
+        or not conversation.tools
+        or dialect is None
+        or not dialect.has_calls
+        or dialect.response_template
+    ):
         return conversation
     messages = tuple(_write_out(message, traits, dialect) for message in conversation.messages)
     description = Message(role="system", content=_description(conversation, dialect))
@@ -248,7 +254,7 @@ _OWN_TEXT = frozenset({"content", "reasoning_content", "reasoning", "thinking"})
 """Fields that an assistant wrote itself; their reasoning markers stay unbroken."""
 
 
-class Prompter:
+class PromptBuilder:
     """Renders and encodes prompts for one model. It keeps no state of requests, so threads may share it.
 
     Chat prompts are exactly what the template writes: no BOS is added, as in transformers and vLLM, because a
@@ -264,18 +270,18 @@ class Prompter:
         clock: Clock = datetime.now,
         limits: Limits | None = None,
         dialect: Dialect | None = None,
-        place: Placer | None = None,
+        placer: Placer | None = None,
     ) -> None:
         """`place` is the engine's, for models that take images or audio."""
         self._limits = limits or Limits()
-        self.most_tokens = min(card.longest - 1, self._limits.prompt_tokens or card.longest)
+        self.most_tokens = min(card.context_tokens - 1, self._limits.prompt_tokens or card.context_tokens)
         """Maximum number of tokens of a prompt to be answered: it leaves space for the answer."""
         self._dialect = dialect
         self._card = card
         sources = {"default": template} if template is not None else card.templates
-        if isinstance(tokenizer, TextTokenizer):
+        if isinstance(tokenizer, FallbackTokenizer):
             tokenizer.read_templates(sources.values())
-        self._encoder = Encoder(tokenizer, max(self._limits.encoded_tokens, card.max_model_len or 0))
+        self._encoder = PromptEncoder(tokenizer, max(self._limits.encoded_tokens, card.max_model_len or 0))
         self.share, self.margin = self._encoder.share, self._encoder.special.longest
         own = {"bos_token": self._encoder.bos, "eos_token": self._encoder.eos}
         known = {name: text for name, text in own.items() if text is not None}
@@ -285,16 +291,16 @@ class Prompter:
         self.source = sources.get("default")
         """Source of the default template."""
         self._templates = {name: self._load(source, clock) for name, source in sources.items()}
-        self._media_ids = MediaIds(place, self.share) if place else None
+        self._media_ids = MediaIdCache(placer, self.share) if placer else None
         self._shielded = self._encoder.special
         if card.modalities:
             runs = shielded_runs(card.modalities, (traits for _, traits in self._templates.values()))
-            self._shielded = SpecialText({**tokenizer.special, **dict.fromkeys(runs, -1)})
+            self._shielded = ControlTokens({**tokenizer.special_ids, **dict.fromkeys(runs, -1)})
 
     def text(self, conversation: Conversation) -> str:
         """Return the prompt as text."""
-        made = self._rendering(conversation)
-        return self.spell(erase(made.text, made.mark), conversation)
+        rendering = self._rendering(conversation)
+        return self.display_text(strip_mark(rendering.text, rendering.mark), conversation)
 
     def encode(self, prompt: Prompt, most: int | None = None) -> tuple[int, ...]:
         """Return the prompt's ids."""
@@ -304,13 +310,13 @@ class Prompter:
         self,
         prompt: Prompt,
         most: int | None = None,
-        known: KnownPrompt | None = None,
-        filling: Filling | None = None,
+        known: CachedPrompt | None = None,
+        filling: MediaPlaceholders | None = None,
     ) -> tuple[str, tuple[int, ...]]:
         """Return the prompt as text and as ids. A prompt with certainly more than `most` ids is refused
         unencoded.
 
-        `known` is the prompt as found by `recognize`; `filling` collects the spans of its media.
+        `known` is the prompt as found by `find_or_render`; `filling` collects the spans of its media.
         """
         try:
             return self._render(prompt, most, known, filling)
@@ -319,10 +325,10 @@ class Prompter:
             raise
 
     def _render(
-        self, prompt: Prompt, most: int | None, known: KnownPrompt | None, filling: Filling | None
+        self, prompt: Prompt, most: int | None, known: CachedPrompt | None, filling: MediaPlaceholders | None
     ) -> tuple[str, tuple[int, ...]]:
         if isinstance(prompt, IdsPrompt):
-            check_has_ids(self._card, "a prompt of ids", prompt.param)
+            require_tokenizer(self._card, "a prompt of ids", prompt.param)
             self._encoder.check_length(prompt.ids, most, prompt.param)
             ids = self._encoder.check_ids(prompt.ids, prompt.param)
             return self._encoder.decode(ids), ids
@@ -330,44 +336,44 @@ class Prompter:
             self._check_chars(len(prompt.text) + len(prompt.suffix or ""), prompt.param)
             self._encoder.check_length(len(prompt.text), most, prompt.param)
             return replace_surrogates(prompt.text), tuple(self._encoder.encode_text(prompt))
-        made = known.rendering if known else self._rendering(prompt)
-        text, mark = made.text, made.mark
+        rendering = known.rendering if known else self._rendering(prompt)
+        text, mark = rendering.text, rendering.mark
         filling = filling or self.filling(prompt)
         self._encoder.check_length(chars_of_text(text) if filling else len(text), most, prompt.param)
         # Usually there are no marks, and then none are searched for in each chunk.
-        shown = self.show(text, mark)
+        shown = self.engine_text(text, mark)
         before = known.encoded if known else None
         encoded = self._encoder.encode_on_from(text, mark if shown != text else None, before, filling)
         if known:
             known.encoded = encoded
         return shown, encoded.ids
 
-    def show(self, text: str, mark: str, plain: str | None = None) -> str:
+    def engine_text(self, text: str, mark: str, plain: str | None = None) -> str:
         """Return a rendered text without marks, as the engine gets it; `plain` is the text without marks if
         known.
         """
-        plain = erase(text, mark) if plain is None else plain
-        apart = self._card.takes_text and plain != text
+        plain = strip_mark(text, mark) if plain is None else plain
+        apart = self._card.wants_prompt_text and plain != text
         return self._shielded.keep_apart(text, mark) if apart else plain
 
-    def spell(self, text: str, prompt: Prompt) -> str:
+    def display_text(self, text: str, prompt: Prompt) -> str:
         """Return a prompt's text for display: media placeholders become what the template writes for them."""
         if not isinstance(prompt, Conversation) or not prompt.media:
             return text
         return spell_runs(text, prompt.media.values(), self._forms(prompt))
 
-    def filling(self, conversation: Conversation) -> Filling | None:
+    def filling(self, conversation: Conversation) -> MediaPlaceholders | None:
         """Return the placeholders of a prompt with media, or None."""
         if not conversation.media or self._media_ids is None:
             return None
         runs = {kind: self.encode_special(form.run) for kind, form in self._forms(conversation).items()}
-        return Filling(conversation, self._media_ids, runs, self.controls)
+        return MediaPlaceholders(conversation, self._media_ids, runs, self.controls)
 
-    def _forms(self, conversation: Conversation) -> Mapping[MediaKind, MediaForm]:
+    def _forms(self, conversation: Conversation) -> Mapping[MediaKind, MediaSyntax]:
         return self._choose(conversation.template, tools=bool(conversation.tools))[1].media
 
     def encode_special(
-        self, text: str, mark: str | None = None, *, begins: bool = True, borders: Borders | None = None
+        self, text: str, mark: str | None = None, *, begins: bool = True, borders: ResumeOffsets | None = None
     ) -> list[int]:
         """Encode a text in which control tokens count as such, unless they contain a mark."""
         return self._encoder.encode_special(text, mark, begins=begins, borders=borders)
@@ -410,7 +416,7 @@ class Prompter:
             )
         traits = detect_traits(source, template.render)
         if self._card.modalities:
-            traits = replace(traits, media=find_forms(template.render, self._card.modalities))
+            traits = replace(traits, media=detect_media_syntax(template.render, self._card.modalities))
         return template, traits
 
     def _choose(self, name: str | None, *, tools: bool) -> tuple[ChatTemplate, TemplateTraits]:
@@ -427,20 +433,20 @@ class Prompter:
             raise BadRequest(f"Unknown chat template {name[:64]!r}; available: {known}.", param=TEMPLATE)
         return self._templates[name]
 
-    def recognize(self, conversation: Conversation, known: KnownPrompts, owner: str) -> KnownPrompt:
+    def find_or_render(self, conversation: Conversation, known: PromptCache, owner: str) -> CachedPrompt:
         """Find a cached prompt of the conversation, or render it, at the cost of its new messages."""
         if len(conversation.messages) < LEAST_MESSAGES:
-            made = self._rendering(conversation)
-            if len(made.text) >= LEAST_KEPT:
-                return known.keep(conversation, owner, made)
-            return KnownPrompt(conversation, made, {}, MessageChain())
+            rendering = self._rendering(conversation)
+            if len(rendering.text) >= LEAST_KEPT:
+                return known.keep(conversation, owner, rendering)
+            return CachedPrompt(conversation, rendering, {}, MessageChain())
         self._check_messages(conversation)
         template, _ = self._choose(conversation.template, tools=bool(conversation.tools))
-        found = known.render(conversation, owner, self._rendering, template.tree)
-        self._check_chars(found.rendering.chars, CONVERSATION)
-        return found
+        prompt = known.render(conversation, owner, self._rendering, template.tree)
+        self._check_chars(prompt.rendering.chars, CONVERSATION)
+        return prompt
 
-    def render_fenced(self, known: KnownPrompt, careful: bool) -> Rendering:
+    def render_fenced(self, known: CachedPrompt, careful: bool) -> Rendering:
         """Render the same conversation with other marks, before and after texts that the
         model did not write.
         """
@@ -459,22 +465,22 @@ class Prompter:
         if not conversation.media:
             return self._write(conversation, careful)
         forms, write = self._forms(conversation), partial(self._write, careful=careful)
-        return render_places(conversation, forms, self._card.modalities, write)
+        return render_placeholders(conversation, forms, self._card.modalities, write)
 
     def _write(self, conversation: Conversation, careful: bool | None) -> Rendering:
         template, traits = self._choose(conversation.template, tools=bool(conversation.tools))
         check_kwargs(conversation.template_kwargs, self._limits.template_kwargs_chars)
-        given = template_variables(with_tools_in_words(conversation, traits, self._dialect), traits)
+        fields = template_variables(with_tools_in_words(conversation, traits, self._dialect), traits)
         prefix = conversation.response_prefix
-        joined = join_strings(prefix, given)
+        joined = join_strings(prefix, fields)
         self._check_chars(len(joined), CONVERSATION)
         mark, end, fence = _choose_three(joined)
-        if not self._shielded.harmless(joined):
-            given, prefix = self._shield(given, prefix, mark)
-        order = () if careful is None else fence_messages(given["messages"], fence, careful=careful)
+        if not self._shielded.is_harmless(joined):
+            fields, prefix = self._shield(fields, prefix, mark)
+        order = () if careful is None else mark_boundaries(fields["messages"], fence, careful=careful)
         if conversation.continue_final_message:
-            tag_end(given["messages"], end)
-        text = template.render(given)
+            tag_end(fields["messages"], end)
+        text = template.render(fields)
         if conversation.continue_final_message:
             text = cut_at_tag(text, end)
         text = replace_surrogates(self._single_bos(text) + prefix)
@@ -483,23 +489,23 @@ class Prompter:
     def _check_chars(self, count: int, param: str) -> None:
         check_count(count, self._limits.content_chars, param, "characters of content")
 
-    def _shield(self, given: Mapping[str, Any], prefix: str, mark: str) -> tuple[dict[str, Any], str]:
-        shield = self._shielded.shield
+    def _shield(self, fields: Mapping[str, Any], prefix: str, mark: str) -> tuple[dict[str, Any], str]:
+        shield = self._shielded.break_control_tokens
         try:
-            made = {name: shield(value, mark) for name, value in given.items() if name != "messages"}
-            made["messages"] = [self._shield_message(message, mark) for message in given["messages"]]
+            mapping = {name: shield(value, mark) for name, value in fields.items() if name != "messages"}
+            mapping["messages"] = [self._shield_message(message, mark) for message in fields["messages"]]
         except RecursionError:
             raise BadRequest(
                 "The conversation is nested too deeply; flatten it.", param=CONVERSATION
             ) from None
-        return made, shield(prefix, mark)
+        return mapping, shield(prefix, mark)
 
     def _shield_message(self, message: Mapping[str, Any], mark: str) -> dict[str, Any]:
         own = _OWN_TEXT if message["role"] == "assistant" else ()
-        shield = self._shielded.shield
-        made = {name: shield(value, mark, assistant=name in own) for name, value in message.items()}
+        shield = self._shielded.break_control_tokens
+        fields = {name: shield(value, mark, assistant=name in own) for name, value in message.items()}
         # Roles are not client text: some templates write `<|` + role + `|>`.
-        return made | {"role": message["role"]}
+        return fields | {"role": message["role"]}
 
     def _single_bos(self, text: str) -> str:
         bos = self._encoder.bos

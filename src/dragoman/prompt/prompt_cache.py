@@ -2,11 +2,11 @@
 
 An agent sends the same messages a hundred times, each time with two more. Rendering, escaping, splitting and
 encoding all of them costs more with every turn. Therefore recent prompts are cached with their messages, and
-a request that continues one of them renders only a short conversation (short.py).
+a request that continues one of them renders only a short conversation (abridged.py).
 
 That is correct for templates that write a message independently of distant ones, except for a number.
 Templates that compare positions or counts of messages with a number are excluded (`counts_messages`), and so
-are those that give a different result for a few trial conversations (`KnownPrompts.fits`).
+are those that give a different result for a few trial conversations (`PromptCache.fits`).
 
 Ids are reused up to a control token: no tokenizer merges text across one.
 """
@@ -24,16 +24,24 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from dragoman.errors import BadRequest, TemplateError
-from dragoman.lately import Lately
 from dragoman.media import MediaSpan
-from dragoman.prompt.encode import Encoded, MessageChain
-from dragoman.prompt.short import LEAST_TAIL, Render, Rendering, Short, names_of, shared_start, shorten
-from dragoman.prompt.sight import strip_media
+from dragoman.owner_cache import OwnerCache
+from dragoman.prompt.abridged import (
+    LEAST_TAIL,
+    AbridgedConversation,
+    Render,
+    Rendering,
+    common_prefix_length,
+    names_of,
+    shorten,
+)
+from dragoman.prompt.encode import EncodedText, MessageChain
+from dragoman.prompt.media_placeholders import strip_media
 from dragoman.prompt.traits import TRIAL_TOOLS, counts_messages, trial_messages
-from dragoman.types import Conversation, Message, Traced
+from dragoman.types import Conversation, Message, TurnRecord
 
 if TYPE_CHECKING:
-    from dragoman.prompt.seams import GoneOn
+    from dragoman.prompt.token_exact import ContinuedTurn
 
 MOST_CHARS = 48 * 1024 * 1024
 """Maximum size of the cache: characters of messages and prompts, and ids."""
@@ -54,17 +62,17 @@ _encode = msgspec.msgpack.Encoder().encode
 to_bytes = partial(str.encode, encoding="utf-8", errors="surrogatepass")
 
 
-class KeptTurns(Protocol):
+class TurnLookup(Protocol):
     """Lookup of kept turns."""
 
-    def answers(self, chain: bytes, salt: str) -> Sequence[Traced]: ...
+    def find_by_messages(self, chain: bytes, salt: str) -> Sequence[TurnRecord]: ...
 
-    def begins(self, turn: Traced, text: str, salt: str) -> int | None: ...
+    def matching_prefix(self, turn: TurnRecord, text: str, salt: str) -> int | None: ...
 
-    def same_frame(self, turn: Traced, frame: bytes) -> bool: ...
+    def same_frame(self, turn: TurnRecord, frame: bytes) -> bool: ...
 
 
-class Joint(NamedTuple):
+class ResumePoint(NamedTuple):
     """An offset in a prompt from which it can be encoded separately."""
 
     chars: int
@@ -78,29 +86,29 @@ class Joint(NamedTuple):
     """Characters after it that must be the same, too."""
 
 
-Split: TypeAlias = Literal["", "client", "end", "template", "tools", "unknown"]
+BreakReason: TypeAlias = Literal["", "client", "end", "template", "tools", "unknown"]
 """Why a prompt does not continue all ids of the answer before it, if it does not: the client changed the
 answer; the template ends or writes it differently; tools or template variables changed; or the ids are
 unknown.
 """
 
 
-class Stitched(Struct, frozen=True):
+class TokenExactPrompt(Struct, frozen=True):
     text: str
     ids: tuple[int, ...]
-    after: "GoneOn | None"
-    split: Split = ""
+    after: "ContinuedTurn | None"
+    split: BreakReason = ""
 
 
-class StitchedIds(Struct, frozen=True):
-    """Ids of a prompt that reuses the sampled ids of answers (seams.py)."""
+class TokenExactIds(Struct, frozen=True):
+    """Ids of a prompt that reuses the sampled ids of answers (token_exact.py)."""
 
     ids: tuple[int, ...]
     text: str
-    cuts: tuple[Joint, ...]
+    cuts: tuple[ResumePoint, ...]
     media: tuple[MediaSpan, ...] = ()
 
-    def upto(self, chars: int) -> "StitchedIds":
+    def upto(self, chars: int) -> "TokenExactIds":
         """Return the part that is valid for a text with this many leading characters in common."""
         return replace(self, cuts=tuple(cut for cut in self.cuts if cut.chars + cut.margin <= chars))
 
@@ -130,18 +138,18 @@ class HashedText(Struct, frozen=True):
         return state.digest()
 
 
-class KnownPrompt(Struct):
+class CachedPrompt(Struct):
     conversation: Conversation
     rendering: Rendering
     names: dict[str | None, str]
     """Names of its calls, by id."""
     chain: MessageChain
     """Digests of its messages or of a prefix: those of a short conversation are computed when needed."""
-    short: Short | None = None
-    encoded: Encoded | None = None
-    stitched: StitchedIds | None = None
+    short: AbridgedConversation | None = None
+    encoded: EncodedText | None = None
+    stitched: TokenExactIds | None = None
     hashed: HashedText | None = None
-    fenced: "dict[bool, KnownPrompt]" = field(default_factory=dict)
+    fenced: "dict[bool, CachedPrompt]" = field(default_factory=dict)
     """The same prompt with fences, or one that it continues, by whether fences were set carefully."""
 
     @property
@@ -154,17 +162,17 @@ class KnownPrompt(Struct):
         self.hashed = HashedText.of(text, state, self.hashed)
         return self.hashed.digest()
 
-    def keep(self, before: "KnownPrompt", chars: int) -> None:
+    def keep(self, before: "CachedPrompt", chars: int) -> None:
         """Take over the ids of another prompt with this many leading characters in common."""
         self.hashed = before.hashed
-        self.encoded = before.encoded and before.encoded.upto(chars)
+        self.encoded = before.encoded and before.encoded.valid_for_prefix(chars)
         self.stitched = before.stitched and before.stitched.upto(chars)
 
-    def fence(self, careful: bool, render: Render) -> "KnownPrompt":
+    def fence(self, careful: bool, render: Render) -> "CachedPrompt":
         """Return the same prompt with fences, which `render` sets."""
         before = self.fenced.get(careful)
-        made = before and extend(before, self.conversation, render)
-        self.fenced[careful] = made or _whole(self.conversation, render(self.conversation))
+        prompt = before and extend(before, self.conversation, render)
+        self.fenced[careful] = prompt or _whole(self.conversation, render(self.conversation))
         return self.fenced[careful]
 
 
@@ -172,7 +180,7 @@ def _in_a_thread(call: Callable[[], None]) -> None:
     threading.Thread(target=call, name="dragoman-try", daemon=True).start()
 
 
-class KnownPrompts:
+class PromptCache:
     """LRU cache of recent prompts. Threads may share it."""
 
     def __init__(
@@ -183,44 +191,48 @@ class KnownPrompts:
     ) -> None:
         """`try_by` runs the trial of a template."""
         self._try_by = try_by
-        self._kept = Lately[KnownPrompt](most_chars)
+        self._kept = OwnerCache[CachedPrompt](most_chars)
         self._least = least_chars
         self._fits: dict[str | None, bool] = {}
 
     def render(
         self, conversation: Conversation, owner: str, render: Render, tree: nodes.Template
-    ) -> KnownPrompt:
+    ) -> CachedPrompt:
         """Return the prompt of a conversation, rendered by `render` or extended from a cached one."""
         before = self.find(conversation, owner) if _may_go_on(conversation) else None
-        made = None
-        if before is not None and self._may_extend(before) and self.fits(conversation.template, render, tree):
-            made = extend(before, conversation, render)
-        if made is None:
+        prompt = None
+        if (
+            before is not None
+            and self._may_extend(before)
+            and self.can_abridge(conversation.template, render, tree)
+        ):
+            prompt = extend(before, conversation, render)
+        if prompt is None:
             return self.keep(conversation, owner, render(conversation))
-        self._put(owner, made, before)
-        return made
+        self._put(owner, prompt, before)
+        return prompt
 
-    def keep(self, conversation: Conversation, owner: str, rendering: Rendering) -> KnownPrompt:
+    def keep(self, conversation: Conversation, owner: str, rendering: Rendering) -> CachedPrompt:
         """Cache a prompt that was rendered in full, with the ids of a cached prefix."""
-        made = _whole(conversation, rendering)
+        prompt = _whole(conversation, rendering)
         if _may_go_on(conversation):
             before = self.find(conversation, owner)
             if before is not None and before.rendering.mark == rendering.mark:
-                made.keep(before, shared_start(before.rendering.text, rendering.text))
-            self._put(owner, made, before)
-        return made
+                prompt.keep(before, common_prefix_length(before.rendering.text, rendering.text))
+            self._put(owner, prompt, before)
+        return prompt
 
-    def _put(self, owner: str, made: KnownPrompt, before: KnownPrompt | None) -> None:
+    def _put(self, owner: str, prompt: CachedPrompt, before: CachedPrompt | None) -> None:
         """Store a prompt; it replaces the one before it in the same conversation."""
-        if len(made.rendering.text) < min(LEAST_KEPT, self._least):
+        if len(prompt.rendering.text) < min(LEAST_KEPT, self._least):
             return
-        if made.conversation.media:
+        if prompt.conversation.media:
             # Media data is not kept, because the prompt may be cached for long.
-            stripped = strip_media(made.conversation.media)
-            made.conversation = replace(made.conversation, media=stripped)
-        self._kept.put(owner, _key_of(made), made, made.weight, before and _key_of(before))
+            stripped = strip_media(prompt.conversation.media)
+            prompt.conversation = replace(prompt.conversation, media=stripped)
+        self._kept.put(owner, _key_of(prompt), prompt, prompt.weight, before and _key_of(before))
 
-    def find(self, conversation: Conversation, owner: str) -> KnownPrompt | None:
+    def find(self, conversation: Conversation, owner: str) -> CachedPrompt | None:
         """Return the longest cached prompt that this conversation continues."""
         if owner not in self._kept:
             return None
@@ -231,10 +243,10 @@ class KnownPrompts:
                 return known
         return None
 
-    def _may_extend(self, known: KnownPrompt) -> bool:
+    def _may_extend(self, known: CachedPrompt) -> bool:
         return len(known.rendering.text) >= self._least or known.conversation.template in self._fits
 
-    def fits(self, name: str | None, render: Render, tree: nodes.Template) -> bool:
+    def can_abridge(self, name: str | None, render: Render, tree: nodes.Template) -> bool:
         """Whether short conversations give the same result as full ones; tried once per template.
 
         The trial takes as long as several turns of a long conversation, so it runs in the background.
@@ -250,10 +262,10 @@ class KnownPrompts:
             self._fits[name] = not counts_messages(tree) and all(map(_tried(render), trial_messages()))
 
 
-def _whole(conversation: Conversation, rendering: Rendering) -> KnownPrompt:
+def _whole(conversation: Conversation, rendering: Rendering) -> CachedPrompt:
     """Build a prompt without cached parts."""
     messages = conversation.messages
-    return KnownPrompt(conversation, rendering, dict(names_of(messages)), MessageChain().upto(messages))
+    return CachedPrompt(conversation, rendering, dict(names_of(messages)), MessageChain().upto(messages))
 
 
 def _may_go_on(conversation: Conversation) -> bool:
@@ -266,19 +278,19 @@ def _key(conversation: Conversation, count: int) -> tuple[Any, ...]:
     return count, hash(_encode((messages[0], messages[count - 1]))), conversation.template
 
 
-def _key_of(prompt: KnownPrompt) -> tuple[Any, ...]:
+def _key_of(prompt: CachedPrompt) -> tuple[Any, ...]:
     return _key(prompt.conversation, len(prompt.conversation.messages))
 
 
 def _goes_on(known: Conversation, now: Conversation) -> bool:
     """Whether a conversation continues a cached one. Media are compared by digest and detail."""
-    count, none = len(known.messages), dict[str, Any](messages=(), media={}, places={})
+    count, none = len(known.messages), dict[str, Any](messages=(), media={}, media_params={})
     same = known.messages == now.messages[:count] and replace(known, **none) == replace(now, **none)
     details = ((each.detail, now.media.get(digest)) for digest, each in known.media.items())
     return same and all(shown is not None and shown.detail == detail for detail, shown in details)
 
 
-def extend(known: KnownPrompt, now: Conversation, render: Render) -> KnownPrompt | None:
+def extend(known: CachedPrompt, now: Conversation, render: Render) -> CachedPrompt | None:
     """Extend a cached prompt by the new messages; return None if it must be rendered in full."""
     before = known.conversation.messages
     new = now.messages[len(before) :]
@@ -287,7 +299,7 @@ def extend(known: KnownPrompt, now: Conversation, render: Render) -> KnownPrompt
         return None
     try:
         short = known.short
-        if short is None or not short.serves(now, len(before), names.values()):
+        if short is None or not short.is_reusable(now, len(before), names.values()):
             short = shorten(known.conversation, known.rendering, short, names.values(), render)
         more = short.go_on(before, now, render) if short else None
     except TemplateError:
@@ -295,14 +307,14 @@ def extend(known: KnownPrompt, now: Conversation, render: Render) -> KnownPrompt
         return None
     if more is None or more.mark != known.rendering.mark:
         return None
-    kept = len(known.rendering.text) - more.instead_of
+    kept = len(known.rendering.text) - more.replaced_chars
     text = known.rendering.text[:kept] + more.text
     whole = Rendering(text, more.mark, known.rendering.chars + more.chars, known.rendering.order + more.order)
     messages = before + new
     chain, whole_now = known.chain.upto(messages), replace(now, messages=messages)
-    made = KnownPrompt(whole_now, whole, known.names | names, chain, more.short, fenced=dict(known.fenced))
-    made.keep(known, kept)
-    return made
+    prompt = CachedPrompt(whole_now, whole, known.names | names, chain, more.short, fenced=dict(known.fenced))
+    prompt.keep(known, kept)
+    return prompt
 
 
 # Trial of a template
@@ -312,7 +324,7 @@ def _tried(render: Render) -> Callable[[Sequence[Message]], bool]:
     """Return a check that a growing conversation is rendered as it is when rendered in full."""
 
     def tried(messages: Sequence[Message]) -> bool:
-        known: KnownPrompt | None = None
+        known: CachedPrompt | None = None
         for count in range(LEAST_TAIL * 2, len(messages) + 1):
             if messages[count - 1].role == "assistant":
                 continue

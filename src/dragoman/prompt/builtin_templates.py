@@ -1,8 +1,8 @@
 """Built-in chat templates by name, for models with no template or a wrong one.
 
-Most families differ only in the text before and after each message. A `Frame` has this text, and a template
-is generated from it. It also has the text that ends an answer: a model without a template often does not
-declare it.
+Most families differ only in the text before and after each message. A `BuiltinTemplate` has this text, and a
+template is generated from it. It also has the text that ends an answer: a model without a template often does
+not declare it.
 """
 
 import json
@@ -20,7 +20,7 @@ PLAIN = "plain"
 FILES = (".jinja", ".jinja2", ".j2", ".txt")
 
 
-class Frame(Struct, frozen=True, kw_only=True):
+class BuiltinTemplate(Struct, frozen=True, kw_only=True):
     """Text around the messages of each role."""
 
     system: tuple[str, str]
@@ -71,25 +71,25 @@ def _text(text: str) -> str:
 
 def _by_role(
     before: str, after: str, stop: str = "", *, assistant: str = "assistant", **more: object
-) -> Frame:
+) -> BuiltinTemplate:
     """Build a frame in which all roles are written alike: `<|im_start|>ROLE\\n`."""
     system, user, answer = ((before.replace("ROLE", role), after) for role in ("system", "user", assistant))
-    return Frame(system=system, user=user, assistant=answer, stop=stop, **more)  # type: ignore[arg-type]
+    return BuiltinTemplate(system=system, user=user, assistant=answer, stop=stop, **more)  # type: ignore[arg-type]
 
 
-def _mistral(space: str, *, before: str = "", own: bool = False) -> Frame:
+def _mistral(space: str, *, before: str = "", own: bool = False) -> BuiltinTemplate:
     """Build a Mistral frame. `own` means that system messages have markers of their
     own, as in later models.
     """
     system = (f"[SYSTEM_PROMPT]{space}", "[/SYSTEM_PROMPT]") if own else ("", "\n\n")
     tokens = ("[SYSTEM_PROMPT]", "[INST]", "[/INST]") if own else ("[INST]", "[/INST]")
     user = (f"{before}[INST]{space}", f"{before}[/INST]")
-    return Frame(system=system, user=user, assistant=(space, EOS), inside=not own, tokens=tokens)
+    return BuiltinTemplate(system=system, user=user, assistant=(space, EOS), inside=not own, tokens=tokens)
 
 
 # The order counts when a frame is recognised by its tokens: if one frame's tokens include another's, it comes
 # first.
-FRAMES: dict[str, Frame] = {
+FRAMES: dict[str, BuiltinTemplate] = {
     "phi4": _by_role(
         "<|im_start|>ROLE<|im_sep|>", "<|im_end|>", "<|im_end|>", tokens=("<|im_start|>", "<|im_sep|>")
     ),
@@ -110,7 +110,7 @@ FRAMES: dict[str, Frame] = {
         trims=True,
         tokens=("<|header_start|>", "<|eot|>"),
     ),
-    "gemma": Frame(
+    "gemma": BuiltinTemplate(
         system=("", "\n\n"),
         user=("<start_of_turn>user\n", "<end_of_turn>\n"),
         assistant=("<start_of_turn>model\n", "<end_of_turn>\n"),
@@ -129,7 +129,7 @@ FRAMES: dict[str, Frame] = {
         "<|end_of_text|>",
         tokens=("<|start_of_role|>", "<|end_of_role|>"),
     ),
-    "command-r": Frame(
+    "command-r": BuiltinTemplate(
         system=("<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
         user=("<|START_OF_TURN_TOKEN|><|USER_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
         assistant=("<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
@@ -137,13 +137,13 @@ FRAMES: dict[str, Frame] = {
         trims=True,
         tokens=("<|START_OF_TURN_TOKEN|>", "<|CHATBOT_TOKEN|>"),
     ),
-    "deepseek3": Frame(
+    "deepseek3": BuiltinTemplate(
         system=("", "\n\n"),
         user=("<｜User｜>", ""),
         assistant=("<｜Assistant｜>", EOS),
         tokens=("<｜User｜>", "<｜Assistant｜>"),
     ),
-    "exaone3": Frame(
+    "exaone3": BuiltinTemplate(
         system=("[|system|]", "[|endofturn|]\n"),
         user=("[|user|]", "\n"),
         assistant=("[|assistant|]", "[|endofturn|]\n"),
@@ -157,7 +157,7 @@ FRAMES: dict[str, Frame] = {
     "mistral-v3-tekken": _mistral(""),
     "mistral-v1": _mistral(" ", before=" "),
     # The following use plain text, so no token identifies them.
-    "llama2": Frame(
+    "llama2": BuiltinTemplate(
         system=("<<SYS>>\n", "\n<</SYS>>\n\n"),
         user=("[INST] ", " [/INST]"),
         assistant=(" ", f" {EOS}<s>"),
@@ -166,36 +166,38 @@ FRAMES: dict[str, Frame] = {
     ),
     "zephyr": _by_role("<|ROLE|>\n", f"{EOS}\n", "<|user|>"),
     "falcon3": _by_role("<|ROLE|>\n", "\n", "<|user|>"),
-    "openchat": Frame(
+    "openchat": BuiltinTemplate(
         system=("", "<|end_of_turn|>"),
         user=("GPT4 Correct User: ", "<|end_of_turn|>"),
         assistant=("GPT4 Correct Assistant: ", "<|end_of_turn|>"),
         stop="<|end_of_turn|>",
     ),
-    "vicuna": Frame(
+    "vicuna": BuiltinTemplate(
         system=("", "\n\n"), user=("USER: ", "\n"), assistant=("ASSISTANT: ", f"{EOS}\n"), stop="\nUSER:"
     ),
-    "alpaca": Frame(
+    "alpaca": BuiltinTemplate(
         system=("", "\n\n"),
         user=("### Instruction:\n", "\n\n"),
         assistant=("### Response:\n", "\n\n"),
         stop="### Instruction:",
     ),
-    "deepseek": Frame(
+    "deepseek": BuiltinTemplate(
         system=("", "\n"),
         user=("### Instruction:\n", "\n"),
         assistant=("### Response:\n", "\n<|EOT|>\n"),
         stop="<|EOT|>",
     ),
-    "deepseek2": Frame(system=("", "\n\n"), user=("User: ", "\n\n"), assistant=("Assistant: ", EOS)),
-    "rwkv-world": Frame(
+    "deepseek2": BuiltinTemplate(
+        system=("", "\n\n"), user=("User: ", "\n\n"), assistant=("Assistant: ", EOS)
+    ),
+    "rwkv-world": BuiltinTemplate(
         system=("System: ", "\n\n"),
         user=("User: ", "\n\n"),
         assistant=("Assistant: ", "\n\n"),
         stop="\n\nUser:",
         trims=True,
     ),
-    PLAIN: Frame(
+    PLAIN: BuiltinTemplate(
         system=("", "\n\n"),
         user=("User: ", "\n"),
         assistant=("Assistant: ", "\n"),
@@ -253,7 +255,7 @@ def choose_template(named: str | None, card: ModelCard, tokenizer: Tokenizer) ->
 def _usual(card: ModelCard, tokenizer: Tokenizer) -> ChosenTemplate:
     if card.templates:
         return ChosenTemplate(None, "the model's template")
-    name = guess_frame(tokenizer.special)
+    name = guess_frame(tokenizer.special_ids)
     how = f"the template {name}, because the model has none (set `chat_template` to use another)"
     return ChosenTemplate(FRAMES[name].source(bos=tokenizer.add_bos), how, guessed=True)
 

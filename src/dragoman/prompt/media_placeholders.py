@@ -1,15 +1,16 @@
 """Positions of images and audio in a prompt, from the part of a message to the ids of the engine.
 
 1. A template gets the part in the form that it knows, and writes its own text for it, its *run*:
-   `<|vision_start|><|image_pad|><|vision_end|>`. Both are found by probing the template (`find_forms`). If it
-   does not support such parts, or not in this role, the placeholder of the next step is put into the text
-   directly.
+   `<|vision_start|><|image_pad|><|vision_end|>`. Both are found by probing the template
+   (`detect_media_syntax`). If it does not support such parts, or not in this role, the placeholder of the
+   next step is put into the text directly.
 2. In the rendered text, each run becomes a placeholder: a text of noncharacters that stands for the media. A
    client's text can contain neither: runs are broken by a mark as control tokens are (encode.py), and a
    conversation with media that contains the placeholders' noncharacter is refused. From here on, two prompts
-   with different media are different texts, so code that compares texts needs nothing else (known.py,
-   seams.py).
-3. When the text is encoded, each placeholder is filled with the engine's ids for the media (`Filling`), and
+   with different media are different texts, so code that compares texts needs nothing else (prompt_cache.py,
+   token_exact.py).
+3. When the text is encoded, each placeholder is filled with the engine's ids for the media
+(`MediaPlaceholders`), and
    its range is recorded as a span. The run's ids before and after its middle are kept, unless the engine's
    ids contain them: some engines return everything that the model needs, others only what a processor would
    insert.
@@ -26,11 +27,11 @@ import msgspec
 from msgspec.structs import replace
 
 from dragoman.errors import CONVERSATION, BadRequest, TemplateError
-from dragoman.lately import Lately
 from dragoman.media import Media, MediaKind, MediaSpan, check_modalities
-from dragoman.prompt.encode import Borders, SharedIds, join_strings
-from dragoman.prompt.short import Rendering, shared_end, shared_start
-from dragoman.prompt.traits import MediaForm, TemplateTraits, TraitProbe
+from dragoman.owner_cache import OwnerCache
+from dragoman.prompt.abridged import Rendering, common_prefix_length, shared_end
+from dragoman.prompt.encode import IdInterner, ResumeOffsets, join_strings
+from dragoman.prompt.traits import MediaSyntax, TemplateTraits, TraitProbe
 from dragoman.types import Conversation, Message
 
 PLACE = "\ufdef"
@@ -48,7 +49,7 @@ MOST_PLACED = 2**20
 # How a template writes media parts
 
 
-MediaForms: TypeAlias = Mapping[MediaKind, MediaForm]
+MediaForms: TypeAlias = Mapping[MediaKind, MediaSyntax]
 
 _URL = {"url": "data:,"}
 _FORMS: Mapping[MediaKind, Sequence[Mapping[str, Any]]] = {
@@ -71,22 +72,22 @@ _ROLES = ("user", "tool", "assistant")
 _WORDS = re.compile(r"^[\w\s:.,;#-]*")
 
 
-def find_forms(
+def detect_media_syntax(
     render: Callable[[Mapping[str, Any]], str], kinds: Iterable[MediaKind]
-) -> dict[MediaKind, MediaForm]:
+) -> dict[MediaKind, MediaSyntax]:
     """Return the forms of the kinds that the template supports."""
     probe = TraitProbe(render)
-    found = {kind: _find_form(probe, kind) for kind in kinds}
-    return {kind: form for kind, form in found.items() if form is not None}
+    mapping = {kind: _find_form(probe, kind) for kind in kinds}
+    return {kind: form for kind, form in mapping.items() if form is not None}
 
 
-def _find_form(probe: TraitProbe, kind: MediaKind) -> MediaForm | None:
+def _find_form(probe: TraitProbe, kind: MediaKind) -> MediaSyntax | None:
     for part in _FORMS[kind]:
         run = _run(_added(probe, "user", part))
         pattern = _pattern(run, _added(probe, "user", part, part)) if run else None
         if run and pattern is not None:
             roles = (role for role in _ROLES if len(pattern.findall(_added(probe, role, part))) == 1)
-            return MediaForm(part, frozenset(roles), run, pattern)
+            return MediaSyntax(part, frozenset(roles), run, pattern)
     return None
 
 
@@ -96,7 +97,7 @@ def _added(probe: TraitProbe, role: str, *parts: Mapping[str, Any]) -> str:
     text = probe.with_content(role, [_BEFORE, *parts, _BEHIND])
     if text is None or without is None or len(text) <= len(without):
         return ""
-    start = shared_start(without, text)
+    start = common_prefix_length(without, text)
     size = len(text) - len(without)
     if start + shared_end(without, text) < len(without):
         return ""
@@ -130,7 +131,7 @@ def shielded_runs(kinds: Iterable[MediaKind], traits: Iterable[TemplateTraits]) 
 # Placeholders in a text
 
 
-def spell_place(media: Media) -> str:
+def placeholder_text(media: Media) -> str:
     """Return the placeholder of a medium. Its detail counts, too, because it decides the ids."""
     key = blake2b(f"{media.digest}\0{media.detail}".encode(), digest_size=16).hexdigest()
     return PLACE + key.translate(_SPELLED) + PLACE
@@ -148,14 +149,14 @@ def strip_spans(spans: Iterable[MediaSpan]) -> tuple[MediaSpan, ...]:
     return tuple(replace(span, media=replace(span.media, data=b"")) for span in spans)
 
 
-def render_places(
+def render_placeholders(
     conversation: Conversation,
     forms: MediaForms,
     modalities: frozenset[MediaKind],
     write: Callable[[Conversation], Rendering],
 ) -> Rendering:
     """Render a conversation with placeholders. `write` renders one without media."""
-    check_modalities(conversation.media, conversation.places, modalities)
+    check_modalities(conversation.media, conversation.media_params, modalities)
     _check_text(conversation)
     for supported in (forms, {}) if forms else ({},):
         shown, order = _show(conversation, supported)
@@ -180,17 +181,19 @@ def _check_text(conversation: Conversation) -> None:
         raise BadRequest(message, param=CONVERSATION, code="invalid_value")
 
 
-Order: TypeAlias = dict[MediaKind, list[str]]
+PlaceholderOrder: TypeAlias = dict[MediaKind, list[str]]
 """Placeholders for which the template is to write runs."""
 
 
-def _show(conversation: Conversation, forms: MediaForms) -> tuple[Conversation, Order]:
-    order: Order = {kind: [] for kind in forms}
+def _show(conversation: Conversation, forms: MediaForms) -> tuple[Conversation, PlaceholderOrder]:
+    order: PlaceholderOrder = {kind: [] for kind in forms}
     messages = tuple(_show_message(each, conversation.media, forms, order) for each in conversation.messages)
     return replace(conversation, messages=messages, media={}), order
 
 
-def _show_message(message: Message, media: Mapping[str, Media], forms: MediaForms, order: Order) -> Message:
+def _show_message(
+    message: Message, media: Mapping[str, Media], forms: MediaForms, order: PlaceholderOrder
+) -> Message:
     if not isinstance(message.content, list) or not any("media" in part for part in message.content):
         return message
     role = "tool" if message.role == "function" else message.role
@@ -201,36 +204,36 @@ def _show_message(message: Message, media: Mapping[str, Media], forms: MediaForm
         if shown is None:
             parts.append(part)
         elif form is not None and role in form.roles:
-            order[shown.kind].append(spell_place(shown))
+            order[shown.kind].append(placeholder_text(shown))
             parts.append(dict(form.part))
         else:
-            parts.append({"type": "text", "text": spell_place(shown)})
+            parts.append({"type": "text", "text": placeholder_text(shown)})
     return replace(message, content=parts)
 
 
-def _mark_places(text: str, order: Order, forms: MediaForms) -> str | None:
+def _mark_places(text: str, order: PlaceholderOrder, forms: MediaForms) -> str | None:
     """Replace runs by placeholders; return None if their numbers differ."""
-    for kind, places in order.items():
+    for kind, params in order.items():
         pattern = forms[kind].pattern
-        if places and len(pattern.findall(text)) != len(places):
+        if params and len(pattern.findall(text)) != len(params):
             return None
-        if places:
-            text = pattern.sub(partial(_next, iter(places)), text)
+        if params:
+            text = pattern.sub(partial(_next, iter(params)), text)
     if _ESCAPED_PLACE in text:
-        text = _ESCAPED.sub(lambda found: str(json.loads(f'"{found.group()}"')), text)
+        text = _ESCAPED.sub(lambda match: str(json.loads(f'"{match.group()}"')), text)
     return text
 
 
-def _next(places: Any, _: re.Match[str]) -> str:
-    place: str = next(places)
-    return place
+def _next(positions: Any, _: re.Match[str]) -> str:
+    param: str = next(positions)
+    return param
 
 
 def spell_runs(text: str, media: Iterable[Media], forms: MediaForms) -> str:
     """Replace placeholders by what the template writes, for display."""
     for item in media:
         form = forms.get(item.kind)
-        text = text.replace(spell_place(item), form.run if form else PLAIN_RUNS[item.kind])
+        text = text.replace(placeholder_text(item), form.run if form else PLAIN_RUNS[item.kind])
     return text
 
 
@@ -243,15 +246,15 @@ def chars_of_text(text: str) -> int:
 
 
 Placer: TypeAlias = Callable[[Media], Sequence[int]]
-"""`MediaEngine.place`, with checked results."""
+"""`MediaEngine.media_token_ids`, with checked results."""
 
 
-class MediaIds:
+class MediaIdCache:
     """Cache of an engine's ids for media. Threads may share it."""
 
-    def __init__(self, place: Placer, share: SharedIds) -> None:
-        self._place, self._share = place, share
-        self._kept = Lately[tuple[int, ...]](MOST_PLACED)
+    def __init__(self, placer: Placer, share: IdInterner) -> None:
+        self._place, self._share = placer, share
+        self._kept = OwnerCache[tuple[int, ...]](MOST_PLACED)
 
     def find(self, media: Media, field: str) -> tuple[int, ...]:
         """Return the ids of a medium. `field` is its param in the request."""
@@ -268,19 +271,19 @@ class MediaIds:
         return ids
 
 
-class Filling:
+class MediaPlaceholders:
     """The placeholders of one prompt while it is encoded."""
 
     def __init__(
         self,
         conversation: Conversation,
-        ids: MediaIds,
+        ids: MediaIdCache,
         runs: Mapping[MediaKind, Sequence[int]],
         controls: Container[int],
     ) -> None:
         """`runs` are the template's runs as ids; a run without a control token is ordinary text."""
-        self._media = {spell_place(each).strip(PLACE): each for each in conversation.media.values()}
-        self._fields = conversation.places
+        self._media = {placeholder_text(each).strip(PLACE): each for each in conversation.media.values()}
+        self._fields = conversation.media_params
         self._ids = ids
         self._runs = {kind: run for kind, run in runs.items() if any(id_ in controls for id_ in run)}
         self.spans: list[MediaSpan] = []
@@ -291,20 +294,26 @@ class Filling:
         self.spans = [span for span in spans if span.start < count]
 
     def encode(
-        self, encode: Callable[..., list[int]], at: int, text: str, *, begins: bool, borders: Borders | None
+        self,
+        encode: Callable[..., list[int]],
+        at: int,
+        text: str,
+        *,
+        begins: bool,
+        borders: ResumeOffsets | None,
     ) -> list[int]:
         """Encode a text after `at` ids. `encode` is used between placeholders and appends to `borders`."""
         ids, chars = list[int](), 0
         for number, piece in enumerate(text.split(PLACE)):
             shown = self._media.get(piece) if number % 2 else None
-            found, count = Borders(), len(ids)
+            items, count = ResumeOffsets(), len(ids)
             if shown is not None:
                 ids += self._fill(shown, at + count)
-                found.append((len(piece) + 2, len(ids) - count))
+                items.append((len(piece) + 2, len(ids) - count))
             elif piece:
-                ids += encode(piece, begins=begins and not ids, borders=found)
+                ids += encode(piece, begins=begins and not ids, borders=items)
             if borders is not None:
-                borders += [(chars + end, count + some) for end, some in found]
+                borders += [(chars + end, count + some) for end, some in items]
             chars += len(piece) + (2 if number % 2 else 0)
         return ids
 
@@ -318,8 +327,8 @@ class Filling:
 
     def settle(self, media: Mapping[str, Media]) -> tuple[MediaSpan, ...]:
         """Return the spans with their media, in the detail used when they were encoded."""
-        found = {each.digest: each for each in media.values()}
-        return tuple(_settle(span, found[span.media.digest]) for span in self.spans)
+        fields = {each.digest: each for each in media.values()}
+        return tuple(_settle(span, fields[span.media.digest]) for span in self.spans)
 
 
 def _settle(span: MediaSpan, media: Media) -> MediaSpan:

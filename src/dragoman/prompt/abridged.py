@@ -2,7 +2,7 @@
 
     the messages         head  middle ............  tail  new
     known, as text       HHHH  MMMMMMMMMMMMMMMMMMM  TTTT  g       g: what asks for an answer
-    short, before        HHHH                       TTTT  g       `Short`
+    short, before        HHHH                       TTTT  g       `AbridgedConversation`
     short, now           HHHH                       TTTT  NNNN g  the one rendering that is made
     the prompt now       HHHH  MMMMMMMMMMMMMMMMMMM  TTTT  NNNN g  = known up to the change, and the new end
 
@@ -73,19 +73,19 @@ class Numbering(Struct, frozen=True):
     """The character before each number, not a digit: otherwise adjacent digits would be part of it."""
 
 
-class NewEnd(Struct, frozen=True):
+class NewTail(Struct, frozen=True):
     """New end of a conversation's text."""
 
     text: str
-    instead_of: int
+    replaced_chars: int
     """Number of characters at the end that it replaces."""
     mark: str
     chars: int
     order: tuple[tuple[str, bool], ...]
-    short: "Short"
+    short: "AbridgedConversation"
 
 
-class Short(Struct, frozen=True):
+class AbridgedConversation(Struct, frozen=True):
     """A conversation without its middle."""
 
     places: tuple[int, ...]
@@ -109,73 +109,77 @@ class Short(Struct, frozen=True):
         The text after it asks for an answer, and changes once that is given.
         """
         words = _WORD.findall(_last_text(self.last)[-LAST_WORDS:])
-        found = self.rendering.text.rfind(words[-1]) if words else -1
-        return found + len(words[-1]) if found >= len(self.rendering.text) - self.tail else None
+        number = self.rendering.text.rfind(words[-1]) if words else -1
+        return number + len(words[-1]) if number >= len(self.rendering.text) - self.tail else None
 
-    def serves(self, now: Conversation, count: int, called: Iterable[str]) -> bool:
+    def is_reusable(self, now: Conversation, count: int, called: Iterable[str]) -> bool:
         """Whether it is still short compared with this many known messages, and has the called tools."""
         missing = {*called} - {*map(_tool_name, self.tools)}
         return count <= self.made_at + LONGEST_USE and not (missing and _pick_tools(now.tools, missing))
 
-    def go_on(self, known: Sequence[Message], now: Conversation, render: Render) -> NewEnd | None:
+    def go_on(self, known: Sequence[Message], now: Conversation, render: Render) -> NewTail | None:
         """Return what is new at the end of the known text; None if the whole must be rendered."""
         new = now.messages[len(known) :]
-        few = tuple(known[place] for place in self.places) + new
+        few = tuple(known[offset] for offset in self.places) + new
         if any(message.role in _SYSTEM or _kind(message) in self.unseen for message in new):
             return None
         if not _refers_to_itself(few):
             return None
-        before, made = self.rendering, render(replace(now, messages=few, tools=self.tools))
-        same, settled = shared_start(before.text, made.text), self.settled
-        if before.mark != made.mark or settled is None or same < settled:
+        before, rendering = self.rendering, render(replace(now, messages=few, tools=self.tools))
+        same, settled = common_prefix_length(before.text, rendering.text), self.settled
+        if before.mark != rendering.mark or settled is None or same < settled:
             return None
-        instead_of, text, numbering = len(before.text) - same, made.text[same:], self.numbering
+        instead_of, text, numbering = len(before.text) - same, rendering.text[same:], self.numbering
         added = tuple(range(len(known), len(now.messages)))
         if numbering is not None:
-            few = tuple(known[place] for place in numbering.places) + new
+            few = tuple(known[position] for position in numbering.places) + new
             other = render(replace(now, messages=few, tools=self.tools[:1]))
             numbered = _number_end(numbering, before.text, text, other.text, instead_of)
             if numbered is None:
                 return None
             text = numbered
             numbering = replace(numbering, places=numbering.places + added, rendering=other)
-        tail = self.tail + len(made.text) - len(before.text)
-        more = now.messages[-1], self.made_at, made, tail, self.unseen, numbering
-        short = Short(self.places + added, self.tools, *more)
-        order = made.order[len(before.order) :]
-        return NewEnd(text, instead_of, made.mark, made.chars - before.chars, order, short)
+        tail = self.tail + len(rendering.text) - len(before.text)
+        more = now.messages[-1], self.made_at, rendering, tail, self.unseen, numbering
+        short = AbridgedConversation(self.places + added, self.tools, *more)
+        order = rendering.order[len(before.order) :]
+        return NewTail(text, instead_of, rendering.mark, rendering.chars - before.chars, order, short)
 
 
 def shorten(
-    whole: Conversation, known: Rendering, before: Short | None, called: Iterable[str], render: Render
-) -> Short | None:
+    whole: Conversation,
+    known: Rendering,
+    before: AbridgedConversation | None,
+    called: Iterable[str],
+    render: Render,
+) -> AbridgedConversation | None:
     """Build a short conversation. `before` is the one used so far; `called` are tools that the new messages
     call.
     """
-    places = _places(whole.messages)
-    if places is None:
+    offsets = _places(whole.messages)
+    if offsets is None:
         return None
-    few = tuple(whole.messages[place] for place in places)
+    few = tuple(whole.messages[offset] for offset in offsets)
     # Keep the tools it had: a loop of calls uses the same ones.
     names = {*called, *(name for _, name in names_of(few)), *map(_tool_name, before.tools if before else ())}
     tools = _pick_tools(whole.tools, names) or whole.tools[:1]
-    made = render(replace(whole, messages=few, tools=tools))
+    rendering = render(replace(whole, messages=few, tools=tools))
     # Number of parts: the head, the kept parts of the middle, and each tool, which may be anywhere.
-    runs = 1 + sum(after != before + 1 for before, after in itertools.pairwise(places)) + len(tools)
-    end = shared_end(made.text, known.text)
-    more = len(whole.messages), made, end, _unseen(whole.messages, places)
-    short = Short(places, tools, whole.messages[-1], *more)
-    numbered = _with_other_rounds(whole.messages, places)
+    runs = 1 + sum(after != before + 1 for before, after in itertools.pairwise(offsets)) + len(tools)
+    end = shared_end(rendering.text, known.text)
+    more = len(whole.messages), rendering, end, _unseen(whole.messages, offsets)
+    short = AbridgedConversation(offsets, tools, whole.messages[-1], *more)
+    numbered = _with_other_rounds(whole.messages, offsets)
     if numbered is None:
-        return short if _is_part(made.text[: len(made.text) - end], known.text, runs) else None
-    few = tuple(whole.messages[place] for place in numbered)
+        return short if _is_part(rendering.text[: len(rendering.text) - end], known.text, runs) else None
+    few = tuple(whole.messages[position] for position in numbered)
     other = render(replace(whole, messages=few, tools=tools[:1]))
     return _check_numbers(short, numbered, other, known.text, runs)
 
 
-def _unseen(messages: Sequence[Message], places: Sequence[int]) -> frozenset[tuple[str, bool, bool]]:
-    behind = 1 + max({*range(len(messages))} - {*places}, default=-1)
-    left_out = {_kind(message) for place, message in enumerate(messages[:behind]) if place not in places}
+def _unseen(messages: Sequence[Message], offsets: Sequence[int]) -> frozenset[tuple[str, bool, bool]]:
+    behind = 1 + max({*range(len(messages))} - {*offsets}, default=-1)
+    left_out = {_kind(message) for offset, message in enumerate(messages[:behind]) if offset not in offsets}
     return frozenset(left_out - {*map(_kind, messages[behind:])})
 
 
@@ -204,29 +208,29 @@ LEAST_NUMBERED = 3
 """Minimum number of messages at the end of the second conversation."""
 
 
-def _with_other_rounds(messages: Sequence[Message], places: Sequence[int]) -> tuple[int, ...] | None:
+def _with_other_rounds(messages: Sequence[Message], offsets: Sequence[int]) -> tuple[int, ...] | None:
     """Choose messages with fewer calls, or with the first calls that were left out; None if none were.
 
     Fewer are cheaper to render. But each kind of message at the end must stay: it may have a number.
     """
-    roles, left_out = [message.role for message in messages], {*range(len(messages))} - {*places}
-    first_call = min((place for place in left_out if messages[place].tool_calls), default=None)
+    roles, left_out = [message.role for message in messages], {*range(len(messages))} - {*offsets}
+    first_call = min((position for position in left_out if messages[position].tool_calls), default=None)
     if first_call is None:
         return None
     tail = 1 + max(left_out)
     kinds = {*map(_kind, messages[tail:])}
     for first in range(len(roles) - LEAST_NUMBERED, tail, -1):
-        fewer = tuple(place for place in places if not tail <= place < first)
+        fewer = tuple(offset for offset in offsets if not tail <= offset < first)
         calls = any(message.tool_calls for message in messages[tail:first])
         if calls and kinds == {*map(_kind, messages[first:])} and _joins(roles, fewer):
             return fewer
-    more = tuple(sorted({*places, *_round(roles, first_call)}))
+    more = tuple(sorted({*offsets, *_round(roles, first_call)}))
     return more if _joins(roles, more) else None
 
 
 def _check_numbers(
-    short: Short, places: tuple[int, ...], other: Rendering, known: str, runs: int
-) -> Short | None:
+    short: AbridgedConversation, offsets: tuple[int, ...], other: Rendering, known: str, runs: int
+) -> AbridgedConversation | None:
     """Return the short conversation, with its numbers if any; None if it is not a part of the known one."""
     text = short.rendering.text
     tail, numbers = _compare_ends(text, other.text, known[-2 * len(text) :])
@@ -235,7 +239,7 @@ def _check_numbers(
     if len(numbers) > 1 or not _is_part(_mask(text[: len(text) - tail]), _mask(known), runs):
         return None
     ((step, shift, behind),) = numbers
-    return replace(short, tail=tail, numbering=Numbering(places, other, step, shift, behind))
+    return replace(short, tail=tail, numbering=Numbering(offsets, other, step, shift, behind))
 
 
 def _compare_ends(short: str, other: str, known: str) -> tuple[int, set[tuple[int, int, str]]]:
@@ -244,18 +248,18 @@ def _compare_ends(short: str, other: str, known: str) -> tuple[int, set[tuple[in
 
     A difference is the step, the shift, and the character before the number.
     """
-    tail, found = 0, set[tuple[int, int, str]]()
+    tail, items = 0, set[tuple[int, int, str]]()
     texts = [_DIGITS.split(text)[::-1] for text in (short, other, known)]
-    for place, (one, second, third) in enumerate(zip(*texts, strict=False)):
+    for offset, (one, second, third) in enumerate(zip(*texts, strict=False)):
         step, shift = _difference(one, second), _difference(one, third)
         if one == second == third:
             tail += len(one)
-        elif step and shift is not None and place + 1 < len(texts[0]):
+        elif step and shift is not None and offset + 1 < len(texts[0]):
             tail += len(one)
-            found.add((step, shift, texts[0][place + 1][-1:]))
+            items.add((step, shift, texts[0][offset + 1][-1:]))
         else:
-            return tail + min(shared_end(one, second), shared_end(one, third)), found
-    return tail, found
+            return tail + min(shared_end(one, second), shared_end(one, third)), items
+    return tail, items
 
 
 def _difference(one: str, other: str) -> int | None:
@@ -276,11 +280,11 @@ def _number_end(numbering: Numbering, before: str, text: str, other: str, instea
     if len(pieces) != len(others) or (text[:1].isdecimal() and kept[-1:].isdecimal()):
         return None
     stands_behind = kept
-    for place, (one, second) in enumerate(zip(pieces, others, strict=True)):
+    for offset, (one, second) in enumerate(zip(pieces, others, strict=True)):
         if one != second:
             if _difference(one, second) != numbering.step or stands_behind[-1:] != numbering.behind:
                 return None
-            pieces[place] = str(int(one) + numbering.shift)
+            pieces[offset] = str(int(one) + numbering.shift)
         stands_behind = one or stands_behind
     return "".join(pieces)
 
@@ -296,12 +300,12 @@ def _is_part(short: str, whole: str, runs: int) -> bool:
     """Whether a text consists of at most this many pieces of another, in order."""
     at = 0
     for _ in range(runs):
-        low, high, found = 0, len(short), at
+        low, high, number = 0, len(short), at
         while low < high:
             middle = (low + high + 1) // 2
-            place = whole.find(short[:middle], at, None if at else middle)
-            low, high, found = (middle, high, place) if place >= 0 else (low, middle - 1, found)
-        short, at = short[low:], found + low
+            offset = whole.find(short[:middle], at, None if at else middle)
+            low, high, number = (middle, high, offset) if offset >= 0 else (low, middle - 1, number)
+        short, at = short[low:], number + low
     return not short
 
 
@@ -314,33 +318,33 @@ def _places(messages: Sequence[Message]) -> tuple[int, ...] | None:
     head = _after_results(roles, roles.index("assistant") + 1)
     user = count - 1 - roles[::-1].index("user")
     asked = range(user - (roles[user - 1] == "assistant"), _after_results(roles, user + 2))
-    shapes = [_shape(message, place > user) for place, message in enumerate(messages)]
+    shapes = [_shape(message, position > user) for position, message in enumerate(messages)]
     for tail in range(count - LEAST_TAIL, max(head, count - MOST_TAIL), -1):
         if roles[tail - 1 : tail + 1] != roles[head - 1 : head + 1]:
             continue
-        places = {*range(head), *asked, *range(tail, count)}
-        known = {shapes[place] for place in places}
-        for place in range(tail - 1, head - 1, -1):
-            if shapes[place] not in known:
-                places.update(_round(roles, place))
-                known.update(shapes[index] for index in _round(roles, place))
-        kept = sorted(places)
+        positions = {*range(head), *asked, *range(tail, count)}
+        known = {shapes[location] for location in positions}
+        for offset in range(tail - 1, head - 1, -1):
+            if shapes[offset] not in known:
+                positions.update(_round(roles, offset))
+                known.update(shapes[index] for index in _round(roles, offset))
+        kept = sorted(positions)
         if count - len(kept) >= LEAST_LEFT_OUT and _joins(roles, kept):
             return tuple(kept)
     return None
 
 
-def _joins(roles: Sequence[str], places: Sequence[int]) -> bool:
+def _joins(roles: Sequence[str], offsets: Sequence[int]) -> bool:
     """Whether all neighbours in a short conversation have such neighbours in the whole one."""
     return all(
         after == before + 1 or roles[before : before + 2] == roles[after - 1 : after + 1]
-        for before, after in itertools.pairwise(places)
-    ) and not any(roles[place] in _SYSTEM for place in {*range(len(roles))} - {*places})
+        for before, after in itertools.pairwise(offsets)
+    ) and not any(roles[position] in _SYSTEM for position in {*range(len(roles))} - {*offsets})
 
 
-def _round(roles: Sequence[str], place: int) -> range:
+def _round(roles: Sequence[str], offset: int) -> range:
     """Return a message with the calls that it is the result of and their other results."""
-    start = place
+    start = offset
     while roles[start] in _RESULTS and start:
         start -= 1
     return range(start, _after_results(roles, start + 1))
@@ -362,11 +366,11 @@ _SYSTEM = ("system", "developer")
 _RESULTS = ("tool", "function")
 
 
-def _after_results(roles: Sequence[str], place: int) -> int:
+def _after_results(roles: Sequence[str], offset: int) -> int:
     """Return the first index from this one on that is not a tool result."""
-    while place < len(roles) and roles[place] in _RESULTS:
-        place += 1
-    return min(place, len(roles))
+    while offset < len(roles) and roles[offset] in _RESULTS:
+        offset += 1
+    return min(offset, len(roles))
 
 
 def _shape(message: Message, late: bool) -> tuple[Any, ...]:
@@ -389,7 +393,7 @@ def names_of(messages: Iterable[Message]) -> Iterator[tuple[str | None, str]]:
     return ((call.id, call.name) for message in messages for call in message.tool_calls)
 
 
-def shared_start(one: str, other: str) -> int:
+def common_prefix_length(one: str, other: str) -> int:
     """Return the number of leading characters that two texts share."""
     low, high = 0, min(len(one), len(other))
     if one[:high] == other[:high]:

@@ -13,8 +13,8 @@ from typing import Any
 from msgspec import Struct
 
 from dragoman.errors import FINAL_MESSAGE, BadRequest
-from dragoman.prompt.encode import erase, escape_mark
-from dragoman.prompt.short import Rendering
+from dragoman.prompt.abridged import Rendering
+from dragoman.prompt.encode import escape_mark, strip_mark
 
 _STRUCTURE = re.compile(r"[<\[{(]|.*[>\]})]$", re.DOTALL)
 """Some templates inspect how such texts begin or end; a fence would change the result."""
@@ -40,7 +40,7 @@ def _set_fences(message: dict[str, Any], fence: str, *, careful: bool) -> bool:
     return True
 
 
-def fence_messages(
+def mark_boundaries(
     messages: Iterable[dict[str, Any]], fence: str, *, careful: bool
 ) -> tuple[tuple[str, bool], ...]:
     """Set fences, and return for each message its role and whether it has fences."""
@@ -62,14 +62,14 @@ def find_marks(text: str, mark: str) -> tuple[list[int], list[int]]:
     if escape_mark(mark) not in text:
         pieces = text.split(mark)
         return [*accumulate(map(len, pieces[:-1]))], [*range(len(pieces))]
-    places, sizes = [], [0]
-    for found in re.finditer(f"{mark}|{re.escape(escape_mark(mark))}", text):
-        places.append(found.start() - sizes[-1])
-        sizes.append(sizes[-1] + len(found.group()))
-    return places, sizes
+    offsets, sizes = [], [0]
+    for match in re.finditer(f"{mark}|{re.escape(escape_mark(mark))}", text):
+        offsets.append(match.start() - sizes[-1])
+        sizes.append(sizes[-1] + len(match.group()))
+    return offsets, sizes
 
 
-class Region(Struct, frozen=True):
+class AnswerRegion(Struct, frozen=True):
     """Range of an answer: between the texts before and after it that the model did not write."""
 
     start: int
@@ -80,9 +80,11 @@ class Region(Struct, frozen=True):
     """Number of messages after it that are not the model's."""
 
 
-def _regions_between(places: Sequence[int], order: Sequence[tuple[str, bool]], end: int) -> Iterator[Region]:
+def _regions_between(
+    offsets: Sequence[int], order: Sequence[tuple[str, bool]], end: int
+) -> Iterator[AnswerRegion]:
     """Yield regions. `places` are the offsets of the fences, two for each message that has them."""
-    edges = iter((*places, end, end))
+    edges = iter((*offsets, end, end))
     left = sum(role != "assistant" for role, _ in order)
     start, waiting, others = 0, list[int](), 0
     """`waiting` are the answers not yet followed by a fence."""
@@ -95,11 +97,11 @@ def _regions_between(places: Sequence[int], order: Sequence[tuple[str, bool]], e
         if fenced:
             behind = next(edges)
             alone = len(waiting) == 1 and not others
-            yield from (Region(start, behind, alone, after) for after in waiting)
+            yield from (AnswerRegion(start, behind, alone, after) for after in waiting)
             start, waiting, others = next(edges), [], 0
 
 
-def find_regions(text: str, mark: str, size: int, render: Callable[[bool], Rendering]) -> list[Region]:
+def find_regions(text: str, mark: str, size: int, render: Callable[[bool], Rendering]) -> list[AnswerRegion]:
     """Return the region of each answer in a text of `size` characters without marks; `render` sets fences,
     carefully or not.
 
@@ -112,9 +114,9 @@ def find_regions(text: str, mark: str, size: int, render: Callable[[bool], Rende
         if len(text) == size and len(pieces) == fenced + 1 and "".join(pieces) == text:
             # The common case: there are no other marks, and fences are written unescaped.
             return list(_regions_between([*accumulate(map(len, pieces[:-1]))], rendering.order, size))
-        places, _ = find_marks(erase(rendering.text, mark), rendering.mark)
-        if erase(rendering.text, rendering.mark) == text and len(places) == fenced:
-            return list(_regions_between(places, rendering.order, size))
+        offsets, _ = find_marks(strip_mark(rendering.text, mark), rendering.mark)
+        if strip_mark(rendering.text, rendering.mark) == text and len(offsets) == fenced:
+            return list(_regions_between(offsets, rendering.order, size))
     return []
 
 
@@ -122,7 +124,7 @@ LEAST_WORDS = 8
 """Minimum number of characters by which a message is searched for."""
 
 
-def region_before(words: str, text: str, at: int, answer: str) -> Region | None:
+def region_before(words: str, text: str, at: int, answer: str) -> AnswerRegion | None:
     """Return the range of the answer after an offset: up to the text of the next message, if it occurs
     exactly once.
 
@@ -131,7 +133,7 @@ def region_before(words: str, text: str, at: int, answer: str) -> Region | None:
     for spelled in (words, json.dumps(words, ensure_ascii=False)[1:-1]) if len(words) >= LEAST_WORDS else ():
         end = text.find(spelled, at)
         if end > at and text.find(spelled, end + 1) < 0 and spelled not in answer:
-            return Region(at, end, True, 0)
+            return AnswerRegion(at, end, True, 0)
     return None
 
 
@@ -178,8 +180,8 @@ def cut_at_tag(text: str, end: str) -> str:
     """Cut the text at the tag: `hi| <end>` becomes `hi`, where `|` is the tag. No end of turn follows a
     message to be continued.
     """
-    kept, found, rest = text.rpartition(end)
-    if not found:
+    kept, value, rest = text.rpartition(end)
+    if not value:
         raise BadRequest(
             "The chat template does not write the final message, so it cannot be continued.",
             param=FINAL_MESSAGE,
