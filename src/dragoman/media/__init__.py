@@ -48,12 +48,12 @@ class MediaSpan(Struct, frozen=True):
     count: int
 
 
-def tell_media(media: Media) -> dict[str, str]:
+def media_part(media: Media) -> dict[str, str]:
     """Return the part of a message that shows the media, as templates get it."""
     return {"type": media.kind, "media": media.key}
 
 
-def unsupported(kind: str, modalities: Set[MediaKind], place: str | None = None) -> BadRequest:
+def unsupported(kind: str, modalities: Set[MediaKind], param: str | None = None) -> BadRequest:
     """Return the error of a model without a modality: `unsupported("audio", {"image"},
     "messages[0].content[1]")`.
     """
@@ -61,13 +61,13 @@ def unsupported(kind: str, modalities: Set[MediaKind], place: str | None = None)
     takes = f"text and {taken}" if taken else "text only"
     verb = "are" if NAMES[kind].endswith("s") else "is"
     message = f"This model takes {takes}; {NAMES[kind]} {verb} not supported."
-    return BadRequest(message, param=place, code="unsupported_content")
+    return BadRequest(message, param=param, code="unsupported_content")
 
 
 def check_modalities(
-    media: Mapping[str, Media], places: Mapping[str, str], modalities: Set[MediaKind]
+    media: Mapping[str, Media], positions: Mapping[str, str], modalities: Set[MediaKind]
 ) -> None:
     """Raise for the first medium that the model does not support."""
     for key, item in media.items():
         if item.kind not in modalities:
-            raise unsupported(item.kind, modalities, places.get(key, ""))
+            raise unsupported(item.kind, modalities, positions.get(key, ""))

@@ -1,4 +1,4 @@
-"""Decoding of images and audio in sandboxed processes (`src/dragoman/media/child.py`).
+"""Decoding of images and audio in sandboxed processes (`src/dragoman/media/sandbox.py`).
 
     with MediaDecoder(limits) as decoder:
         pixels = decoder.decode_image(media)     # in a thread; `await decoder.adecode_image(media)` elsewhere
@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 from dragoman.errors import CONVERSATION, BadRequest, SettingsError, Unavailable
 from dragoman.limits import Limits
 from dragoman.media import Media, MediaKind
-from dragoman.media.child import receive, send
-from dragoman.media.read import SAMPLES_A_SECOND, WORDS
+from dragoman.media.headers import SAMPLES_A_SECOND, WORDS
+from dragoman.media.sandbox import receive, send
 
-CHILD = Path(__file__).with_name("child.py")
+CHILD = Path(__file__).with_name("sandbox.py")
 PACKAGES: dict[MediaKind, str] = {"image": "PIL", "audio": "soundfile"}
 IMAGE_S, AUDIO_S = 20.0, 60.0
 """Limits on CPU time, not wall time, so that a busy machine does not refuse valid files."""
@@ -50,7 +50,7 @@ REASONS = {
 DAMAGED = "it is damaged or truncated; save it again"
 
 
-class Pixels(Struct, frozen=True):
+class DecodedImage(Struct, frozen=True):
     """A decoded image: rows from the top, pixels from the left; red, green and blue, one byte each."""
 
     width: int
@@ -62,7 +62,7 @@ class Pixels(Struct, frozen=True):
         return np.frombuffer(self.rgb, np.uint8).reshape(self.height, self.width, 3)
 
 
-class Samples(Struct, frozen=True):
+class DecodedAudio(Struct, frozen=True):
     """Decoded audio: 32-bit floats, little endian, one channel."""
 
     rate: int
@@ -85,7 +85,7 @@ def check_installed(kind: MediaKind) -> None:
         raise SettingsError(f"To decode {WORDS[kind][0]}, install dragoman[media].")
 
 
-class WorkProcess:
+class SandboxProcess:
     """A sandbox process with one socket. It answers requests one after another, or is killed."""
 
     memory = 0
@@ -149,7 +149,7 @@ class MediaDecoder:
         self._memory = BASE_MEMORY + PIXEL_MEMORY * self._limits.media_pixels
         self._places = threading.BoundedSemaphore(processes)
         self._lock = threading.Lock()
-        self._idle: list[tuple[str, WorkProcess]] = []
+        self._idle: list[tuple[str, SandboxProcess]] = []
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -171,13 +171,13 @@ class MediaDecoder:
         for _, child in idle:
             child.kill()
 
-    async def adecode_image(self, media: Media) -> Pixels:
+    async def adecode_image(self, media: Media) -> DecodedImage:
         return await asyncio.to_thread(self.decode_image, media)
 
-    async def adecode_audio(self, media: Media, rate: int) -> Samples:
+    async def adecode_audio(self, media: Media, rate: int) -> DecodedAudio:
         return await asyncio.to_thread(self.decode_audio, media, rate)
 
-    def decode_image(self, media: Media) -> Pixels:
+    def decode_image(self, media: Media) -> DecodedImage:
         # The header was checked against the server's limits, which may differ from these.
         pixels = media.width * media.height
         self._make_room(BASE_MEMORY + PIXEL_MEMORY * pixels)
@@ -189,9 +189,9 @@ class MediaDecoder:
             raise _unreadable(media, f"{media.width} × {media.height}", str(error)) from None
         if len(rgb) != 3 * width * height or not rgb:
             raise _unreadable(media, f"{media.width} × {media.height}", "")
-        return Pixels(width, height, rgb)
+        return DecodedImage(width, height, rgb)
 
-    def decode_audio(self, media: Media, rate: int) -> Samples:
+    def decode_audio(self, media: Media, rate: int) -> DecodedAudio:
         samples = int(max(self._limits.media_seconds, media.seconds + 1) * SAMPLES_A_SECOND)
         asked = {"format": media.format, "seconds": media.seconds, "samples": samples, "rate": rate}
         most = 4 * int((media.seconds + 1) * rate)
@@ -200,7 +200,7 @@ class MediaDecoder:
             _, data = self.ask("audio", asked, media.data, AUDIO_S, most)
         except DecodeFailure as error:
             raise _unreadable(media, f"{media.seconds:.1f} s", str(error)) from None
-        return Samples(rate, data)
+        return DecodedAudio(rate, data)
 
     def ask(
         self, work: str, asked: dict[str, Any], data: bytes, seconds: float, most: int
@@ -221,7 +221,7 @@ class MediaDecoder:
             self._places.release()
 
     def _ask_one(
-        self, child: WorkProcess, work: str, asked: dict[str, Any], data: bytes, seconds: float, most: int
+        self, child: SandboxProcess, work: str, asked: dict[str, Any], data: bytes, seconds: float, most: int
     ) -> tuple[Any, bytes | memoryview]:
         keep = False
         try:
@@ -237,7 +237,7 @@ class MediaDecoder:
             raise DecodeFailure(str(header["error"]) if isinstance(header, dict) else "unreadable")
         return header, payload
 
-    def _take(self, work: str) -> WorkProcess:
+    def _take(self, work: str) -> SandboxProcess:
         with self._lock:
             for at, (kind, child) in enumerate(self._idle):
                 if kind == work:
@@ -245,9 +245,9 @@ class MediaDecoder:
                     return child
         return self._start(work)
 
-    def _start(self, work: str) -> WorkProcess:
+    def _start(self, work: str) -> SandboxProcess:
         memory = self._memory
-        child = WorkProcess(str(CHILD), work, str(memory))
+        child = SandboxProcess(str(CHILD), work, str(memory))
         child.memory = memory
         return child
 
@@ -260,7 +260,7 @@ class MediaDecoder:
         for child in small:
             child.kill()
 
-    def _give_back(self, work: str, child: WorkProcess, keep: bool) -> None:
+    def _give_back(self, work: str, child: SandboxProcess, keep: bool) -> None:
         with self._lock:
             keep = keep and not self._closed and child.memory >= self._memory
             if keep:
@@ -275,9 +275,9 @@ def _unreadable(media: Media, measures: str, word: str) -> BadRequest:
     return BadRequest(message, param=CONVERSATION, code="unsupported_content")
 
 
-async def ask_once(data: bytes, seconds: float, most: int, *command: str) -> bytes:
+async def run_once(data: bytes, seconds: float, most: int, *command: str) -> bytes:
     """Run a process once for untrusted bytes and return its output; the process is gone afterwards."""
-    child = WorkProcess(*command)
+    child = SandboxProcess(*command)
     try:
         _, output = await asyncio.to_thread(child.ask, {}, data, seconds, most)
         return bytes(output)

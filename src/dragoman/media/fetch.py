@@ -31,11 +31,11 @@ from dragoman.outbound import (
     ADDRESS,
     ALLOWED,
     DEFAULT_PORTS,
-    NotPublic,
+    NonPublicAddress,
     is_allowed,
     is_public,
+    literal_address,
     public_address,
-    written_as_number,
 )
 
 FETCH_S = 20.0
@@ -47,11 +47,11 @@ MOVED = frozenset({301, 302, 303, 307, 308})
 _SCHEME = re.compile(r"(?:(https?)://)?(.+)", re.IGNORECASE)
 
 
-class NotFetched(Exception):
+class FetchError(Exception):
     """Reason, for the client, why a file was not downloaded."""
 
 
-class Target(Struct, frozen=True):
+class FetchTarget(Struct, frozen=True):
     """A URL that may be fetched."""
 
     url: str
@@ -65,7 +65,7 @@ class Target(Struct, frozen=True):
 def check_media_hosts(allow: Sequence[str]) -> None:
     """Check the setting: an entry that can never match is an error, not silently ignored."""
     for entry in allow:
-        if (found := _SCHEME.fullmatch(entry)) is None or ALLOWED.fullmatch(found[2]) is None:
+        if (match := _SCHEME.fullmatch(entry)) is None or ALLOWED.fullmatch(match[2]) is None:
             raise SettingsError(
                 f"`allow_media_host`: {entry} must be a host, HOST:PORT, HOST:* or *, with the prefix "
                 "http:// to allow it without TLS."
@@ -82,69 +82,69 @@ class MediaFetcher:
         self._secure: list[str] = []
         self._plain: list[str] = []
         for entry in allow:
-            found = _SCHEME.fullmatch(entry)
-            assert found is not None
-            self._secure.append(found[2])
-            if (found[1] or "").lower() == "http":
-                self._plain.append(found[2])
+            match = _SCHEME.fullmatch(entry)
+            assert match is not None
+            self._secure.append(match[2])
+            if (match[1] or "").lower() == "http":
+                self._plain.append(match[2])
         self._places = asyncio.Semaphore(AT_ONCE)
         self._shares: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
-    async def fetch(self, owner: str, url: str, most: int, place: str) -> bytes:
+    async def fetch(self, owner: str, url: str, most: int, param: str) -> bytes:
         share = self._shares.setdefault(owner, asyncio.Semaphore(AT_ONCE // 2))
-        target = self._check(url, place)
+        target = self._check(url, param)
         try:
             async with share, self._places, asyncio.timeout(FETCH_S):
-                return await self._follow(target, most, place)
+                return await self._follow(target, most, param)
         except TimeoutError:
             why = f"it takes longer than {FETCH_S:.0f} seconds"
-        except NotFetched as error:
+        except FetchError as error:
             why = str(error)
-        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, NotPublic, OSError):
+        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, NonPublicAddress, OSError):
             # One answer for all failures, because clients must not learn about the server's network.
             why = "the host cannot be reached"
-        message = f"'{place}': the file at {target.host} cannot be fetched: {why}; send it as data instead."
-        raise BadRequest(message, param=place, code="media_not_fetched")
+        message = f"'{param}': the file at {target.host} cannot be fetched: {why}; send it as data instead."
+        raise BadRequest(message, param=param, code="media_not_fetched")
 
-    def _check(self, url: str, place: str) -> Target:
+    def _check(self, url: str, param: str) -> FetchTarget:
         if not self._secure:
-            message = f"'{place}': this server does not fetch files; send the file as base64, or upload it."
-            raise BadRequest(message, param=place, code="media_host_not_allowed")
-        found = ADDRESS.fullmatch(url)
-        if found is None:
-            message = f"'{place}' must be a URL such as https://HOST/PATH, in ASCII and without a password."
-            raise BadRequest(message, param=place, code="invalid_value")
-        scheme, host = found["scheme"].lower(), found["host"].lower()
-        port = found["port"] or DEFAULT_PORTS[scheme]
+            message = f"'{param}': this server does not fetch files; send the file as base64, or upload it."
+            raise BadRequest(message, param=param, code="media_host_not_allowed")
+        match = ADDRESS.fullmatch(url)
+        if match is None:
+            message = f"'{param}' must be a URL such as https://HOST/PATH, in ASCII and without a password."
+            raise BadRequest(message, param=param, code="invalid_value")
+        scheme, host = match["scheme"].lower(), match["host"].lower()
+        port = match["port"] or DEFAULT_PORTS[scheme]
         allow = self._secure if scheme == "https" else self._plain
         named = is_allowed(host, port, [entry for entry in allow if entry != "*"])
-        number = written_as_number(host)
+        number = literal_address(host)
         if not named and ("*" not in allow or (number is not None and not is_public(number))):
             message = (
-                f"'{place}': this server may not fetch from {scheme}://{host}; upload the file, or send it "
+                f"'{param}': this server may not fetch from {scheme}://{host}; upload the file, or send it "
                 "as base64. Its operator can allow the host with the setting `allow_media_host`."
             )
-            raise BadRequest(message, param=place, code="media_host_not_allowed")
-        return Target(url, scheme, host, int(port), named and number is not None)
+            raise BadRequest(message, param=param, code="media_host_not_allowed")
+        return FetchTarget(url, scheme, host, int(port), named and number is not None)
 
-    async def _follow(self, target: Target, most: int, place: str) -> bytes:
+    async def _follow(self, target: FetchTarget, most: int, param: str) -> bytes:
         for _ in range(HOPS + 1):
             async with _asked(target) as response:
                 if response.status_code not in MOVED:
                     return await _body(response, most)
                 location = response.headers.get("location", "")
             try:
-                target = self._check(urljoin(target.url, location), place)
+                target = self._check(urljoin(target.url, location), param)
             except (BadRequest, ValueError):
-                raise NotFetched("it redirects to a host that is not allowed") from None
-        raise NotFetched(f"it redirects more than {HOPS} times")
+                raise FetchError("it redirects to a host that is not allowed") from None
+        raise FetchError(f"it redirects more than {HOPS} times")
 
 
 @asynccontextmanager
-async def _asked(target: Target) -> AsyncIterator[httpx.Response]:
+async def _asked(target: FetchTarget) -> AsyncIterator[httpx.Response]:
     """Request the target from the checked address; its certificate is checked for the name."""
     host = target.host.strip("[]")
-    address = str(written_as_number(host)) if target.named else await public_address(host, target.port)
+    address = str(literal_address(host)) if target.named else await public_address(host, target.port)
     url = httpx.URL(target.url)
     headers = {
         "host": url.netloc.decode("ascii"),
@@ -173,11 +173,11 @@ async def _asked(target: Target) -> AsyncIterator[httpx.Response]:
 
 async def _body(response: httpx.Response, most: int) -> bytes:
     if response.status_code != 200:
-        raise NotFetched(f"it answers with status {response.status_code}")
+        raise FetchError(f"it answers with status {response.status_code}")
     if response.headers.get("content-encoding", "identity").lower() != "identity":
         # A small body may decompress to a huge one.
-        raise NotFetched("its response is compressed")
-    too_much = NotFetched(f"it is larger than {most} bytes")
+        raise FetchError("its response is compressed")
+    too_much = FetchError(f"it is larger than {most} bytes")
     length = response.headers.get("content-length", "")
     if length.isdecimal() and int(length[:20]) > most:
         raise too_much

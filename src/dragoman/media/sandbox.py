@@ -67,7 +67,7 @@ startxref
 """A page with one word, to exercise the library before the sandbox closes."""
 
 
-class Unfit(Exception):
+class UnusableFile(Exception):
     """The file cannot be used; the message is the word for the reason."""
 
 
@@ -115,7 +115,7 @@ def send(link: socket.socket, message: Any, data: bytes = b"", until: float | No
         link.sendall(part)
 
 
-def bound(memory: int) -> None:
+def restrict_process(memory: int) -> None:
     """Restrict this process from here on: memory, no files, no other sockets, no processes."""
     for kind, most in (
         (resource.RLIMIT_AS, memory),
@@ -127,7 +127,7 @@ def bound(memory: int) -> None:
         resource.setrlimit(kind, (most, most))
 
 
-def allow(seconds: int) -> None:
+def limit_cpu(seconds: int) -> None:
     """Limit CPU time for the next work; the system kills a process that takes more."""
     used = sum(os.times()[:2])
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
@@ -162,7 +162,7 @@ def decode_image(asked: dict[str, Any], data: bytes | memoryview) -> tuple[dict[
     module, name = PICTURES[asked["format"]]
     image = getattr(sys.modules[f"PIL.{module}"], name)(BytesIO(data))
     if image.width * image.height > asked["pixels"]:
-        raise Unfit("too_large")
+        raise UnusableFile("too_large")
     image.load()
     turned = _upright(_flat(image))
     return {"width": turned.width, "height": turned.height}, turned.tobytes()
@@ -231,17 +231,17 @@ def decode_audio(asked: dict[str, Any], data: bytes | memoryview) -> tuple[dict[
 
     with soundfile.SoundFile(BytesIO(data)) as file:
         if file.format not in SOUNDS[asked["format"]] or file.subtype not in SAMPLES:
-            raise Unfit("unreadable")
+            raise UnusableFile("unreadable")
         left = most = int(asked["seconds"] * file.samplerate + 1)
         if most * file.channels > asked["samples"]:
-            raise Unfit("too_large")
+            raise UnusableFile("too_large")
         resampler = _Resampler(file.samplerate, asked["rate"])
         while left and len(block := file.read(min(left, file.samplerate), dtype="float32", always_2d=True)):
             left -= len(block)
             resampler.feed(block.mean(axis=1))
     heard = resampler.end()
     if not len(heard):
-        raise Unfit("unreadable")
+        raise UnusableFile("unreadable")
     return {}, heard.astype("<f4").tobytes()
 
 
@@ -315,14 +315,14 @@ def read_pdf(asked: dict[str, Any], data: bytes | memoryview) -> tuple[dict[str,
 
     reader = PdfReader(BytesIO(data))
     if reader.is_encrypted and not reader.decrypt(""):
-        raise Unfit("encrypted")
+        raise UnusableFile("encrypted")
     if len(reader.pages) > asked["pages"]:
-        raise Unfit("too_many_pages")
+        raise UnusableFile("too_many_pages")
     texts: list[str] = []
     for page in reader.pages:
         texts.append(page.extract_text())
         if sum(map(len, texts)) > asked["chars"]:
-            raise Unfit("too_much_text")
+            raise UnusableFile("too_much_text")
     shown = len(texts) <= asked["pictures"]
     drawn = _draw(bytes(data), asked["side"], asked["bytes"]) if shown else []
     return {"texts": texts, "sizes": [len(page) for page in drawn]}, b"".join(drawn)
@@ -340,7 +340,7 @@ def _draw(data: bytes, side: int, most_bytes: int) -> list[bytes]:
         page.close()
         drawn.append(written.getvalue())
         if sum(map(len, drawn)) > most_bytes:
-            raise Unfit("too_large")
+            raise UnusableFile("too_large")
     return drawn
 
 
@@ -364,15 +364,15 @@ def answer(link: socket.socket, work: str, memory: int) -> None:
         load()
     except ImportError:
         missing = True
-    bound(memory)
+    restrict_process(memory)
     link.settimeout(IDLE_S)
     while (frame := receive(link)) is not None:
         asked, data = frame
-        allow(asked["cpu"])
+        limit_cpu(asked["cpu"])
         link.settimeout(None)
         try:
             reply = ({"error": "missing"}, b"") if missing else do(asked, data)
-        except Unfit as unfit:
+        except UnusableFile as unfit:
             reply = {"error": str(unfit)}, b""
         except Exception:
             # Error texts of libraries are not returned.

@@ -43,7 +43,7 @@ MOST_BLOCKS = 4096
 """Maximum number of blocks that are read in a header."""
 
 
-class NoMedia(Exception):
+class InvalidMedia(Exception):
     """A problem of a file, described for the client."""
 
     def __init__(self, message: str, code: str = "unsupported_content") -> None:
@@ -60,17 +60,17 @@ def mention(media: Media) -> str:
     return f"[{media.kind} {MEDIA_TYPES[media.format]}, {max(1, len(media.data) // 1024)} KiB]"
 
 
-def read_media(data: bytes, kind: MediaKind, limits: Limits, place: str, detail: str = "auto") -> Media:
+def read_media(data: bytes, kind: MediaKind, limits: Limits, param: str, detail: str = "auto") -> Media:
     """Read the media in a file's bytes, or raise a BadRequest for the field `place`."""
     try:
         if len(data) > limits.media_bytes:
             reason = f"the file has {len(data)} bytes; at most {limits.media_bytes} are allowed"
-            raise NoMedia(f"{reason}.", "limit_exceeded")
+            raise InvalidMedia(f"{reason}.", "limit_exceeded")
         name = find_format(data, kind)
         width, height, seconds = READERS[name](data, limits)
         _check_measures(width, height, seconds, limits)
-    except NoMedia as error:
-        raise BadRequest(f"'{place}': {error}", param=place, code=error.code) from None
+    except InvalidMedia as error:
+        raise BadRequest(f"'{param}': {error}", param=param, code=error.code) from None
     digest = hashlib.sha256(data).hexdigest()
     return Media(
         kind=kind,
@@ -84,27 +84,27 @@ def read_media(data: bytes, kind: MediaKind, limits: Limits, place: str, detail:
     )
 
 
-def check_media(found: Collection[Media], limits: Limits, place: str) -> None:
+def check_media(medias: Collection[Media], limits: Limits, param: str) -> None:
     """Check all media of a request together, also referenced ones; `place` is their field."""
-    check_count(len(found), limits.media_files, place, "images and audio files")
-    size = sum(len(media.data) for media in found)
+    check_count(len(medias), limits.media_files, param, "images and audio files")
+    size = sum(len(media.data) for media in medias)
     if size > (most := limits.media_total_bytes):
         message = (
-            f"'{place}': the images and audio files of a request have {size} bytes together; at most {most} "
+            f"'{param}': the images and audio files of a request have {size} bytes together; at most {most} "
             "are allowed."
         )
-        raise BadRequest(message, param=place, code="limit_exceeded")
+        raise BadRequest(message, param=param, code="limit_exceeded")
 
 
 def _check_measures(width: int, height: int, seconds: float, limits: Limits) -> None:
     if width * height > limits.media_pixels:
         reason = f"the image has {width} × {height} pixels; at most {limits.media_pixels} are allowed"
-        raise NoMedia(f"{reason}.", "limit_exceeded")
+        raise InvalidMedia(f"{reason}.", "limit_exceeded")
     if max(width, height) > LONGEST_SIDE:
         reason = f"the image is {max(width, height)} pixels long; at most {LONGEST_SIDE} are allowed"
-        raise NoMedia(f"{reason}.", "limit_exceeded")
+        raise InvalidMedia(f"{reason}.", "limit_exceeded")
     if seconds > limits.media_seconds:
-        raise NoMedia(_too_long(limits), "limit_exceeded")
+        raise InvalidMedia(_too_long(limits), "limit_exceeded")
 
 
 def _too_long(limits: Limits) -> str:
@@ -144,20 +144,20 @@ FOREIGN: tuple[tuple[int, bytes, str], ...] = (
 
 
 def find_format(data: bytes, kind: MediaKind | None = None) -> str:
-    """Detect the format by the first bytes, such as `png`. Raise NoMedia if it is unsupported or of another
-    kind.
+    """Detect the format by the first bytes, such as `png`. Raise InvalidMedia if it is unsupported or of
+    another kind.
     """
     what, formats = WORDS[kind or "image"]
     if not data:
-        raise NoMedia(f"the file is empty; send {what} as {formats}.", "invalid_value")
-    found = _own_format(data)
-    if found is None:
+        raise InvalidMedia(f"the file is empty; send {what} as {formats}.", "invalid_value")
+    text = _own_format(data)
+    if text is None:
         name = _foreign_format(data)
         reason = f"{name} is not supported" if name else f"this is not {what} in a supported format"
-        raise NoMedia(f"{reason}; send {formats}.")
-    if kind is not None and KINDS[found] != kind:
-        raise NoMedia(f"this is {WORDS[KINDS[found]][0]} ({found}), not {what}; send {formats}.")
-    return found
+        raise InvalidMedia(f"{reason}; send {formats}.")
+    if kind is not None and KINDS[text] != kind:
+        raise InvalidMedia(f"this is {WORDS[KINDS[text]][0]} ({text}), not {what}; send {formats}.")
+    return text
 
 
 def _own_format(data: bytes) -> str | None:
@@ -183,17 +183,17 @@ def _foreign_format(data: bytes) -> str | None:
     return "SVG" if b"<svg" in beginning else None
 
 
-# Dimensions by format. A truncated header raises NoMedia as well: `_take` has no other way to fail.
+# Dimensions by format. A truncated header raises InvalidMedia as well: `_take` has no other way to fail.
 
 
 def _take(data: bytes, at: int, form: str) -> tuple[Any, ...]:
     if at < 0 or at + struct.calcsize(form) > len(data):
-        raise NoMedia("the file is truncated in its header; send all of it.", "invalid_value")
+        raise InvalidMedia("the file is truncated in its header; send all of it.", "invalid_value")
     return struct.unpack_from(form, data, at)
 
 
-def _damaged(what: str) -> NoMedia:
-    return NoMedia(f"the header of this {what} file is damaged; save it again.", "invalid_value")
+def _damaged(what: str) -> InvalidMedia:
+    return InvalidMedia(f"the header of this {what} file is damaged; save it again.", "invalid_value")
 
 
 def _picture(width: int, height: int, what: str) -> Measures:
@@ -237,7 +237,7 @@ def _measure_jpeg(data: bytes, _: Limits) -> Measures:
 def _jpeg_frame(data: bytes, at: int, marker: int) -> Measures:
     precision, height, width, components = _take(data, at, ">BHHB")
     if marker > 0xC2 or precision != 8 or components not in (1, 3, 4):
-        raise NoMedia(
+        raise InvalidMedia(
             "this kind of JPEG (lossless, arithmetic or over 8 bits) is not supported; save it as baseline "
             "JPEG."
         )
@@ -246,7 +246,9 @@ def _jpeg_frame(data: bytes, at: int, marker: int) -> Measures:
 
 def _check_scans(data: bytes) -> None:
     if data.count(b"\xff\xda") > MOST_SCANS:
-        raise NoMedia(f"the JPEG file has more than {MOST_SCANS} scans; save it again.", "limit_exceeded")
+        raise InvalidMedia(
+            f"the JPEG file has more than {MOST_SCANS} scans; save it again.", "limit_exceeded"
+        )
 
 
 def _measure_gif(data: bytes, _: Limits) -> Measures:
@@ -281,7 +283,7 @@ def _blocks_end(data: bytes, at: int) -> int:
 def _measure_webp(data: bytes, _: Limits) -> Measures:
     size, _webp, name, length = _take(data, 4, "<I4s4sI")
     if size + 8 > len(data):
-        raise NoMedia("the WebP file is truncated; send all of it.", "invalid_value")
+        raise InvalidMedia("the WebP file is truncated; send all of it.", "invalid_value")
     if name == b"VP8X" and length >= 10:
         _flags, wide, high, wide_top, high_top = _webp_canvas(data)
         return _picture(1 + wide + (wide_top << 16), 1 + high + (high_top << 16), "WebP")
@@ -304,13 +306,13 @@ def _webp_canvas(data: bytes) -> tuple[Any, ...]:
 def _sound(frames: int, rate: int, channels: int, limits: Limits) -> Measures:
     if not 1 <= rate <= MOST_RATE or not 1 <= channels <= MOST_CHANNELS:
         most = f"{MOST_RATE} samples per second and {MOST_CHANNELS} channels"
-        raise NoMedia(
+        raise InvalidMedia(
             f"the audio has {rate} samples per second in {channels} channels; at most {most} are allowed."
         )
     if frames < 1:
-        raise NoMedia("the file has no audio; send another.", "invalid_value")
+        raise InvalidMedia("the file has no audio; send another.", "invalid_value")
     if frames * channels > limits.media_seconds * SAMPLES_A_SECOND:
-        raise NoMedia(_too_long(limits), "limit_exceeded")
+        raise InvalidMedia(_too_long(limits), "limit_exceeded")
     return 0, 0, frames / rate
 
 
@@ -332,7 +334,7 @@ def _measure_wav(data: bytes, limits: Limits) -> Measures:
         if name == b"data":
             left = len(data) - at
             if left < length < UNKNOWN:
-                raise NoMedia("the WAV file is truncated; send all of it.", "invalid_value")
+                raise InvalidMedia("the WAV file is truncated; send all of it.", "invalid_value")
             if not block:
                 raise _damaged("WAV")
             return _sound((min(length, left) or left) // block, rate, channels, limits)
@@ -345,7 +347,7 @@ def _wav_form(data: bytes, at: int, length: int) -> tuple[int, int, int]:
     if code == EXTENSIBLE and length >= 40:
         (code,) = _take(data, at + 24, "<H")
     if bits not in WAV_CODES.get(code, ()):
-        raise NoMedia("this kind of WAV is not supported; send PCM samples.")
+        raise InvalidMedia("this kind of WAV is not supported; send PCM samples.")
     if block != channels * bits // 8 or length < 16:
         raise _damaged("WAV")
     return channels, rate, block
@@ -358,7 +360,7 @@ def _measure_flac(data: bytes, limits: Limits) -> Measures:
     frames = packed & 0xF_FFFF_FFFF
     if not frames:
         message = "the FLAC file does not state its length; write it to a file, not to a pipe."
-        raise NoMedia(message, "invalid_value")
+        raise InvalidMedia(message, "invalid_value")
     return _sound(frames, packed >> 44, (packed >> 41 & 7) + 1, limits)
 
 
@@ -375,16 +377,16 @@ def _measure_mp3(data: bytes, limits: Limits) -> Measures:
     start = _tags_end(data)
     first = _mp3_frame(data, start)
     if first is None:
-        raise NoMedia("the file has no MP3 frame where its audio should begin; save it again.")
+        raise InvalidMedia("the file has no MP3 frame where its audio should begin; save it again.")
     rate, channels, samples, size = first
     at, frames = start + size, samples
     if at < len(data) and _mp3_frame(data, at) is None and data[at : at + 3] != b"TAG":
-        raise NoMedia("this is not a supported audio file; send WAV, MP3 or FLAC.")
+        raise InvalidMedia("this is not a supported audio file; send WAV, MP3 or FLAC.")
     while (frame := _mp3_frame(data, at)) is not None and frame[0] == rate:
         frames += samples
         at += frame[3]
         if frames > limits.media_seconds * rate:
-            raise NoMedia(_too_long(limits), "limit_exceeded")
+            raise InvalidMedia(_too_long(limits), "limit_exceeded")
     return _sound(frames, rate, channels, limits)
 
 
