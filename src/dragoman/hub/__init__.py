@@ -1,7 +1,7 @@
 """Models by name: parsing names, finding files on this machine, and downloading them."""
 
-from dragoman.hub.cache import find_name, find_projector
-from dragoman.hub.names import ModelName, read_name
-from dragoman.hub.obtain import ROOM, locate, pull
+from dragoman.hub.cache import find_projector, resolve_name
+from dragoman.hub.download import ROOM, locate, pull
+from dragoman.hub.names import ModelName, parse_name
 
-__all__ = ["ROOM", "ModelName", "find_name", "find_projector", "locate", "pull", "read_name"]
+__all__ = ["ROOM", "ModelName", "find_projector", "locate", "parse_name", "pull", "resolve_name"]

@@ -15,7 +15,15 @@ import msgspec
 from msgspec import Struct
 
 from dragoman.errors import ModelFileError
-from dragoman.hub.names import SPLIT, ModelName, RemoteFile, Variant, choose_variant, list_variants, read_name
+from dragoman.hub.names import (
+    SPLIT,
+    ModelName,
+    ModelVariant,
+    RepoFile,
+    choose_variant,
+    list_variants,
+    parse_name,
+)
 
 MOST_MANIFEST_BYTES = 1 << 20
 _WEIGHTS = "application/vnd.ollama.image.model"
@@ -50,16 +58,16 @@ def repo_folder(repo: str) -> Path:
     return cache_root() / f"models--{repo.replace('/', '--')}"
 
 
-def find_name(text: str) -> ModelName | None:
+def resolve_name(text: str) -> ModelName | None:
     """Parse a model's name, including a short one that only Ollama knows, such as `llama3.2:1b`, if Ollama
     has it.
 
     Return None if the text is a file or a folder.
     """
-    if (name := read_name(text)) or "/" in text or Path(text).exists():
+    if (name := parse_name(text)) or "/" in text or Path(text).exists():
         return name
     try:
-        name = read_name(f"ollama:{text}")
+        name = parse_name(f"ollama:{text}")
     except ModelFileError:
         return None
     return name if name and _find_in_ollama(name) else None
@@ -82,13 +90,13 @@ def find_cached(name: ModelName) -> CachedModel | None:
 
 def list_cached() -> list[CachedModel]:
     """List all models in the hub's cache and in Ollama's store."""
-    found = []
+    models = []
     for folder in sorted(cache_root().glob("models--*--*")):
         repo = folder.name.removeprefix("models--").replace("--", "/", 1)
         snapshot = _snapshot(folder, "main")
         if snapshot is not None:
-            found += [_describe(repo, snapshot, variant) for variant in list_variants(_list_files(snapshot))]
-    return found + [model for name in _list_ollama() if (model := _find_in_ollama(name))]
+            models += [_describe(repo, snapshot, variant) for variant in list_variants(_list_files(snapshot))]
+    return models + [model for name in _list_ollama() if (model := _find_in_ollama(name))]
 
 
 def list_folder(folder: Path) -> list[tuple[str, Path, int]]:
@@ -97,17 +105,17 @@ def list_folder(folder: Path) -> list[tuple[str, Path, int]]:
 
     `models/a-Q4_0.gguf` is `a-Q4_0`; `models/qwen/` with safetensors is `qwen`.
     """
-    found = []
-    for place in (folder, *sorted(path for path in folder.iterdir() if path.is_dir())):
+    items = []
+    for target in (folder, *sorted(path for path in folder.iterdir() if path.is_dir())):
         files = [
-            RemoteFile(path.name, path.stat().st_size) for path in sorted(place.iterdir()) if path.is_file()
+            RepoFile(path.name, path.stat().st_size) for path in sorted(target.iterdir()) if path.is_file()
         ]
         for variant in list_variants(files):
-            first = place / variant.first.name
-            path = first if variant.is_gguf else place
-            name = SPLIT.sub("", first.name).removesuffix(".gguf") if variant.is_gguf else place.name
-            found.append((name, path, variant.size))
-    return found
+            first = target / variant.first.name
+            path = first if variant.is_gguf else target
+            name = SPLIT.sub("", first.name).removesuffix(".gguf") if variant.is_gguf else target.name
+            items.append((name, path, variant.size))
+    return items
 
 
 def remove(model: CachedModel) -> int:
@@ -166,14 +174,14 @@ def _snapshot(folder: Path, revision: str) -> Path | None:
     return snapshot if snapshot.is_dir() else None
 
 
-def _list_files(snapshot: Path, pattern: str = "**/*") -> Iterator[RemoteFile]:
+def _list_files(snapshot: Path, pattern: str = "**/*") -> Iterator[RepoFile]:
     for path in sorted(snapshot.glob(pattern)):
         # A link whose target is gone does not count as a file.
         if path.is_file():
-            yield RemoteFile(path.relative_to(snapshot).as_posix(), path.stat().st_size)
+            yield RepoFile(path.relative_to(snapshot).as_posix(), path.stat().st_size)
 
 
-def _describe(repo: str, snapshot: Path, variant: Variant) -> CachedModel:
+def _describe(repo: str, snapshot: Path, variant: ModelVariant) -> CachedModel:
     first = snapshot / variant.first.name
     path = first if variant.is_gguf else snapshot
     return CachedModel(ModelName(repo, variant.label), path, variant.size, first.stat().st_atime)
@@ -204,7 +212,7 @@ def _list_ollama() -> Iterator[ModelName]:
 
 def _find_in_ollama(name: ModelName) -> CachedModel | None:
     host, owner, model = [*(_OLLAMA_HOST, _OLLAMA_OWNER)[: 2 - name.repo.count("/")], *name.repo.split("/")]
-    manifest = _read_manifest(_manifests() / host / owner / model / (name.choice or "latest"))
+    manifest = _read_manifest(_manifests() / host / owner / model / (name.selector or "latest"))
     for layer in manifest.get("layers") or ():
         digest = str(layer.get("digest", "")).replace(":", "-")
         blob = _ollama_root() / "blobs" / digest

@@ -24,13 +24,15 @@ _IN_BROWSER = re.compile(r"/(?:blob|resolve|tree)/([^/]+)/?(.*)")
 
 class ModelName(Struct, frozen=True):
     repo: str
-    choice: str = ""
+    selector: str = ""
     """A quantization or a file; empty for the best that fits."""
     revision: str = "main"
     kind: Literal["hub", "ollama"] = "hub"
 
     def __str__(self) -> str:
-        return f"{'hf' if self.kind == 'hub' else 'ollama'}:{self.repo}" + (self.choice and f":{self.choice}")
+        return f"{'hf' if self.kind == 'hub' else 'ollama'}:{self.repo}" + (
+            self.selector and f":{self.selector}"
+        )
 
     @property
     def public(self) -> str | None:
@@ -38,11 +40,11 @@ class ModelName(Struct, frozen=True):
         `llama3.2:1b`, `org/repo`.
         """
         if self.kind == "ollama":
-            return f"{self.repo}:{self.choice}"
-        return None if self.choice.lower() not in FOLDERS else self.repo
+            return f"{self.repo}:{self.selector}"
+        return None if self.selector.lower() not in FOLDERS else self.repo
 
 
-def read_name(text: str) -> ModelName | None:
+def parse_name(text: str) -> ModelName | None:
     """Parse a model's name; return None if it is a file or a folder.
 
     >>> read_name("hf:org/repo:Q4_K_M")
@@ -57,24 +59,24 @@ def read_name(text: str) -> ModelName | None:
     for host in (*HOSTS, "hf:"):
         plain = plain.removeprefix(host)
     plain = _IN_BROWSER.sub(lambda match: f"@{match[1]}/{match[2]}".rstrip("/"), plain.rstrip("/"))
-    found = _REPO.fullmatch(plain)
-    if found is None or ".." in plain:
+    matched = _REPO.fullmatch(plain)
+    if matched is None or ".." in plain:
         if marked:
             raise ModelFileError(
                 f"`{text[:200]}` is not a valid model name; use hf:ORG/REPO or hf:ORG/REPO:Q4_K_M."
             )
         return None
-    repo, revision, quantisation, file = found.groups()
+    repo, revision, quantisation, file = matched.groups()
     return ModelName(repo, quantisation or file or "", revision or "main")
 
 
 def _read_ollama(text: str) -> ModelName:
-    found = _OLLAMA.fullmatch(text)
-    if found is None:
+    match = _OLLAMA.fullmatch(text)
+    if match is None:
         raise ModelFileError(
             f"`ollama:{text[:200]}` is not a valid model name; use a form such as ollama:llama3.2:1b."
         )
-    return ModelName(found[1], found[2] or "latest", kind="ollama")
+    return ModelName(match[1], match[2] or "latest", kind="ollama")
 
 
 # Selection of a repository's files
@@ -84,7 +86,7 @@ FOLDERS = ("safetensors", "openvino")
 """Variants that are folders of files."""
 
 
-class RemoteFile(Struct, frozen=True):
+class RepoFile(Struct, frozen=True):
     name: str
     """Path in the repository, with / between folders."""
     size: int
@@ -97,13 +99,13 @@ class RemoteFile(Struct, frozen=True):
         return self.sha256 or self.git_id or ""
 
 
-class Variant(Struct, frozen=True):
+class ModelVariant(Struct, frozen=True):
     """A servable variant of a repository: all files that belong together."""
 
     label: str
     """Label, such as `Q4_K_M` or `safetensors`."""
-    files: Sequence[RemoteFile]
-    projector: RemoteFile | None = None
+    files: Sequence[RepoFile]
+    projector: RepoFile | None = None
     """Projector for images or audio; variants may share it."""
 
     @property
@@ -111,11 +113,11 @@ class Variant(Struct, frozen=True):
         return sum(file.size for file in self.all_files)
 
     @property
-    def all_files(self) -> Sequence[RemoteFile]:
+    def all_files(self) -> Sequence[RepoFile]:
         return self.files if self.projector is None else [*self.files, self.projector]
 
     @property
-    def first(self) -> RemoteFile:
+    def first(self) -> RepoFile:
         """File that identifies the variant: of a split file, the first shard."""
         return self.files[0]
 
@@ -138,20 +140,20 @@ _BESIDE_WEIGHTS = (".json", ".jinja", ".model", ".txt", ".tiktoken")
 """Files that a folder of weights may also contain: no programs, and nothing that is unpickled."""
 
 
-def list_variants(files: Iterable[RemoteFile]) -> list[Variant]:
+def list_variants(files: Iterable[RepoFile]) -> list[ModelVariant]:
     """List the complete variants, smallest first."""
     files = list(files)
-    found = [*_list_gguf(files)]
+    variants = [*_list_gguf(files)]
     for label, is_weights in zip(FOLDERS, (_is_safetensors, _is_openvino), strict=True):
         weights = [file for file in files if is_weights(file.name)]
         if weights and _is_whole(weights, label):
             beside = [file for file in files if _is_beside(file.name, weights[0].name)]
-            found.append(Variant(label, [*weights, *beside]))
-    return sorted(found, key=lambda variant: variant.size)
+            variants.append(ModelVariant(label, [*weights, *beside]))
+    return sorted(variants, key=lambda variant: variant.size)
 
 
-def _list_gguf(files: Sequence[RemoteFile]) -> Iterable[Variant]:
-    groups: dict[str, list[RemoteFile]] = {}
+def _list_gguf(files: Sequence[RepoFile]) -> Iterable[ModelVariant]:
+    groups: dict[str, list[RepoFile]] = {}
     for file in files:
         if file.name.endswith(".gguf") and not (
             _NOT_WEIGHTS.search(file.name) or _PROJECTOR.search(file.name)
@@ -160,19 +162,19 @@ def _list_gguf(files: Sequence[RemoteFile]) -> Iterable[Variant]:
     for name, parts in groups.items():
         parts.sort(key=lambda part: part.name)
         if _is_whole(parts, "gguf"):
-            yield Variant(quantisation(name), parts, _choose_projector(files, parts[0].name, groups))
+            yield ModelVariant(quantization(name), parts, _choose_projector(files, parts[0].name, groups))
 
 
-def _choose_projector(files: Sequence[RemoteFile], model: str, models: Iterable[str]) -> RemoteFile | None:
+def _choose_projector(files: Sequence[RepoFile], model: str, models: Iterable[str]) -> RepoFile | None:
     """Return the projector in the model's folder, or else at the top: one with its name, or any if there is
     one model.
 
     `mmproj-SmolVLM-F16.gguf` belongs to `SmolVLM-Q4_K_M.gguf`, `mmproj-F16.gguf` to the only model there.
     """
-    found = [file for file in files if _PROJECTOR.search(file.name)]
+    repo_files = [file for file in files if _PROJECTOR.search(file.name)]
     folder = model.rpartition("/")[0]
-    beside = [file for file in found if file.name.rpartition("/")[0] == folder]
-    beside = beside or [file for file in found if "/" not in file.name]
+    beside = [file for file in repo_files if file.name.rpartition("/")[0] == folder]
+    beside = beside or [file for file in repo_files if "/" not in file.name]
     named = [file for file in beside if _stem(file.name) == _stem(model)]
     if not named and len({_stem(other) for other in models}) > 1:
         return None
@@ -185,26 +187,26 @@ def _stem(file: str) -> str:
     return re.sub(r"(?:^|[-._])mmproj(?=[-._]|$)", "", _QUANTISATION.sub("", stem)).strip("-._").lower()
 
 
-def _rank_projector(file: RemoteFile) -> tuple[int, int]:
-    label = quantisation(file.name)
+def _rank_projector(file: RepoFile) -> tuple[int, int]:
+    label = quantization(file.name)
     return _BEST_PROJECTORS.index(label) if label in _BEST_PROJECTORS else len(_BEST_PROJECTORS), file.size
 
 
-def _is_whole(weights: Sequence[RemoteFile], label: str) -> bool:
+def _is_whole(weights: Sequence[RepoFile], label: str) -> bool:
     """Whether all shards that the names indicate are there."""
     if label == "openvino":
         return len(weights) == 2
-    split = [found for file in weights if (found := SPLIT.search(file.name))]
-    return not split or len({found[1] for found in split}) == int(split[0][2])
+    split = [match for file in weights if (match := SPLIT.search(file.name))]
+    return not split or len({matched[1] for matched in split}) == int(split[0][2])
 
 
-def quantisation(file: str) -> str:
-    """Return the quantization: `quantisation("a/Model-Q4_K_M.gguf")` is `Q4_K_M`; without one, the file's
+def quantization(file: str) -> str:
+    """Return the quantization: `quantization("a/Model-Q4_K_M.gguf")` is `Q4_K_M`; without one, the file's
     name.
     """
     stem = SPLIT.sub("", file).removesuffix(".gguf")
-    found = _QUANTISATION.search(stem)
-    return found[1].upper() if found else stem.rpartition("/")[2]
+    match = _QUANTISATION.search(stem)
+    return match[1].upper() if match else stem.rpartition("/")[2]
 
 
 def _is_safetensors(name: str) -> bool:
@@ -221,8 +223,8 @@ def _is_beside(name: str, weights: str) -> bool:
 
 
 def choose_variant(
-    variants: Sequence[Variant], name: ModelName, room: int, files: Iterable[RemoteFile] = ()
-) -> Variant:
+    variants: Sequence[ModelVariant], name: ModelName, room: int, files: Iterable[RepoFile] = ()
+) -> ModelVariant:
     """Return the named variant, or the best that fits into `room` bytes. `files` are all files, for the
     error.
     """
@@ -231,7 +233,7 @@ def choose_variant(
         what = "only pickled weights, which can execute code" if pickled else (
             "no complete GGUF or safetensors files")  # fmt: skip
         raise ModelFileError(f"{name.repo} has {what}; use another repository.")
-    if name.choice:
+    if name.selector:
         return _named(variants, name)
     usual = _usual(variants)
     fitting = [variant for variant in usual if variant.size <= room]
@@ -244,7 +246,7 @@ def choose_variant(
     return fitting[-1]
 
 
-def _usual(variants: Sequence[Variant]) -> list[Variant]:
+def _usual(variants: Sequence[ModelVariant]) -> list[ModelVariant]:
     """Return the variants to choose from if none is named; those that the embedded engine runs come first."""
     files = [variant for variant in variants if variant.is_gguf]
     # 16-bit weights are hardly better than 8-bit ones, and take twice the time.
@@ -255,8 +257,8 @@ def _usual(variants: Sequence[Variant]) -> list[Variant]:
     return quantised or files or folders[:1]
 
 
-def _named(variants: Sequence[Variant], name: ModelName) -> Variant:
-    wanted = name.choice.lower()
+def _named(variants: Sequence[ModelVariant], name: ModelName) -> ModelVariant:
+    wanted = name.selector.lower()
     for variant in variants:
         if wanted in (
             variant.label.lower(),
@@ -265,4 +267,4 @@ def _named(variants: Sequence[Variant], name: ModelName) -> Variant:
         ):
             return variant
     available = ", ".join(variant.label for variant in variants)
-    raise ModelFileError(f"{name.repo} has no {name.choice}; available: {available}.")
+    raise ModelFileError(f"{name.repo} has no {name.selector}; available: {available}.")

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from dragoman.errors import ModelFileError
-from dragoman.hub import remote
+from dragoman.hub import http_client
 from dragoman.hub.cache import CachedModel, cache_root, find_cached, repo_folder
-from dragoman.hub.names import ModelName, RemoteFile, Variant, choose_variant, list_variants
+from dragoman.hub.names import ModelName, ModelVariant, RepoFile, choose_variant, list_variants
 
 AT_ONCE = 4
 """Maximum number of concurrent downloads."""
@@ -21,7 +21,7 @@ ROOM = 0.7
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Callback with the bytes done and the total bytes."""
-Check: TypeAlias = Callable[[Variant], None]
+Check: TypeAlias = Callable[[ModelVariant], None]
 """Callback that may raise for an unusable variant before anything is downloaded."""
 
 
@@ -53,13 +53,15 @@ def pull(
     for images or audio is included.
     """
     if name.kind == "ollama":
-        raise ModelFileError(f"{name} is not in Ollama's store; run `ollama pull {name.repo}:{name.choice}`.")
-    listing = remote.list_files(name)
+        raise ModelFileError(
+            f"{name} is not in Ollama's store; run `ollama pull {name.repo}:{name.selector}`."
+        )
+    listing = http_client.list_files(name)
     variant = choose_variant(list_variants(listing.files), name, room or free_memory(), listing.files)
     if check is not None:
         check(variant)
     if not projector:
-        variant = Variant(variant.label, variant.files)
+        variant = ModelVariant(variant.label, variant.files)
     folder = repo_folder(name.repo)
     try:
         _fetch_all(name, listing.commit, variant, folder, progress)
@@ -68,10 +70,10 @@ def pull(
         raise ModelFileError(
             f"{folder} cannot be written: {error.strerror}; set HF_HOME to another folder."
         ) from None
-    found = find_cached(ModelName(name.repo, variant.first.name, listing.commit))
-    if found is None:
+    model = find_cached(ModelName(name.repo, variant.first.name, listing.commit))
+    if model is None:
         raise ModelFileError(f"{name} was downloaded but is not in the cache; pull it again.")
-    return found
+    return model
 
 
 def free_memory() -> int:
@@ -87,20 +89,20 @@ def free_memory() -> int:
 
 
 def _fetch_all(
-    name: ModelName, commit: str, variant: Variant, folder: Path, progress: Progress | None
+    name: ModelName, commit: str, variant: ModelVariant, folder: Path, progress: Progress | None
 ) -> None:
     blobs = folder / "blobs"
     blobs.mkdir(parents=True, exist_ok=True)
     missing = [file for file in variant.all_files if not (blobs / file.etag).exists()]
     _check_room(missing, blobs)
-    counted = _Counted(variant.size, variant.size - sum(file.size for file in missing), progress)
+    counted = _DownloadProgress(variant.size, variant.size - sum(file.size for file in missing), progress)
 
-    def obtain(file: RemoteFile) -> None:
+    def obtain(file: RepoFile) -> None:
         with _alone(name.repo, file.etag):
             blob = blobs / file.etag
             if not blob.exists():
                 part = blobs / f"{file.etag}.incomplete"
-                remote.fetch(name, commit, file, part, counted.add)
+                http_client.fetch(name, commit, file, part, counted.add)
                 part.replace(blob)
         _link(folder / "snapshots" / commit / file.name, blob)
 
@@ -117,7 +119,7 @@ def _fetch_all(
             raise
 
 
-def _check_room(missing: Sequence[RemoteFile], blobs: Path) -> None:
+def _check_room(missing: Sequence[RepoFile], blobs: Path) -> None:
     parts = [blobs / f"{file.etag}.incomplete" for file in missing]
     needed = sum(file.size for file in missing) - sum(part.stat().st_size for part in parts if part.exists())
     free = shutil.disk_usage(blobs).free
@@ -126,7 +128,7 @@ def _check_room(missing: Sequence[RemoteFile], blobs: Path) -> None:
         raise ModelFileError(f"{message} Free space, or set HF_HOME to another folder.")
 
 
-class _Counted:
+class _DownloadProgress:
     """Progress of all files together, counted by several threads."""
 
     def __init__(self, total: int, done: int, progress: Progress | None) -> None:

@@ -28,7 +28,7 @@ from msgspec import Struct
 from dragoman._version import __version__
 from dragoman.errors import ModelFileError
 from dragoman.hub.cache import home
-from dragoman.hub.names import ModelName, RemoteFile
+from dragoman.hub.names import ModelName, RepoFile
 
 USUAL_ENDPOINT = "https://huggingface.co"
 TIMEOUT_S = 30.0
@@ -44,9 +44,9 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SUM = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
-class RepoFiles(Struct, frozen=True):
+class RepoListing(Struct, frozen=True):
     commit: str
-    files: list[RemoteFile]
+    files: list[RepoFile]
 
 
 class _Lfs(Struct):
@@ -84,7 +84,7 @@ def _token() -> str | None:
         return None
 
 
-def list_files(name: ModelName) -> RepoFiles:
+def list_files(name: ModelName) -> RepoListing:
     """List the files of a repository. Raises ModelFileError with a remedy."""
     path = f"/api/models/{quote(name.repo)}/revision/{quote(name.revision, safe='')}?blobs=true"
     body = _read_list(name, endpoint() + path)
@@ -96,7 +96,7 @@ def list_files(name: ModelName) -> RepoFiles:
         raise ModelFileError(f"{endpoint()} does not respond like a model hub; check HF_ENDPOINT.") from None
     if not _COMMIT.fullmatch(info.sha):
         raise ModelFileError(f"{endpoint()} returned no commit of {name.repo}; check HF_ENDPOINT.")
-    return RepoFiles(info.sha, [file for sibling in info.siblings if (file := _file(sibling))])
+    return RepoListing(info.sha, [file for sibling in info.siblings if (file := _file(sibling))])
 
 
 def _read_list(name: ModelName, url: str) -> bytes:
@@ -117,7 +117,7 @@ def _pause(failures: int) -> None:
     time.sleep(min(0.25 * 2**failures, 8.0))
 
 
-def _file(sibling: _Sibling) -> RemoteFile | None:
+def _file(sibling: _Sibling) -> RepoFile | None:
     """Return a file of the list; None if its name is not a valid path here, or it has no checksum."""
     parts = sibling.rfilename.split("/")
     if not sibling.rfilename.isprintable() or len(sibling.rfilename) > 512 or "\\" in sibling.rfilename:
@@ -125,15 +125,11 @@ def _file(sibling: _Sibling) -> RemoteFile | None:
     if any(part in ("", ".", "..") for part in parts):
         return None
     size = sibling.lfs.size if sibling.lfs else sibling.size
-    file = RemoteFile(
-        sibling.rfilename, size or 0, sibling.lfs.sha256 if sibling.lfs else None, sibling.blobId
-    )
+    file = RepoFile(sibling.rfilename, size or 0, sibling.lfs.sha256 if sibling.lfs else None, sibling.blobId)
     return file if _SUM.fullmatch(file.etag) and size is not None else None
 
 
-def fetch(
-    name: ModelName, commit: str, file: RemoteFile, part: Path, progress: Callable[[int], None]
-) -> None:
+def fetch(name: ModelName, commit: str, file: RepoFile, part: Path, progress: Callable[[int], None]) -> None:
     """Download a file into `part`, resuming after its current contents. `progress` is called with the bytes
     received.
 
@@ -189,7 +185,7 @@ class _PartialFile:
     """
 
     def __init__(
-        self, file: RemoteFile, out: IO[bytes], pool: ThreadPoolExecutor, progress: Callable[[int], None]
+        self, file: RepoFile, out: IO[bytes], pool: ThreadPoolExecutor, progress: Callable[[int], None]
     ) -> None:
         self._file, self._out, self._pool, self._progress = file, out, pool, progress
         self._free = [bytearray(PIECE) for _ in range(BUFFERS)]
