@@ -50,13 +50,13 @@ def build_pool(settings: Settings, open: OpenEngine) -> ModelPool:
     pool = ModelPool(settings, models)
     named = settings.models or (settings.model is not None and not _is_folder_of_models(settings.model))
     if named or not (settings.models_dir or settings.models_from_cache or settings.model):
-        pool.first = models[0]
+        pool.startup_model = models[0]
     pool.describe = partial(describe_cached, settings, open)
     if settings.models_from_cache:
         pool.find_more = partial(_find_more, settings, open)
-    if pool.first is not None and pool.first.settings.engine not in ANY_THREAD:
-        pool.give(pool.first, open(pool.first.settings))
-        pool.first = None
+    if pool.startup_model is not None and pool.startup_model.settings.engine not in ANY_THREAD:
+        pool.add_engine(pool.startup_model, open(pool.startup_model.settings))
+        pool.startup_model = None
     return pool
 
 
@@ -71,8 +71,8 @@ def _list_models(settings: Settings, open: OpenEngine) -> Iterator[PooledModel]:
         own = own_settings(settings, name, changes)
         yield PooledModel(name, own, partial(open, own), partial(_size_of, own))
     for folder in folders:
-        for found in _list_folder(Path(folder).expanduser()):
-            yield _describe_found(settings, open, *found)
+        for parts in _list_folder(Path(folder).expanduser()):
+            yield _describe_found(settings, open, *parts)
     if settings.models_from_cache:
         for cached in list_cached():
             yield describe_cached(settings, open, cached)
@@ -134,8 +134,8 @@ def describe_cached(settings: Settings, open: OpenEngine, cached: CachedModel) -
 
 def _find_more(settings: Settings, open: OpenEngine, name: str) -> PooledModel | None:
     """Return a model of the cache by one of its names; a client's text is never used as a path."""
-    found = [cached for cached in list_cached() if name in names_of(cached)]
-    return describe_cached(settings, open, found[-1]) if found else None
+    models = [cached for cached in list_cached() if name in names_of(cached)]
+    return describe_cached(settings, open, models[-1]) if models else None
 
 
 def names_of(cached: CachedModel) -> tuple[str, ...]:

@@ -6,13 +6,13 @@ from typing import Any, TypeVar
 
 from dragoman._version import __version__
 from dragoman.api.shared_fields import read_presets
-from dragoman.engines.asked import Brake, ask_engine
-from dragoman.engines.protocol import Engine, LivingEngine, ModelCard
+from dragoman.engines.lifecycle import PauseControl, call_engine
+from dragoman.engines.protocol import Engine, LifecycleEngine, ModelCard
 from dragoman.errors import DragomanError, EngineFailed, Unavailable
 from dragoman.settings import Settings
-from dragoman.turns.adapters import AdapterChanges
-from dragoman.turns.queue import EngineQueue, Workers
-from dragoman.turns.served import ServedModel
+from dragoman.turns.adapters import AdapterManager
+from dragoman.turns.queue import EngineQueue, WorkerPool
+from dragoman.turns.served_model import ServedModel
 
 CHECK_TIMEOUT_S = 5.0
 ALIVE_TIMEOUT_S = 0.5
@@ -28,15 +28,15 @@ R = TypeVar("R")
 
 def make_queue(card: ModelCard, in_flight: int | None, *, several: bool) -> EngineQueue:
     """Make the queue of an engine; `several` means that more than one key may send requests."""
-    places = in_flight or (PLACES_PER_SLOT * card.slots if card.slots else PLACES)
+    permits = in_flight or (PLACES_PER_SLOT * card.slots if card.slots else PLACES)
     # A limit set by the operator is strict; otherwise it may be exceeded, so that each key gets its share.
     return EngineQueue(
-        places,
-        in_flight or 2 * places,
+        permits,
+        in_flight or 2 * permits,
         several=several,
         # Background work is submitted only as far as the engine computes it at once, so that others do not
         # wait.
-        spare=None if card.makes_way else card.slots,
+        spare=None if card.preempts_background else card.slots,
     )
 
 
@@ -47,7 +47,7 @@ class LoadedModel:
         self,
         engine: Engine,
         settings: Settings,
-        workers: Workers,
+        workers: WorkerPool,
         queue: EngineQueue,
         template: str | None = None,
     ) -> None:
@@ -55,13 +55,13 @@ class LoadedModel:
         self.queue = queue
         self.model = ServedModel(engine, settings, workers, queue, read_presets(settings), template)
         self.card = self.model.card
-        self.brake = Brake(engine)
+        self.pause_control = PauseControl(engine)
         planner = self.model.planner
-        self.adapters = AdapterChanges(engine, planner.adapters, settings, planner.names)
+        self.adapters = AdapterManager(engine, planner.adapters, settings, planner.names)
         self.fingerprint = "-".join(filter(None, ("dragoman", __version__, self.card.numerics)))
         """Fingerprint of the model as loaded; adapters may have been added since."""
-        places = PLACES_PER_SLOT * (self.card.embeds_at_once or 0)
-        self._vectors = EngineQueue(places, 2 * places) if places else queue
+        permits = PLACES_PER_SLOT * (self.card.max_concurrent_embeds or 0)
+        self._vectors = EngineQueue(permits, 2 * permits) if permits else queue
         self.view: Any = None
         """View of the model for the server's routes; it is discarded with the model."""
         self._checking: asyncio.Future[None] | None = None
@@ -80,23 +80,23 @@ class LoadedModel:
         return sum(int(size) for size in reported if size.isdecimal())
 
     async def start(self) -> None:
-        if isinstance(self.engine, LivingEngine):
-            await ask_engine(self.engine, "start")
+        if isinstance(self.engine, LifecycleEngine):
+            await call_engine(self.engine, "start")
         if self.card.constrains:
             # Now, because later it would delay other clients' answers.
             await asyncio.to_thread(self.model.planner.warm_up)
 
-    async def computed(self, owner: str, work: Callable[[], Awaitable[R]]) -> R:
+    async def run_on_engine(self, owner: str, work: Callable[[], Awaitable[R]]) -> R:
         """Run engine work that is not a turn; it waits in the queue like a turn."""
-        async with self._vectors.place(owner):
+        async with self._vectors.acquire(owner):
             return await work()
 
     async def check(self, most: float = CHECK_TIMEOUT_S) -> None:
         """Check that the engine responds; raise Unavailable if it does not in time."""
-        if not isinstance(self.engine, LivingEngine):
+        if not isinstance(self.engine, LifecycleEngine):
             return
         if self._checking is None or self._checking.done():
-            self._checking = asyncio.ensure_future(ask_engine(self.engine, "check"))
+            self._checking = asyncio.ensure_future(call_engine(self.engine, "check"))
         checking = self._checking
         await asyncio.wait({checking}, timeout=most)
         if not checking.done():
@@ -110,7 +110,7 @@ class LoadedModel:
             # The check itself worked: the engine is unhealthy, which probes expect as 503.
             raise Unavailable(error.message, code=error.code) from error
 
-    async def cause(self, error: EngineFailed) -> DragomanError:
+    async def explain_failure(self, error: EngineFailed) -> DragomanError:
         """Return why an answer failed before it began: a dead engine fails all answers, which is a 503."""
         try:
             await self.check_alive()

@@ -25,15 +25,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec.structs import replace
 
-from dragoman.engines.asked import close_engine, open_engine, report_progress
+from dragoman.engines.contract import as_engine
+from dragoman.engines.lifecycle import close_engine, open_engine, report_progress
 from dragoman.engines.protocol import Engine, ModelCard
-from dragoman.engines.sound import as_engine
 from dragoman.errors import MODEL, Conflict, DragomanError, ModelFileError, ModelNotFound, Unavailable
-from dragoman.logs import describe
+from dragoman.logs import safe_message
 from dragoman.models.loaded import LoadedModel
 from dragoman.models.pooled import ModelState, PooledModel
 from dragoman.settings import Settings
-from dragoman.turns.queue import EngineQueue, Workers
+from dragoman.turns.queue import EngineQueue, WorkerPool
 
 if TYPE_CHECKING:
     from dragoman.hub.cache import CachedModel
@@ -48,7 +48,7 @@ SHARE = 0.9
 LONGEST_LIST = 20
 
 
-class QueueMaker(Protocol):
+class QueueFactory(Protocol):
     """Makes the queues of all models, and counts their work together."""
 
     def open_queue(self, card: ModelCard) -> EngineQueue: ...
@@ -67,7 +67,7 @@ class ModelPool:
         """
         self.describe: Callable[[CachedModel], PooledModel] | None = None
         """Function that describes a model downloaded while the server runs."""
-        self.first: PooledModel | None = None
+        self.startup_model: PooledModel | None = None
         """Model that is loaded when the server starts; until then nothing is answered."""
         self.fatal: Exception | None = None
         """Why the startup model could not be loaded, if there is no other."""
@@ -76,8 +76,8 @@ class ModelPool:
         self.on_change: Callable[[], None] = lambda: None
         self.changed = asyncio.Event()
         """Set, and replaced by a new event, when the list of models or a state changes."""
-        self._workers: Workers
-        self._queues: QueueMaker
+        self._workers: WorkerPool
+        self._queues: QueueFactory
         self._started = asyncio.Event()
         self._room = asyncio.Lock()
         self._most = 0
@@ -101,14 +101,14 @@ class ModelPool:
             own = settings if not name else _named(settings, name)
             model = PooledModel(name or engine.card.name, own)
             pool.models[model.name] = model
-            pool.give(model, engine)
+            pool.add_engine(model, engine)
         return pool
 
-    def give(self, model: PooledModel, engine: Engine) -> None:
+    def add_engine(self, model: PooledModel, engine: Engine) -> None:
         """Add an existing engine."""
         self._given[model] = engine
 
-    def attach(self, workers: Workers, queues: QueueMaker, template: str | None) -> None:
+    def attach(self, workers: WorkerPool, queues: QueueFactory, template: str | None) -> None:
         """Attach the pool to its server. Existing engines become ready at once."""
         self._workers, self._queues = workers, queues
         while self._given:
@@ -134,7 +134,7 @@ class ModelPool:
         return len(self.models) > 1 or self.find_more is not None
 
     @property
-    def comes_and_goes(self) -> bool:
+    def is_dynamic(self) -> bool:
         """Whether clients may set how long a model stays loaded; not if the only model always stays."""
         return self.several or self.settings.sleep_idle_seconds is not None
 
@@ -143,8 +143,8 @@ class ModelPool:
         if name is None or len(self.models) == 1:
             # The only model checks the name itself: it may not be known yet.
             return self.default
-        if (found := self.models.get(name)) is not None:
-            return found
+        if (pooled_model := self.models.get(name)) is not None:
+            return pooled_model
         for model in self.models.values():
             if name in model.names:
                 return model
@@ -153,25 +153,25 @@ class ModelPool:
 
     def get(self, name: str | None) -> PooledModel:
         """Return the model of a name; raise ModelNotFound."""
-        found = self.find(name)
-        if found is None:
+        model = self.find(name)
+        if model is None:
             raise self.unknown(name)
-        return found
+        return model
 
-    async def look_for(self, name: str | None) -> PooledModel:
+    async def find_or_discover(self, name: str | None) -> PooledModel:
         """Return the model of a name, also one on this machine that is not in the pool yet; raise
         ModelNotFound.
         """
-        found = self.find(name)
-        known = found is not None and (name is None or self.find_more is None or name in found.names)
-        if found is None or not known:
+        model = self.find(name)
+        known = model is not None and (name is None or self.find_more is None or name in model.names)
+        if model is None or not known:
             more = await asyncio.to_thread(self.find_more, name or "") if self.find_more else None
             if more is not None:
-                found = self.models.setdefault(more.name, more)
-                self.tell()
-        if found is None:
+                model = self.models.setdefault(more.name, more)
+                self.notify_change()
+        if model is None:
             raise self.unknown(name)
-        return found
+        return model
 
     def unknown(self, name: str | None) -> ModelNotFound:
         known = [alias for model in self.models.values() for alias in model.names]
@@ -183,11 +183,11 @@ class ModelPool:
         """Raise if there is no model of this name, as far as that is known without loading one."""
         model = self.get(name)
         if model.loaded is not None:
-            model.loaded.model.planner.adapter(name)
+            model.loaded.model.planner.resolve_adapter(name)
         elif model.named and name not in model.names and not self.settings.any_model:
             raise self.unknown(name)
 
-    def tell(self) -> None:
+    def notify_change(self) -> None:
         """Notify watchers of the list of models."""
         self.on_change()
         self.changed.set()
@@ -199,10 +199,10 @@ class ModelPool:
         for model in self.served:
             assert model.loaded is not None
             await model.loaded.start()
-        if self.first is None:
+        if self.startup_model is None:
             self._started.set()
             return
-        self._begin(self._loads, self._start_first(self.first))
+        self._begin(self._loads, self._start_first(self.startup_model))
 
     async def _start_first(self, model: PooledModel) -> None:
         try:
@@ -211,7 +211,7 @@ class ModelPool:
             if not self.several:
                 self.fatal = error
         finally:
-            self.first = None
+            self.startup_model = None
             self._started.set()
 
     async def ready(self) -> None:
@@ -221,8 +221,8 @@ class ModelPool:
             raise self.fatal
 
     def check_started(self) -> None:
-        if self.first is not None:
-            raise self.first.loading_error()
+        if self.startup_model is not None:
+            raise self.startup_model.loading_error()
 
     async def stop(self) -> None:
         self._stopping = True
@@ -244,11 +244,11 @@ class ModelPool:
 
     # Holders of a model
 
-    def take(self, model: PooledModel) -> LoadedModel | None:
+    def try_acquire(self, model: PooledModel) -> LoadedModel | None:
         """Hold a loaded model; return None if it is not loaded. `release` must follow."""
-        if model.state != "loaded" or model.leaving:
+        if model.state != "loaded" or model.is_unloading:
             return None
-        model.users += 1
+        model.holders += 1
         model.idle.clear()
         if model.timer is not None:
             model.timer.cancel()
@@ -256,15 +256,15 @@ class ModelPool:
         return model.loaded
 
     def release(self, model: PooledModel) -> None:
-        model.users -= 1
-        model.used = time.monotonic()
-        if model.users == 0:
+        model.holders -= 1
+        model.last_used_at = time.monotonic()
+        if model.holders == 0:
             model.idle.set()
             self._rest(model)
 
-    async def hold(self, model: PooledModel) -> LoadedModel:
+    async def acquire(self, model: PooledModel) -> LoadedModel:
         """Hold a model, loading it first if necessary. Raises why that is not possible."""
-        if (loaded := self.take(model)) is not None:
+        if (loaded := self.try_acquire(model)) is not None:
             return loaded
         waiter: asyncio.Future[LoadedModel] = asyncio.get_running_loop().create_future()
         self._begin_load(model)
@@ -276,7 +276,7 @@ class ModelPool:
                 self.release(model)
             raise
 
-    def keep(self, model: PooledModel, seconds: float | None) -> None:
+    def set_keep_alive(self, model: PooledModel, seconds: float | None) -> None:
         """Set how long the model stays loaded after its last request; None means always."""
         model.keep_alive = seconds
         self._rest(model)
@@ -285,13 +285,13 @@ class ModelPool:
         if model.timer is not None:
             model.timer.cancel()
             model.timer = model.keep_until = None
-        if model.keep_alive is None or model.users or not model.ready or not model.can_unload:
+        if model.keep_alive is None or model.holders or not model.ready or not model.can_unload:
             return
         model.keep_until = time.time() + model.keep_alive
         model.timer = asyncio.get_running_loop().call_later(model.keep_alive, self._put_to_sleep, model)
 
     def _put_to_sleep(self, model: PooledModel) -> None:
-        if not model.users and model.ready and not self._stopping:
+        if not model.holders and model.ready and not self._stopping:
             logger.info("Model %s unloaded: idle for %.0f s", model.name, model.keep_alive)
             self._begin(self._unloads, self.unload(model, state="sleeping"))
 
@@ -320,16 +320,16 @@ class ModelPool:
     async def _load(self, model: PooledModel) -> None:
         began = time.monotonic()
         try:
-            while model.leaving:
+            while model.is_unloading:
                 # Unloading ends first; its memory counts as free only then.
                 await self.changed.wait()
             model.state, model.progress, model.error = "loading", 0.0, ""
-            self.tell()
+            self.notify_change()
             await self._make_room(model)
             began = time.monotonic()
             await self._open(model)
-            model.state, model.used = "loaded", time.monotonic()
-            model.load_seconds = model.used - began
+            model.state, model.last_used_at = "loaded", time.monotonic()
+            model.load_seconds = model.last_used_at - began
             logger.info("Model %s loaded in %.1f s", model.name, model.load_seconds)
             self._answer(model, self._failure(model))
             self._rest(model)
@@ -341,21 +341,21 @@ class ModelPool:
             model.state, model.failed_at = "failed", time.monotonic()
             model.error = _safe_reason(model, error)
             log = logger.error if isinstance(error, DragomanError) else logger.exception
-            log("Model %s could not be loaded: %s", model.name, describe(error))
+            log("Model %s could not be loaded: %s", model.name, safe_message(error))
             self._answer(model, failure := self._failure(model))
-            if model is self.first:
+            if model is self.startup_model:
                 raise
             raise failure from error
         finally:
             model.task, model.opening = None, False
-            self.tell()
+            self.notify_change()
 
     def _answer(self, model: PooledModel, error: Exception) -> None:
         """Answer the waiters: they now hold the model, or get the error."""
         waiters, model.waiters = model.waiters, []
         for waiter in waiters:
             if not waiter.done():
-                loaded = self.take(model)
+                loaded = self.try_acquire(model)
                 waiter.set_exception(error) if loaded is None else waiter.set_result(loaded)
 
     async def _open(self, model: PooledModel) -> None:
@@ -393,7 +393,7 @@ class ModelPool:
             while (lack := self._lacks(model)) is not None:
                 others = self._others(model)
                 leaving = [other for other in others if other.can_unload and other.ready]
-                if not leaving and any(other.opening or other.leaving for other in others):
+                if not leaving and any(other.opening or other.is_unloading for other in others):
                     await self.changed.wait()
                 elif not leaving:
                     if lack:
@@ -401,7 +401,7 @@ class ModelPool:
                     break
                 else:
                     # Unload the least recently used model; idle ones first.
-                    least = min(leaving, key=lambda other: (other.users > 0, other.used))
+                    least = min(leaving, key=lambda other: (other.holders > 0, other.last_used_at))
                     logger.info("Model %s unloaded to make room for %s", least.name, model.name)
                     await self.unload(least)
             model.opening = True
@@ -442,24 +442,24 @@ class ModelPool:
         if not model.can_unload:
             message = f"The model '{model.name}' is an engine passed to this server; it cannot be unloaded."
             raise Conflict(message, code="not_unloadable")
-        while model.leaving or model.task is not None:
+        while model.is_unloading or model.task is not None:
             await self.changed.wait()
         if not model.ready:
             model.state = "unloaded"
-            self.tell()
+            self.notify_change()
             return
-        model.leaving = True
+        model.is_unloading = True
         if model.timer is not None:
             model.timer.cancel()
             model.timer = model.keep_until = None
-        self.tell()
+        self.notify_change()
         await asyncio.shield(self._begin(self._unloads, self._unload(model, grace, state)))
 
     async def _unload(self, model: PooledModel, grace: float | None, state: ModelState) -> None:
         try:
-            await asyncio.wait_for(model.idle.wait(), grace if model.users else None)
+            await asyncio.wait_for(model.idle.wait(), grace if model.holders else None)
         except TimeoutError:
-            logger.warning("Model %s unloaded while in use by %d requests", model.name, model.users)
+            logger.warning("Model %s unloaded while in use by %d requests", model.name, model.holders)
         try:
             loaded, model.loaded = model.loaded, None
             assert loaded is not None
@@ -469,9 +469,9 @@ class ModelPool:
             del loaded
             await asyncio.to_thread(self.after_unload)
         finally:
-            model.leaving = False
+            model.is_unloading = False
             logger.info("Model %s: %s", model.name, state)
-            self.tell()
+            self.notify_change()
 
 
 def _named(settings: Settings, name: str) -> Settings:
@@ -496,6 +496,6 @@ def _safe_reason(model: PooledModel, error: Exception) -> str:
 
 
 def _free_memory() -> int:
-    from dragoman.engines.local.machine import free_memory
+    from dragoman.engines.local.hardware import free_memory
 
     return free_memory()

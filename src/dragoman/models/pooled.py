@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 from dragoman.engines.protocol import Engine
-from dragoman.errors import Loading
+from dragoman.errors import ModelLoading
 from dragoman.models.loaded import LoadedModel
 from dragoman.settings import Settings, adapters_of
 
@@ -40,10 +40,10 @@ class PooledModel:
         self.error = ""
         """Why it could not be loaded."""
         self.loaded: LoadedModel | None = None
-        self.users = 0
-        self.used = 0.0
+        self.holders = 0
+        self.last_used_at = 0.0
         """Time when it was last held."""
-        self.leaving = False
+        self.is_unloading = False
         """Whether it is to be unloaded when it has no holders; new requests wait."""
         self.load_seconds: float | None = None
         """Seconds that the last load took."""
@@ -72,7 +72,7 @@ class PooledModel:
 
     @property
     def ready(self) -> bool:
-        return self.state == "loaded" and not self.leaving
+        return self.state == "loaded" and not self.is_unloading
 
     @property
     def can_unload(self) -> bool:
@@ -101,9 +101,9 @@ class PooledModel:
             status["error"] = self.error
         return status
 
-    def loading_error(self) -> Loading:
+    def loading_error(self) -> ModelLoading:
         done = f" ({self.progress:.0%})" if self.progress else ""
         seconds = self.load_seconds and max(1, round(self.load_seconds * (1 - self.progress)))
-        return Loading(
+        return ModelLoading(
             f"The model '{self.name}' is being loaded{done}; retry later.", retry_after=seconds or RETRY_S
         )
