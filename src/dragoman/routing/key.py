@@ -31,15 +31,15 @@ DIGEST_BITS = 60
 class RoutingKey(Struct, frozen=True, kw_only=True):
     """Routing data of one request."""
 
-    chain: tuple[tuple[int, int], ...] = ()
+    prefix_digests: tuple[tuple[int, int], ...] = ()
     """Offsets in tokens with the digests of the prefixes before them, shortest first."""
-    marks: tuple[int, ...] = ()
+    remembered_digests: tuple[int, ...] = ()
     """Digests that are worth remembering."""
     tokens: int = 0
     """Estimated number of tokens of the request."""
     hints: tuple[int, ...] = ()
     """Digests of clients' hints, most reliable first."""
-    home: int = 0
+    ring_position: int = 0
     """Position on the ring for a request without known prefixes: routers without shared state agree on it."""
 
 
@@ -81,14 +81,14 @@ def key_of_ids(
     data, unit = array("I", ids).tobytes(), BLOCK * 4
     seen = blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=8)
     chain, marks, at, shown = [], [], 0, list(media)
-    for place in _places(len(ids) // BLOCK):
-        while shown and shown[0].start < place * BLOCK:
+    for index in _places(len(ids) // BLOCK):
+        while shown and shown[0].start < index * BLOCK:
             # The ids of all images are equal.
             seen.update(shown.pop(0).media.digest.encode())
-        seen.update(data[at * unit : place * unit])
-        at = place
-        chain.append((place * BLOCK, _number(seen.digest())))
-        if place * BLOCK >= LEAST_KEPT and not place & (place - 1):
+        seen.update(data[at * unit : index * unit])
+        at = index
+        chain.append((index * BLOCK, _number(seen.digest())))
+        if index * BLOCK >= LEAST_KEPT and not index & (index - 1):
             marks.append(chain[-1][1])
     if chain and (not marks or marks[-1] != chain[-1][1]):
         marks.append(chain[-1][1])
@@ -97,18 +97,18 @@ def key_of_ids(
         marks.append(digest_hint(source, owner))
     seen.update(data[at * unit :])
     return RoutingKey(
-        chain=tuple(chain),
-        marks=tuple(marks),
+        prefix_digests=tuple(chain),
+        remembered_digests=tuple(marks),
         tokens=len(ids),
         hints=digests,
-        home=digests[0] if digests else _number(seen.digest()),
+        ring_position=digests[0] if digests else _number(seen.digest()),
     )
 
 
 # Keys of request bodies that are not encoded
 
 
-class _Asked(Struct):
+class _RoutedFields(Struct):
     """Fields of all APIs that determine the prompt or its owner."""
 
     model: msgspec.Raw = msgspec.Raw()
@@ -125,7 +125,7 @@ class _Asked(Struct):
     user: Any = None
 
 
-_read = msgspec.json.Decoder(_Asked).decode
+_read = msgspec.json.Decoder(_RoutedFields).decode
 _items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _FIRST = (b'"system"', b'"developer"')
 """Roles whose messages are the same in many conversations."""
@@ -138,9 +138,9 @@ def key_of_body(
     has no prefixes.
     """
     try:
-        fields = _read(body) if body else _Asked()
+        fields = _read(body) if body else _RoutedFields()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        fields = _Asked()
+        fields = _RoutedFields()
     stable = (headers or {}).get(HINT_HEADER), _name_of(fields.conversation), fields.prompt_cache_key
     hints = [hint for hint in (*stable, fields.previous_response_id) if isinstance(hint, str) and hint]
     digests = tuple(digest_hint(hint, owner) for hint in hints)
@@ -153,11 +153,11 @@ def key_of_body(
     chain, first = _chain_pieces(seen, len(before), pieces, least)
     known = any(isinstance(hint, str) and hint for hint in stable)
     return RoutingKey(
-        chain=tuple(chain),
-        marks=_marks(chain, first),
+        prefix_digests=tuple(chain),
+        remembered_digests=_marks(chain, first),
         tokens=(len(before) + sum(map(len, pieces))) // BYTES_A_TOKEN,
         hints=digests,
-        home=digests[0]
+        ring_position=digests[0]
         if known
         else chain[first][1]
         if chain
@@ -171,7 +171,7 @@ def _name_of(conversation: Any) -> Any:
     return conversation.get("id") if isinstance(conversation, dict) else conversation
 
 
-def _pieces(fields: _Asked) -> list[bytes]:
+def _pieces(fields: _RoutedFields) -> list[bytes]:
     """Return the parts of a conversation: messages, items, or a text in chunks."""
     if fields.messages is not None:
         return [bytes(message) for message in fields.messages]
@@ -182,7 +182,7 @@ def _pieces(fields: _Asked) -> list[bytes]:
         except (msgspec.DecodeError, RecursionError):
             return []
     size = BLOCK * BYTES_A_TOKEN
-    ends = [place * size for place in _places(len(whole) // size)]
+    ends = [index * size for index in _places(len(whole) // size)]
     return [whole[at:end] for at, end in zip([0, *ends], [*ends, len(whole)], strict=True) if at < end]
 
 
@@ -192,12 +192,12 @@ def _chain_pieces(
     """Return the chain, and the index of its first prefix that is specific to the conversation: with a user's
     text.
     """
-    places, size, chain, first = {*_places(len(pieces))}, before, list[tuple[int, int]](), -1
+    indices, size, chain, first = {*_places(len(pieces))}, before, list[tuple[int, int]](), -1
     for count, piece in enumerate(pieces, 1):
         seen.update(b"%d\0" % len(piece))
         seen.update(piece)
         size += len(piece)
-        if count in places and size >= least * BYTES_A_TOKEN:
+        if count in indices and size >= least * BYTES_A_TOKEN:
             chain.append((size // BYTES_A_TOKEN, _number(seen.digest())))
             if first < 0 and not any(role in piece[:64] for role in _FIRST):
                 first = len(chain) - 1
@@ -209,4 +209,4 @@ def _marks(chain: Sequence[tuple[int, int]], first: int) -> tuple[int, ...]:
     doublings, the end.
     """
     wanted = {0, first, len(chain) - 1, *(2**power - 1 for power in range(2, len(chain).bit_length()))}
-    return tuple(chain[place][1] for place in sorted(wanted) if 0 <= place < len(chain))
+    return tuple(chain[position][1] for position in sorted(wanted) if 0 <= position < len(chain))

@@ -147,14 +147,14 @@ class Router:
             replica = self._by_number[number]
             if not (replica.draining and self._open):
                 yield replica
-        for replica in self._walk(key.home):
+        for replica in self._walk(key.ring_position):
             if replica.number not in known and not (replica.draining and self._open):
                 yield replica
 
     def _known(self, key: RoutingKey) -> dict[int, int]:
         """Return the replicas that have a prefix, with its number of tokens."""
         known: dict[int, int] = {}
-        for tokens, digest in reversed(key.chain):
+        for tokens, digest in reversed(key.prefix_digests):
             for number in self._find(digest):
                 if number not in known and number in self._by_number:
                     known[number] = tokens
@@ -188,7 +188,7 @@ class Router:
         replica = self._replicas[name]
         replica.running += 1
         self._total += 1
-        for digest in (*key.marks, *key.hints):
+        for digest in (*key.remembered_digests, *key.hints):
             self._tell(digest, replica)
 
     def end(self, name: str) -> None:
@@ -230,14 +230,14 @@ class Router:
 
     # Updates between routers
 
-    def news(self, since: int = 0) -> tuple[int, list[tuple[int, str]]]:
+    def updates_since(self, since: int = 0) -> tuple[int, list[tuple[int, str]]]:
         """Return what was remembered since an update number, as far as it is kept, and the number for next
         time.
         """
         fresh = min(self._told - since, len(self._news))
         return self._told, [*self._news][len(self._news) - fresh :] if fresh > 0 else []
 
-    def hear(self, news: Iterable[tuple[int, str]]) -> None:
+    def apply_updates(self, news: Iterable[tuple[int, str]]) -> None:
         """Apply what another router remembers. It is not forwarded: each router sends its updates to all."""
         for digest, name in news:
             if (replica := self._replicas.get(name)) is not None:
