@@ -26,8 +26,8 @@ from dragoman.engines.protocol import Engine, ModelCard
 from dragoman.errors import DeadlineExceeded, DragomanError, Overloaded, ServerFull, Unavailable
 from dragoman.models.loaded import make_queue
 from dragoman.settings import Settings
-from dragoman.turns.adapters import AdapterShelf
-from dragoman.turns.queue import EngineQueue, Meter, Workers
+from dragoman.turns.adapters import AdapterRegistry
+from dragoman.turns.queue import EngineQueue, TokenMeter, WorkerPool
 
 # The access log, and metrics, which `http/metrics.py` exports for Prometheus.
 #
@@ -41,7 +41,7 @@ TOKENS = ("prompt_tokens", "cached_tokens", "restored_tokens", "completion_token
 FINISHES = ("stop", "length", "error", "disconnect")
 
 
-class Spread:
+class Histogram:
     """A histogram: counts of numbers between bounds, and their sum."""
 
     __slots__ = ("bounds", "counts", "total")
@@ -56,36 +56,36 @@ class Spread:
         self.total += number
 
 
-class ModelFigures:
+class ModelMetrics:
     """Metrics of the answers of one model, under its requested name."""
 
     def __init__(self) -> None:
         self.tokens: collections.Counter[str] = collections.Counter()
         self.finishes: collections.Counter[str] = collections.Counter()
         self.queue, self.first, self.prefill, self.decode, self.between, self.whole = (
-            Spread(SECONDS) for _ in range(6)
+            Histogram(SECONDS) for _ in range(6)
         )
-        self.prompt, self.answer = Spread(COUNTS), Spread(COUNTS)
+        self.prompt, self.answer = Histogram(COUNTS), Histogram(COUNTS)
 
-    def add(self, facts: dict[str, Any], seconds: float) -> None:
+    def add(self, log_fields: dict[str, Any], seconds: float) -> None:
         for name in TOKENS:
-            self.tokens[name] += facts.get(name, 0)
-        for reason in facts.get("finish", "").split(","):
+            self.tokens[name] += log_fields.get(name, 0)
+        for reason in log_fields.get("finish", "").split(","):
             if reason in FINISHES:
                 self.finishes[reason] += 1
-        if "completion_tokens" not in facts:
+        if "completion_tokens" not in log_fields:
             return
         self.whole.add(seconds)
-        self.prompt.add(facts["prompt_tokens"])
-        self.answer.add(facts["completion_tokens"])
-        if "queue_ms" in facts:
-            self.queue.add(facts["queue_ms"] / 1000)
-        if "ttft_ms" in facts:
-            self.first.add(facts["ttft_ms"] / 1000)
-            self.prefill.add(max(facts["ttft_ms"] - facts.get("queue_ms", 0), 0) / 1000)
-        if rate := facts.get("tokens_per_s"):
+        self.prompt.add(log_fields["prompt_tokens"])
+        self.answer.add(log_fields["completion_tokens"])
+        if "queue_ms" in log_fields:
+            self.queue.add(log_fields["queue_ms"] / 1000)
+        if "ttft_ms" in log_fields:
+            self.first.add(log_fields["ttft_ms"] / 1000)
+            self.prefill.add(max(log_fields["ttft_ms"] - log_fields.get("queue_ms", 0), 0) / 1000)
+        if rate := log_fields.get("tokens_per_s"):
             self.between.add(1 / rate)
-            self.decode.add((facts["completion_tokens"] - 1) / rate)
+            self.decode.add((log_fields["completion_tokens"] - 1) / rate)
 
 
 class LiveModel(Struct, frozen=True):
@@ -93,7 +93,7 @@ class LiveModel(Struct, frozen=True):
 
     queue: EngineQueue
     engine: Engine
-    adapters: AdapterShelf
+    adapters: AdapterRegistry
 
 
 class Metrics:
@@ -111,39 +111,45 @@ class Metrics:
         )
         # There are few label sets, and looking up a metric each time takes longer than adding to it.
         self._requests = cache(requests.labels)
-        self.whole = Spread(SECONDS)
-        self.models: defaultdict[str, ModelFigures] = defaultdict(ModelFigures)
+        self.whole = Histogram(SECONDS)
+        self.models: defaultdict[str, ModelMetrics] = defaultdict(ModelMetrics)
         """Metrics by model name in requests; a request for an unknown name counts under the default model's
         name, or not at all."""
-        self.live: dict[str, LiveModel] = {}
+        self.live_models: dict[str, LiveModel] = {}
         """Loaded models by name."""
         self.listeners: list[Callable[[str, dict[str, Any], float], None]] = []
         """Other listeners for finished requests: called with route, facts and seconds."""
 
-    def observe(self, route: str, status: int, facts: dict[str, Any], seconds: float) -> None:
+    def observe(self, route: str, status: int, log_fields: dict[str, Any], seconds: float) -> None:
         self._requests(route, str(status)).inc()
         self.whole.add(seconds)
-        if "prompt_tokens" in facts or "finish" in facts:
-            self.models[facts.get("model") or next(iter(self.live), "")].add(facts, seconds)
+        if "prompt_tokens" in log_fields or "finish" in log_fields:
+            self.models[log_fields.get("model") or next(iter(self.live_models), "")].add(log_fields, seconds)
         for listen in self.listeners:
-            listen(route, facts, seconds)
+            listen(route, log_fields, seconds)
 
 
 access = logging.getLogger("dragoman.access")
 
 
-class Journal:
-    def __init__(self, traces: tracing.Tracing | None = None) -> None:
+class RequestRecorder:
+    def __init__(self, traces: tracing.Telemetry | None = None) -> None:
         self.metrics = Metrics()
         self.tracing = traces
 
-    def record(self, route: str, facts: dict[str, Any], seconds: float) -> None:
+    def record(self, route: str, log_fields: dict[str, Any], seconds: float) -> None:
         """Record a request; `facts` have a method, a path and a status, `route` is a declared path."""
-        self.metrics.observe(route, facts["status"], facts, seconds)
+        self.metrics.observe(route, log_fields["status"], log_fields, seconds)
         if not access.isEnabledFor(logging.INFO):
             return
-        line = {**facts, "duration_ms": round(seconds * 1000, 1)}
-        access.info("%s %s %d", facts["method"], facts["path"], facts["status"], extra={"request": line})
+        line = {**log_fields, "duration_ms": round(seconds * 1000, 1)}
+        access.info(
+            "%s %s %d",
+            log_fields["method"],
+            log_fields["path"],
+            log_fields["status"],
+            extra={"request": line},
+        )
 
     @contextmanager
     def work(self, method: str, path: str) -> Iterator[dict[str, Any]]:
@@ -178,22 +184,22 @@ LOADED_AT_ONCE = 2
 """Stored objects that one key may load at once; each is counted before the next is loaded."""
 
 
-class Budget:
+class ByteBudget:
     """A limit of bytes for all requests; `budget.of(owner)` is the share of one request."""
 
     def __init__(self, most: int, keys: int, what: str) -> None:
-        self.most = most
-        self.share_between(keys)
-        self.held = 0
+        self.max_bytes = most
+        self.set_key_count(keys)
+        self.used_bytes = 0
         self._what = what
         self._of_key: collections.Counter[str] = collections.Counter()
 
-    def share_between(self, keys: int) -> None:
+    def set_key_count(self, keys: int) -> None:
         """Set the limit per key: with several keys, no key can use the whole budget."""
-        self.most_of_key = self.most if keys < 2 else -(-self.most // 2)
+        self.most_of_key = self.max_bytes if keys < 2 else -(-self.max_bytes // 2)
 
-    def of(self, owner: str) -> "Holding":
-        return Holding(self, owner)
+    def reserve(self, owner: str) -> "ByteReservation":
+        return ByteReservation(self, owner)
 
     def check(self, owner: str, more: int = 1, own: int = 0) -> None:
         """Raise if `more` bytes exceed the budget; `own` bytes are those that the request already holds.
@@ -202,22 +208,22 @@ class Budget:
         served.
         """
         mine = self._of_key[owner]
-        if mine > own and mine + more > self.most_of_key and self.most_of_key < self.most:
+        if mine > own and mine + more > self.most_of_key and self.most_of_key < self.max_bytes:
             raise Overloaded(
                 f"{self._what} of this API key use {mine} of {self.most_of_key} bytes; retry when a request "
                 "finishes."
             )
-        if self.held > own and self.held + more > self.most:
-            raise Unavailable(f"{self._what} use {self.held} of {self.most} bytes; retry soon.")
+        if self.used_bytes > own and self.used_bytes + more > self.max_bytes:
+            raise Unavailable(f"{self._what} use {self.used_bytes} of {self.max_bytes} bytes; retry soon.")
 
     def add(self, owner: str, count: int) -> None:
-        self.held += count
+        self.used_bytes += count
         self._of_key[owner] += count
         if not self._of_key[owner]:
             del self._of_key[owner]
 
 
-class Replies(Budget):
+class ReplyBudget(ByteBudget):
     """The budget of replies. The size of a stored object is known only after loading, so few are loaded at
     once."""
 
@@ -232,16 +238,16 @@ class Replies(Budget):
         return self._loading[owner]
 
 
-class Holding:
-    """The bytes that one request holds, which may grow and shrink; release them with `end` or as a context
-    manager."""
+class ByteReservation:
+    """The bytes that one request holds, which may grow and shrink; release them with `release` or as a
+    context manager."""
 
-    def __init__(self, budget: Budget, owner: str) -> None:
+    def __init__(self, budget: ByteBudget, owner: str) -> None:
         self._budget = budget
         self._owner = owner
         self._counted = 0
 
-    def be(self, size: int, *, checked: bool = True) -> None:
+    def resize(self, size: int, *, checked: bool = True) -> None:
         """Set the number of held bytes; raise and change nothing if they exceed the budget."""
         more = (size if size > FREE_BYTES else 0) - self._counted
         if more > 0 and checked:
@@ -250,90 +256,95 @@ class Holding:
             self._budget.add(self._owner, more)
             self._counted += more
 
-    def end(self) -> None:
+    def release(self) -> None:
         if self._counted:
-            self.be(0)
+            self.resize(0)
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, *_: object) -> None:
-        self.end()
+        self.release()
 
 
 # Admission: which requests are accepted, until when, and a single way to end them.
 
 
 LONGEST_RETRY_S = 30
-PATIENCE_S = 0.4
+CANCEL_GRACE_S = 0.4
 """Seconds that ended requests have to send their error."""
 
 
-VisitKind: TypeAlias = Literal["asks", "looks", "sends"]
+RequestKind: TypeAlias = Literal["asks", "looks", "sends"]
 """`asks` uses the engine, `looks` does not, `sends` uploads a file and lasts as long as the network needs."""
 
 
-class Room:
+class RequestLimiter:
     """A limit of concurrent requests; above it, only keys with less than an equal share are admitted."""
 
     def __init__(self, most: int, most_of_key: int, delay: Callable[[], float]) -> None:
-        self.most = most
+        self.max_active = most
         self.most_of_key = most_of_key
         self.delay = delay
         """Returns an estimate of the seconds until a request can be admitted."""
-        self.inside: set[Visit] = set()
-        self.of_key: collections.Counter[str] = collections.Counter()
+        self.active: set[ActiveRequest] = set()
+        self.active_by_key: collections.Counter[str] = collections.Counter()
 
-    def full_for(self, owner: str) -> bool:
-        keys = len(self.of_key) + (owner not in self.of_key)
-        return len(self.inside) >= self.most and self.of_key.get(owner, 0) >= max(1, self.most // keys)
+    def is_full_for(self, owner: str) -> bool:
+        keys = len(self.active_by_key) + (owner not in self.active_by_key)
+        return len(self.active) >= self.max_active and self.active_by_key.get(owner, 0) >= max(
+            1, self.max_active // keys
+        )
 
-    def full_of(self, owner: str) -> bool:
-        return bool(owner) and self.of_key.get(owner, 0) >= self.most_of_key
+    def is_key_full(self, owner: str) -> bool:
+        return bool(owner) and self.active_by_key.get(owner, 0) >= self.most_of_key
 
     def limit(self, owner: str) -> int:
         """Return how many requests of this key may be active."""
-        return min(self.most, self.most_of_key) if owner else self.most
+        return min(self.max_active, self.most_of_key) if owner else self.max_active
 
     def left(self, owner: str) -> int:
         """Return how many more requests of this key would be admitted now."""
-        mine, keys = self.of_key.get(owner, 0), len(self.of_key) + (owner not in self.of_key)
-        of_all = max(self.most - len(self.inside), max(1, self.most // keys) - mine)
+        mine, keys = (
+            self.active_by_key.get(owner, 0),
+            len(self.active_by_key) + (owner not in self.active_by_key),
+        )
+        of_all = max(self.max_active - len(self.active), max(1, self.max_active // keys) - mine)
         return max(0, min(of_all, self.most_of_key - mine) if owner else of_all)
 
     def has_others(self, owner: str) -> bool:
         """Return whether another key has active requests."""
-        return any(key != owner for key in self.of_key)
+        return any(key != owner for key in self.active_by_key)
 
-    def add(self, visit: "Visit") -> None:
-        self.inside.add(visit)
-        self.of_key[visit.owner] += 1
+    def add(self, visit: "ActiveRequest") -> None:
+        self.active.add(visit)
+        self.active_by_key[visit.owner] += 1
 
-    def remove(self, visit: "Visit") -> None:
-        self.inside.discard(visit)
-        self.of_key[visit.owner] -= 1
-        if not self.of_key[visit.owner]:
-            self.of_key.pop(visit.owner)
+    def remove(self, visit: "ActiveRequest") -> None:
+        self.active.discard(visit)
+        self.active_by_key[visit.owner] -= 1
+        if not self.active_by_key[visit.owner]:
+            self.active_by_key.pop(visit.owner)
 
 
 class Admission:
     """Admits requests, and keeps the engine queues and the limits of each kind of request."""
 
-    def __init__(self, settings: Settings, metrics: Metrics, workers: Workers, *, keys: int = 1) -> None:
+    def __init__(self, settings: Settings, metrics: Metrics, workers: WorkerPool, *, keys: int = 1) -> None:
         self._limits = limits = settings.limits
         self._keys = keys
         self._queues: list[EngineQueue] = []
-        self._meter: Meter | None = None
+        self._meter: TokenMeter | None = None
         self.timeout = settings.request_timeout
         self.draining = False
-        asking = Room(limits.queue, limits.queue, self._delay)
-        self.rooms: dict[VisitKind, Room] = {
+        asking = RequestLimiter(limits.queue, limits.queue, self._delay)
+        self.limiters: dict[RequestKind, RequestLimiter] = {
             "asks": asking,
-            "looks": Room(limits.looking, limits.looking, lambda: workers.delay),
-            "sends": Room(limits.uploads, limits.uploads, lambda: 1.0),
+            "looks": RequestLimiter(limits.looking, limits.looking, lambda: workers.delay),
+            "sends": RequestLimiter(limits.uploads, limits.uploads, lambda: 1.0),
         }
-        self.share_between(keys)
-        workers.others_wait = asking.has_others
+        self.set_key_count(keys)
+        workers.has_waiting_others = asking.has_others
         self._emptied: asyncio.Future[None] | None = None
         self._refused = metrics.refused
 
@@ -342,10 +353,10 @@ class Admission:
         queue = make_queue(card, self._limits.in_flight, several=self._keys > 1)
         queue.meter = self._meter
         self._queues.append(queue)
-        self.share_between(self._keys)
+        self.set_key_count(self._keys)
         return queue
 
-    def set_meter(self, meter: Meter | None) -> None:
+    def set_meter(self, meter: TokenMeter | None) -> None:
         """Set the meter that counts the tokens of all answers."""
         self._meter = meter
         for queue in self._queues:
@@ -353,52 +364,52 @@ class Admission:
 
     def close_queue(self, queue: EngineQueue) -> None:
         self._queues.remove(queue)
-        self.share_between(self._keys)
+        self.set_key_count(self._keys)
 
     @property
-    def places(self) -> int:
-        return sum(queue.places for queue in self._queues)
+    def capacity(self) -> int:
+        return sum(queue.capacity for queue in self._queues)
 
     def _delay(self) -> float:
         return max((queue.pace * (queue.waiting + 1) for queue in self._queues), default=1.0)
 
-    def share_between(self, keys: int) -> None:
+    def set_key_count(self, keys: int) -> None:
         """Set the limits per key: half of each with several keys, unless `limits.per_key` sets another."""
         self._keys = keys
-        self.rooms["asks"].most = self.places + self._limits.queue
+        self.limiters["asks"].max_active = self.capacity + self._limits.queue
         for queue in self._queues:
-            queue.several = keys > 1
-        for kind, room in self.rooms.items():
-            share = room.most if keys < 2 else -(-room.most // 2)
+            queue.has_many_keys = keys > 1
+        for kind, room in self.limiters.items():
+            share = room.max_active if keys < 2 else -(-room.max_active // 2)
             wanted = self._limits.per_key or share
             room.most_of_key = wanted if kind == "asks" else min(wanted, share)
 
     @property
-    def inside(self) -> int:
-        return sum(len(room.inside) for room in self.rooms.values())
+    def active_count(self) -> int:
+        return sum(len(room.active) for room in self.limiters.values())
 
-    def admitted(self, owner: str, kind: VisitKind = "asks") -> "Visit":
+    def admit(self, owner: str, kind: RequestKind = "asks") -> "ActiveRequest":
         """Admit a request, or raise if a limit is reached."""
         if self.draining:
             self._refused.labels("stopping").inc()
         self.check()
-        room = self.rooms[kind]
-        if room.full_for(owner):
+        room = self.limiters[kind]
+        if room.is_full_for(owner):
             raise self._refusal(
-                room, "queue", f"The server has {room.most} requests running or queued; retry soon."
+                room, "queue", f"The server has {room.max_active} requests running or queued; retry soon."
             )
-        if room.full_of(owner):
+        if room.is_key_full(owner):
             most = room.most_of_key
             message = f"This API key already has {most} requests running or queued; retry when one finishes."
             raise self._refusal(room, "key", message)
-        return Visit(self, room, owner)
+        return ActiveRequest(self, room, owner)
 
-    def rates(self, owner: str, kind: VisitKind) -> dict[bytes, bytes]:
+    def rate_limit_headers(self, owner: str, kind: RequestKind) -> dict[bytes, bytes]:
         """Return OpenAI's rate-limit headers for a request that is about to be admitted.
 
         The limits are on concurrent requests: one that ends admits another, at any rate.
         """
-        room = self.rooms[kind]
+        room = self.limiters[kind]
         left = room.left(owner)
         return {
             b"x-ratelimit-limit-requests": b"%d" % room.limit(owner),
@@ -411,42 +422,42 @@ class Admission:
         if self.draining:
             raise Unavailable("The server is stopping; retry soon.", code="stopping")
 
-    def _refusal(self, room: Room, reason: str, message: str) -> Overloaded:
+    def _refusal(self, room: RequestLimiter, reason: str, message: str) -> Overloaded:
         self._refused.labels(reason).inc()
         kind = ServerFull if reason == "queue" else Overloaded
         return kind(message, retry_after=_wait(room))
 
-    async def end_all(self) -> None:
+    async def cancel_all(self) -> None:
         """Stop admitting requests, and end all active ones, which get a moment to send their error."""
         self.draining = True
-        for visit in [visit for room in self.rooms.values() for visit in room.inside]:
-            visit.end(Unavailable("The server stopped before the answer was complete; retry soon."))
-        await self.emptied(PATIENCE_S)
+        for visit in [visit for room in self.limiters.values() for visit in room.active]:
+            visit.cancel(Unavailable("The server stopped before the answer was complete; retry soon."))
+        await self.wait_empty(CANCEL_GRACE_S)
 
-    async def emptied(self, most: float) -> None:
+    async def wait_empty(self, most: float) -> None:
         """Wait until no request is active, for at most this many seconds."""
-        if self.inside:
+        if self.active_count:
             self._emptied = asyncio.get_running_loop().create_future()
             await asyncio.wait({self._emptied}, timeout=most)
 
     def left(self) -> None:
-        if self._emptied is not None and not self.inside and not self._emptied.done():
+        if self._emptied is not None and not self.active_count and not self._emptied.done():
             self._emptied.set_result(None)
 
 
-def _wait(room: Room) -> int:
+def _wait(room: RequestLimiter) -> int:
     """Return the seconds after which a client should retry."""
     return max(1, min(math.ceil(room.delay()), LONGEST_RETRY_S))
 
 
-class Visit:
+class ActiveRequest:
     """An active request, used as a context manager: what ends it early cancels the task and is raised on
     exit.
 
     Deadline and shutdown work this way: for the task each is one cancellation, whose scopes abort the jobs.
     """
 
-    def __init__(self, admission: Admission, room: Room, owner: str) -> None:
+    def __init__(self, admission: Admission, room: RequestLimiter, owner: str) -> None:
         self.owner = owner
         self.error: Exception | None = None
         """Why the request was ended early."""
@@ -459,7 +470,7 @@ class Visit:
         self._counts = True
         room.add(self)
 
-    def within(self, seconds: float | None) -> None:
+    def set_timeout(self, seconds: float | None) -> None:
         """Set the deadline, in seconds since the request began; None uses the timeout of the settings."""
         if (seconds := seconds or self._admission.timeout) is not None:
             message = (
@@ -467,20 +478,20 @@ class Visit:
                 " or lower max_tokens."
             )
             when = self._began + seconds
-            self._timer = self._loop.call_at(when, lambda: self.end(DeadlineExceeded(message)))
+            self._timer = self._loop.call_at(when, lambda: self.cancel(DeadlineExceeded(message)))
 
-    def end(self, error: Exception) -> None:
+    def cancel(self, error: Exception) -> None:
         if self.error is None and self._counts:
             self.error = error
             if self._task is not None:
                 self._task.cancel()
 
-    def handed_on(self) -> "Visit":
+    def detach(self) -> "ActiveRequest":
         """Hand over the permit to work that continues in another task."""
         self._leave()
-        return Visit(self._admission, self._room, self.owner)
+        return ActiveRequest(self._admission, self._room, self.owner)
 
-    def __enter__(self) -> "Visit":
+    def __enter__(self) -> "ActiveRequest":
         self._task = asyncio.current_task()
         if self.error is not None and self._task is not None:
             self._task.cancel()

@@ -13,24 +13,24 @@ from starlette.types import Message, Receive, Scope, Send
 
 from dragoman import logs
 from dragoman._version import __version__
-from dragoman.api.batches import Asked, LineReply
+from dragoman.api.batches import LineReply, LineRequest
 from dragoman.api.messages.reply import HEADER, spell_head
 from dragoman.engines.protocol import Engine
 from dragoman.errors import DragomanError, EngineFailed, MethodNotAllowed, NotFound
-from dragoman.http.admission import Budget, Replies, Room, Visit, VisitKind
+from dragoman.http.admission import ActiveRequest, ByteBudget, ReplyBudget, RequestKind, RequestLimiter
+from dragoman.http.app_state import METHODS, AppState, Endpoint, Handler, Routes
 from dragoman.http.connection.limiter import CountedConnection
-from dragoman.http.exchange import TOLD_FACTS, Exchange, QueryString, advice
-from dragoman.http.host import METHODS, Endpoint, Handler, Host, Routes
-from dragoman.http.keys import Forwarded, Guard, is_known_here, preflight
+from dragoman.http.exchange import NOTICE_FIELDS, Exchange, QueryString, retry_headers
+from dragoman.http.keys import ForwardedHeaders, OriginPolicy, is_known_here, preflight
 from dragoman.http.metrics import CONTENT_TYPE, Exposition
-from dragoman.http.operations import QUIET, Operations
+from dragoman.http.operations import QUIET, OperationsReport
 from dragoman.http.routes import table
-from dragoman.http.routes.responses_socket import Socket
+from dragoman.http.routes.responses_socket import ResponsesSocket
 from dragoman.http.routes.table import BOARD, METRICS, OPEN_PATHS, SOCKET, Api, errors_at
 from dragoman.http.upkeep import StallWatch
 from dragoman.models import ModelPool
 from dragoman.settings import Settings
-from dragoman.tracing import SESSION, Tracing, current, session, traced
+from dragoman.tracing import SESSION, Telemetry, current, session, traced
 from dragoman.turns.tool_loop import ClientGone
 
 logger = logging.getLogger("dragoman.http")
@@ -55,18 +55,18 @@ class App:
         template: str | None = None,
     ) -> None:
         self.settings = settings or Settings()
-        self.host = Host(engine, self.settings, template)
+        self.host = AppState(engine, self.settings, template)
         self.host.answer_line = self._answer_line
-        self._line_room = Room(LINES, LINES, lambda: 1.0)
-        self._line_bytes = Budget(LINE_BYTES, 0, "Lines"), Replies(LINE_BYTES, 0)
-        self._guard = Guard(self.settings)
-        self._forwarded = Forwarded(self.settings) or None
+        self._line_room = RequestLimiter(LINES, LINES, lambda: 1.0)
+        self._line_bytes = ByteBudget(LINE_BYTES, 0, "Lines"), ReplyBudget(LINE_BYTES, 0)
+        self._guard = OriginPolicy(self.settings)
+        self._forwarded = ForwardedHeaders(self.settings) or None
         self._root = self.settings.root_path
         self._keys = self.host.keys
         meter = None if self.host.tracing is None else self.host.tracing.meter
         vllm = self.settings.metrics_names == "vllm"
-        self._exposition = Exposition(self.host.journal.metrics, meter, vllm=vllm)
-        self._operations = Operations(self.host)
+        self._exposition = Exposition(self.host.recorder.metrics, meter, vllm=vllm)
+        self._operations = OperationsReport(self.host)
         self._open = OPEN_PATHS | ({METRICS, BOARD} if self.settings.metrics == "open" else set())
         self._routes = Routes([*self._api_routes(table.APIS), *self._own_routes()])
 
@@ -82,7 +82,7 @@ class App:
             yield from self._some("DELETE", api.delete)
 
     def _some(
-        self, method: str, handlers: Mapping[str, Handler], kind: VisitKind | None = None
+        self, method: str, handlers: Mapping[str, Handler], kind: RequestKind | None = None
     ) -> Iterator[Route]:
         for path, handler in handlers.items():
             endpoint = Endpoint(self.host, path, handler, kind)
@@ -116,44 +116,44 @@ class App:
         host, settings = self.host, self.settings
         rest = host.workers, host.bodies, host.replies, settings.unknown_fields
         exchange = Exchange(scope, receive, send, settings.limits, *rest)
-        exchange.fill = host.documents.fill
+        exchange.resolve_attachments = host.documents.fill
         if HEADER in exchange.headers or exchange.path.startswith(table.MESSAGES.path):
             exchange.also = lambda head: spell_head(head, time.time())
         if self.host.admission.draining:
             exchange.head[b"connection"] = b"close"
         scope["dragoman.exchange"] = exchange
-        told = {"request_id": exchange.request_id}
+        fields = {"request_id": exchange.request_id}
         if host.tracing is not None and exchange.path not in UNTRACED:
-            logs.about.set(told)
+            logs.log_context.set(fields)
             await self._traced(exchange, began, host.tracing)
             return
-        if given := PARENT.fullmatch(exchange.headers.get(b"traceparent", b"")):
+        if match := PARENT.fullmatch(exchange.headers.get(b"traceparent", b"")):
             # Without tracing, the log still has the client's trace id.
-            told["trace_id"] = given[1].decode()
-        logs.about.set(told)
+            fields["trace_id"] = match[1].decode()
+        logs.log_context.set(fields)
         await self._served(exchange, began)
 
     async def _served(self, exchange: Exchange, began: float) -> None:
-        self.host.journal.metrics.in_flight += 1
+        self.host.recorder.metrics.in_flight += 1
         try:
-            await self._guarded(exchange, self._answered(exchange))
+            await self._run_guarded(exchange, self._handle(exchange))
         finally:
-            exchange.over()
-            self.host.journal.metrics.in_flight -= 1
+            exchange.close()
+            self.host.recorder.metrics.in_flight -= 1
             self._record(exchange, asyncio.get_running_loop().time() - began)
             # Break the reference cycle, which would keep the body until a garbage collection.
             del exchange.scope["dragoman.exchange"]
 
-    async def _traced(self, exchange: Exchange, began: float, tracing: Tracing) -> None:
+    async def _traced(self, exchange: Exchange, began: float, tracing: Telemetry) -> None:
         trace = tracing.begin(exchange.method, exchange.headers)
         exchange.head[b"traceresponse"] = trace.response
         try:
-            with tracing.following(trace):
+            with tracing.use_trace(trace):
                 await self._served(exchange, began)
         finally:
             route = self._routes.name(exchange.scope)
             trace.span.update_name(f"{_method(exchange)} {route}" if route != "other" else _method(exchange))
-            trace.end({"status": exchange.status, **exchange.facts}, _describe_request(exchange, route))
+            trace.end({"status": exchange.status, **exchange.log_fields}, _describe_request(exchange, route))
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
@@ -161,11 +161,11 @@ class App:
         session.set(headers.get(SESSION, b"").decode("latin-1"))
         try:
             self._guard.check(scope, headers)
-            owner = self._keys.of(headers).sha256
-            if SOCKET not in (scope["path"], *table.ways_to_write(scope["path"])):
+            owner = self._keys.authenticate(headers).sha256
+            if SOCKET not in (scope["path"], *table.path_variants(scope["path"])):
                 raise NotFound(f"There is no WebSocket at {_loggable(scope['path'])}; use {SOCKET}.")
             if connection := _connection(scope):
-                connection.show(owner)
+                connection.set_owner(owner)
                 connection.open_socket()
         except DragomanError as error:
             await _refuse(scope, send, error)
@@ -174,47 +174,50 @@ class App:
         if self.host.tracing is not None:
             current.set(self.host.tracing.remote(headers))
         await send({"type": "websocket.accept"})
-        await Socket(self.host, owner, receive, send).serve()
+        await ResponsesSocket(self.host, owner, receive, send).serve()
 
-    async def _answer_line(self, owner: str, asked: Asked) -> LineReply:
+    async def _answer_line(self, owner: str, asked: LineRequest) -> LineReply:
         """Answer a line of a batch, as a request of its owner without a connection."""
         host, loop = self.host, asyncio.get_running_loop()
-        began, caught = loop.time(), _Caught(asked.body)
+        began, caught = loop.time(), _InProcessClient(asked.body)
         scope = {"type": "http", "method": "POST", "path": asked.url, "headers": [], "query_string": b""}
         rest = self.settings.limits, host.workers, *self._line_bytes, self.settings.unknown_fields
         exchange = Exchange(scope, caught.receive, caught.send, *rest)
-        exchange.owner, exchange.fill, exchange.waits = owner, host.documents.fill, True
+        exchange.owner, exchange.resolve_attachments, exchange.waits = owner, host.documents.fill, True
 
         async def work() -> None:
-            exchange.key = host.keys.belonging_to(owner)
-            with Visit(host.admission, self._line_room, owner) as exchange.visit:
+            exchange.key = host.keys.require(owner)
+            with ActiveRequest(host.admission, self._line_room, owner) as exchange.active:
                 await table.POST[asked.url](host, exchange)
 
-        host.journal.metrics.in_flight += 1
+        host.recorder.metrics.in_flight += 1
         facts: dict[str, Any] = {"method": "BATCH", "path": asked.url, "request_id": exchange.request_id}
         with traced(host.tracing, f"BATCH {asked.url}", facts):
             try:
-                await self._guarded(exchange, work())
+                await self._run_guarded(exchange, work())
             finally:
-                exchange.over()
-                host.journal.metrics.in_flight -= 1
-                facts |= {"status": exchange.status, **exchange.facts}
-            host.journal.record(asked.url, facts, loop.time() - began)
+                exchange.close()
+                host.recorder.metrics.in_flight -= 1
+                facts |= {"status": exchange.status, **exchange.log_fields}
+            host.recorder.record(asked.url, facts, loop.time() - began)
         return LineReply(exchange.status, exchange.request_id, caught.body, caught.told)
 
-    async def _answered(self, exchange: Exchange) -> None:
+    async def _handle(self, exchange: Exchange) -> None:
         if await self._admits(exchange):
-            await self._routed(exchange)
+            await self._dispatch(exchange)
 
-    async def _guarded(self, exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
+    async def _run_guarded(self, exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
         """Run the work, and turn errors into replies."""
         try:
             await work
         except ClientGone:
-            exchange.facts["finish"] = "disconnect"
+            exchange.log_fields["finish"] = "disconnect"
         except EngineFailed as error:
-            begun = exchange.facts.get("completion_tokens")
-            await _fail(exchange, error if begun or exchange.cause is None else await exchange.cause(error))
+            begun = exchange.log_fields.get("completion_tokens")
+            await _fail(
+                exchange,
+                error if begun or exchange.explain_failure is None else await exchange.explain_failure(error),
+            )
         except DragomanError as error:
             await _fail(exchange, error)
         except Exception:
@@ -236,15 +239,15 @@ class App:
             await exchange.reply(b"", b"text/plain", extra=asked)
             return False
         if not (exchange.method in ("GET", "HEAD") and _sent_path(exchange.scope) in self._open):
-            exchange.key = self._keys.of(exchange.headers)
+            exchange.key = self._keys.authenticate(exchange.headers)
             exchange.owner = exchange.key.sha256
             if connection := _connection(exchange.scope):
-                connection.show(exchange.owner)
+                connection.set_owner(exchange.owner)
         if self._keys:
             exchange.head[b"cache-control"] = b"no-store"
         return True
 
-    async def _routed(self, exchange: Exchange) -> None:
+    async def _dispatch(self, exchange: Exchange) -> None:
         route = self._find(exchange.scope, exchange.path)
         if exchange.method == "POST":
             self._check_media(exchange, route.path)
@@ -267,7 +270,7 @@ class App:
         if route is None and methods:
             message = f"{_loggable(sent)} does not support {scope['method']}; see /docs."
             raise MethodNotAllowed(message, allowed=sorted(methods))
-        for path in () if route else table.ways_to_write(sent):
+        for path in () if route else table.path_variants(sent):
             scope["path"] = path
             route, _ = self._routes.at(scope)
             if route is not None:
@@ -285,9 +288,9 @@ class App:
             "status": exchange.status,
             "request_id": exchange.request_id,
             **_client_told(exchange.scope),
-            **exchange.facts,
+            **exchange.log_fields,
         }
-        self.host.journal.record(self._routes.name(exchange.scope), facts, seconds)
+        self.host.recorder.record(self._routes.name(exchange.scope), facts, seconds)
         if facts["path"] not in QUIET:
             self._operations.lately.append((exchange.owner, facts, seconds))
 
@@ -312,36 +315,36 @@ class App:
         await self.host.stop()
         await send({"type": "lifespan.shutdown.complete"})
 
-    async def _health(self, host: Host, exchange: Exchange) -> None:
-        if (first := host.pool.first) is not None:
+    async def _health(self, host: AppState, exchange: Exchange) -> None:
+        if (first := host.pool.startup_model) is not None:
             # Same as llama-server.
             loading = {"status": "loading model", "progress": round(first.progress, 3)}
-            await exchange.json(loading, 503, advice(first.loading_error()))
+            await exchange.json(loading, 503, retry_headers(first.loading_error()))
             return
         await host.check_alive()
         await exchange.json({"status": "ok", **host.tell_upstreams(exchange.headers)})
 
-    async def _ready(self, host: Host, exchange: Exchange) -> None:
+    async def _ready(self, host: AppState, exchange: Exchange) -> None:
         host.admission.check()
         host.pool.check_started()
         await host.check()
         # Only clients that may use the model see its name.
         name, keys = host.pool.default.name, self._keys
-        may_know = keys.has(exchange.headers) and keys.of(exchange.headers).may_use(name)
+        may_know = keys.accepts(exchange.headers) and keys.authenticate(exchange.headers).may_use(name)
         await exchange.json({"status": "ready", **({"model": name} if may_know else {})})
 
-    async def _tell(self, host: Host, exchange: Exchange) -> None:
+    async def _tell(self, host: AppState, exchange: Exchange) -> None:
         asked = QueryString(exchange).text("request_id")
         await exchange.json(self._operations.tell(exchange.headers, asked))
 
-    async def _metrics(self, host: Host, exchange: Exchange) -> None:
+    async def _metrics(self, host: AppState, exchange: Exchange) -> None:
         await exchange.reply(self._exposition.write(), CONTENT_TYPE)
 
-    async def _version(self, host: Host, exchange: Exchange) -> None:
+    async def _version(self, host: AppState, exchange: Exchange) -> None:
         await exchange.json({"version": __version__})
 
 
-class _Caught:
+class _InProcessClient:
     """Stands in for a client that sends one body and stays connected; keeps the reply."""
 
     def __init__(self, body: bytes) -> None:
@@ -363,7 +366,7 @@ class _Caught:
         if message["type"] == "http.response.body":
             self._parts.append(message["body"])
         else:
-            names = {b"x-dragoman-" + name.encode() for name in TOLD_FACTS}
+            names = {b"x-dragoman-" + name.encode() for name in NOTICE_FIELDS}
             headers = [(name, value) for name, value in message["headers"] if name in names]
             self.told = {name.decode(): value.decode() for name, value in headers}
 
@@ -377,7 +380,7 @@ def _describe_request(exchange: Exchange, route: str) -> dict[str, Any]:
     """Return the attributes of OpenTelemetry's HTTP conventions."""
     scope, headers = exchange.scope, exchange.headers
     client, server = scope.get("client") or ("", 0), scope.get("server") or ("", 0)
-    told = {
+    fields = {
         "http.request.method": exchange.method if exchange.method in METHODS else "_OTHER",
         "http.route": "" if route == "other" else route,
         "http.response.status_code": exchange.status,
@@ -391,7 +394,7 @@ def _describe_request(exchange: Exchange, route: str) -> dict[str, Any]:
         "http.request.body.size": exchange.body_bytes,
         "dragoman.request_id": exchange.request_id,
     }
-    return {name: value for name, value in told.items() if value}
+    return {name: value for name, value in fields.items() if value}
 
 
 def _connection(scope: Scope) -> CountedConnection | None:
@@ -427,7 +430,7 @@ def _unknown_path(sent: str, meant: str | None) -> NotFound:
 
 
 async def _fail(exchange: Exchange, error: DragomanError) -> None:
-    await exchange.fail(exchange.key.tell(error), errors_at(exchange.scope["path"], exchange.headers))
+    await exchange.fail(exchange.key.redact_error(error), errors_at(exchange.scope["path"], exchange.headers))
 
 
 async def _refuse(scope: Scope, send: Send, error: DragomanError) -> None:
@@ -436,7 +439,7 @@ async def _refuse(scope: Scope, send: Send, error: DragomanError) -> None:
         await send({"type": "websocket.close", "code": 1008})
         return
     body = msgspec.json.encode(errors_at(scope["path"]).body(error))
-    headers = [(b"content-type", b"application/json"), *advice(error).items()]
+    headers = [(b"content-type", b"application/json"), *retry_headers(error).items()]
     await send({"type": "websocket.http.response.start", "status": error.status, "headers": headers})
     await send({"type": "websocket.http.response.body", "body": body})
 

@@ -20,43 +20,43 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
-from dragoman.api.documents import MARKS
+from dragoman.api.attachments import MARKS
 from dragoman.api.multipart import FORM_BYTES, MEDIA
-from dragoman.api.read import Ignored, Unknown, check_shape
-from dragoman.api.reply import ErrorSpelling, encode_json, page
+from dragoman.api.reply import ErrorSerializer, encode_json, page
+from dragoman.api.request_decoder import IgnoredFields, Unknown, check_shape
 from dragoman.errors import (
     BadRequest,
     BodyTooLarge,
     DragomanError,
     EngineFailed,
     MethodNotAllowed,
-    UnsupportedMedia,
+    UnsupportedMediaType,
 )
-from dragoman.http.admission import Budget, Holding, Replies, Visit
+from dragoman.http.admission import ActiveRequest, ByteBudget, ByteReservation, ReplyBudget
 from dragoman.http.connection.limiter import CountedConnection
-from dragoman.http.connection.uvicorn_parts import has_left, listens, together
-from dragoman.http.key_file import ANYBODY
+from dragoman.http.connection.uvicorn_internals import corked, is_disconnected, listens
+from dragoman.http.key_file import ANONYMOUS
 from dragoman.http.query_string import QueryString as QueryString
 from dragoman.limits import Limits
 from dragoman.store import Record, StoredItem
 from dragoman.tracing import SESSION, session
-from dragoman.turns.queue import Aside, Workers
+from dragoman.turns.queue import Offloader, WorkerPool
 from dragoman.turns.tool_loop import ClientGone
 
 P = ParamSpec("P")
 R = TypeVar("R")
 _SANE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _encode = msgspec.json.Encoder().encode
-PIECE_BYTES = 32 * 1024
+CHUNK_BYTES = 32 * 1024
 SSE = b"text/event-stream; charset=utf-8"
-TOLD_FACTS = frozenset({"ignored", "unenforced", "broken", "overridden"})
+NOTICE_FIELDS = frozenset({"ignored", "unenforced", "broken", "overridden"})
 """Facts returned in headers: ignored fields, constraints that were not enforced or not met, and values that a
 preset overrode."""
 
 
 Later: TypeAlias = Callable[[Callable[[], None]], None]
 """Calls a function after a while."""
-Fill: TypeAlias = Callable[[str, bytes, Aside], Coroutine[Any, Any, bytes]]
+Fill: TypeAlias = Callable[[str, bytes, Offloader], Coroutine[Any, Any, bytes]]
 """Inserts the contents of files into a body of an owner."""
 
 
@@ -64,7 +64,7 @@ class Exchange:
     waits = False
     """Whether to wait for a model that is being loaded, whatever the settings say: batch lines are not
     retried by a client."""
-    cause: Callable[[EngineFailed], Awaitable[DragomanError]] | None = None
+    explain_failure: Callable[[EngineFailed], Awaitable[DragomanError]] | None = None
     """Returns the cause of an engine failure."""
     release_model: Callable[[], None] = staticmethod(lambda: None)
     """Releases the model that is held for the request."""
@@ -75,9 +75,9 @@ class Exchange:
         receive: Receive,
         send: Send,
         limits: Limits,
-        workers: Workers,
-        bodies: Budget,
-        replies: Replies,
+        workers: WorkerPool,
+        bodies: ByteBudget,
+        replies: ReplyBudget,
         unknown_fields: Unknown = "warn",
     ) -> None:
         self.scope = scope
@@ -85,34 +85,34 @@ class Exchange:
         self.path: str = scope["path"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         session.set(self.headers.get(SESSION, b"").decode("latin-1"))
-        given = self.headers.get(b"x-request-id", b"")
-        self.request_id = given.decode() if _SANE_ID.fullmatch(given) else f"req_{urandom(16).hex()}"
+        data = self.headers.get(b"x-request-id", b"")
+        self.request_id = data.decode() if _SANE_ID.fullmatch(data) else f"req_{urandom(16).hex()}"
         self.status = 0
         self.owner = ""
         """The hash of the API key; empty if keys are off."""
-        self.key = ANYBODY
+        self.key = ANONYMOUS
         """The rights of the key."""
-        self.visit: Visit
+        self.active: ActiveRequest
         """The active request; set only on routes with a limit."""
-        self.looks = False
+        self.low_priority = False
         """Whether the request does not use the engine."""
         self.head: dict[bytes, bytes] = {b"x-content-type-options": b"nosniff"}
         """Headers of every reply."""
         self.also: Callable[[Mapping[bytes, bytes]], Mapping[bytes, bytes]] | None = None
         """Returns reply headers under the names of another API."""
-        self.ignored = Ignored(unknown_fields)
+        self.ignored = IgnoredFields(unknown_fields)
         """Collects the fields of the body without effect."""
-        self.facts: dict[str, Any] = {}
+        self.log_fields: dict[str, Any] = {}
         """Data about the request for the access log and the metrics."""
         self.receive = receive
         self.send = send
-        self.fill: Fill | None = None
+        self.resolve_attachments: Fill | None = None
         """Inserts the contents of files into a body that names some."""
         self.body_bytes = 0
         """Size of the body."""
         self._bodies = bodies
         self._replies = replies
-        self._held: Holding | None = None
+        self._held: ByteReservation | None = None
         """The bytes of the body, while any of it may be needed."""
         self._limits = limits
         self._workers = workers
@@ -141,42 +141,46 @@ class Exchange:
         `checked` False means that `read` checks the shape itself.
         """
         body = await self._received()
-        if self.fill is not None and MARKS.search(body):
+        if self.resolve_attachments is not None and MARKS.search(body):
             # Fetching files ends when the client disconnects.
-            body = await unless_gone(self, self.fill(self.owner, body, self.made))
+            body = await cancel_on_disconnect(
+                self, self.resolve_attachments(self.owner, body, self.offload_unwatched)
+            )
             if self._held is not None:
-                self._held.be(len(body))
+                self._held.resize(len(body))
         reading = partial(_read, body, self._limits, read) if checked else partial(read, body)
-        result = await self.aside(len(body), reading) if self._workers.needed(len(body)) else reading()
-        if names := self.ignored.told:
-            self.facts["ignored"] = names
+        result = (
+            await self.offload(len(body), reading) if self._workers.should_offload(len(body)) else reading()
+        )
+        if names := self.ignored.summary:
+            self.log_fields["ignored"] = names
         return result, len(body)
 
     async def answer(self, size: int, work: Callable[[], Any]) -> None:
         """Reply with the result of `work` on a body of this size, computed and encoded in one step."""
         self._changes_nothing = True
-        encoded = await self.aside(size, lambda: self.encoder(size)(work()))
+        encoded = await self.offload(size, lambda: self.encoder(size)(work()))
         await self.reply(encoded, b"application/json")
 
     def encoder(self, size: int) -> Callable[[Any], bytes]:
         """Return the encoder for JSON of about this size: large values are encoded in chunks, which is slower
         but does not block."""
-        return encode_json if self._workers.needed(size) else _encode
+        return encode_json if self._workers.should_offload(size) else _encode
 
-    async def aside(self, size: int, work: Callable[[], R]) -> R:
+    async def offload(self, size: int, work: Callable[[], R]) -> R:
         """Run `work()`, in a thread if it is large; give up if the client disconnects before its turn."""
-        working = self.made(size, work)
-        return await (unless_gone(self, working) if self._workers.needed(size) else working)
+        working = self.offload_unwatched(size, work)
+        return await (cancel_on_disconnect(self, working) if self._workers.should_offload(size) else working)
 
-    def made(self, size: int, work: Callable[[], R]) -> Coroutine[Any, Any, R]:
+    def offload_unwatched(self, size: int, work: Callable[[], R]) -> Coroutine[Any, Any, R]:
         """Run the work in the same way, without watching for a disconnect."""
-        return self._workers.run(self.owner, size, work, looks=self.looks)
+        return self._workers.run(self.owner, size, work, low_priority=self.low_priority)
 
     async def _received(self) -> bytes:
         chunks: list[bytes] = []
         size = 0
         self._reading = True
-        self._held = held = self._bodies.of(self.owner)
+        self._held = held = self._bodies.reserve(self.owner)
         while True:
             message = await self.receive()
             if message["type"] == "http.disconnect":
@@ -185,7 +189,7 @@ class Exchange:
             size += len(chunks[-1])
             if size > self._limits.body_bytes:
                 raise BodyTooLarge(f"The body is larger than {self._limits.body_bytes} bytes.")
-            held.be(size)
+            held.resize(size)
             if not message.get("more_body"):
                 self._reading = False
                 self.body_bytes = size
@@ -207,7 +211,7 @@ class Exchange:
             more = message.get("more_body", False)
         self._reading = False
 
-    def hand_on(self) -> Holding | None:
+    def hand_on(self) -> ByteReservation | None:
         """Hand over the held bytes of the body to work that outlives the request."""
         held, self._held = self._held, None
         return held
@@ -217,36 +221,36 @@ class Exchange:
         release, self.release_model = self.release_model, Exchange.release_model
         return release
 
-    def over(self) -> None:
+    def close(self) -> None:
         """Release everything held for the request."""
         self.hand_model_on()()
         if self._held is not None:
-            self._held.end()
+            self._held.release()
 
     def check_media(self, *, any_type: bool = False) -> None:
         """Check the headers about the body before any of it is read."""
         media = self.headers.get(b"content-type", b"application/json").split(b";")[0].strip().lower()
         any_type = any_type and media != b"multipart/form-data"
         if not any_type and media != b"application/json" and not media.endswith(b"+json"):
-            raise UnsupportedMedia("Send JSON with the header 'Content-Type: application/json'.")
+            raise UnsupportedMediaType("Send JSON with the header 'Content-Type: application/json'.")
         self._check_length(self._limits.body_bytes)
 
     def check_form(self) -> None:
         """Check the headers about a body that is a form with a file."""
         if self.headers.get(b"content-type", b"").split(b";")[0].strip().lower() != MEDIA:
-            raise UnsupportedMedia("Send a form with the header 'Content-Type: multipart/form-data'.")
+            raise UnsupportedMediaType("Send a form with the header 'Content-Type: multipart/form-data'.")
         self._check_length(self._limits.file_bytes + FORM_BYTES)
 
     def _check_length(self, most: int) -> None:
         if self.headers.get(b"content-encoding", b"identity") != b"identity":
-            raise UnsupportedMedia("Compressed bodies are not accepted; leave out Content-Encoding.")
+            raise UnsupportedMediaType("Compressed bodies are not accepted; leave out Content-Encoding.")
         length = self.headers.get(b"content-length", b"0")
         if not length.isdigit():
             raise BadRequest("The Content-Length header is not a number.")
         if int(length) > most:
             raise BodyTooLarge(f"The body is larger than {most} bytes.")
 
-    def when_gone(self, call: Callable[[], None]) -> Callable[[], object]:
+    def on_disconnect(self, call: Callable[[], None]) -> Callable[[], object]:
         """Call `call` when the client disconnects, until the returned function is called. Use it only after
         the body was read."""
         connection: CountedConnection | None = self.scope.get("dragoman.connection")
@@ -255,10 +259,10 @@ class Exchange:
         return asyncio.create_task(self._tell_gone(call)).cancel
 
     async def _tell_gone(self, call: Callable[[], None]) -> None:
-        await self.gone()
+        await self.wait_disconnect()
         call()
 
-    async def gone(self) -> None:
+    async def wait_disconnect(self) -> None:
         """Wait until the client disconnects. Use it only after the body was read."""
         while (await self.receive())["type"] != "http.disconnect":
             pass
@@ -267,16 +271,16 @@ class Exchange:
         self, payload: Any, status: int = 200, extra: dict[bytes, bytes] | None = None, *, size: int = 0
     ) -> None:
         """Reply with JSON; `size` is the approximate size in bytes of a large payload."""
-        body = await self.aside(size, partial(self.encoder(size), payload))
+        body = await self.offload(size, partial(self.encoder(size), payload))
         await self.reply(body, b"application/json", status, extra)
 
-    async def loaded(self, load: Callable[P, Awaitable[R]], *given: P.args, **named: P.kwargs) -> R:
+    async def load_stored(self, load: Callable[P, Awaitable[R]], *given: P.args, **named: P.kwargs) -> R:
         """Run `await load(...)`, which gets stored data for a reply, when it is this key's turn.
 
         There must be no wait between this and the reply, which counts the loaded bytes.
         """
         async with self._replies.loading(self.owner):
-            if has_left(self.send):
+            if is_disconnected(self.send):
                 raise ClientGone
             self._replies.check(self.owner)
             return await load(*given, **named)
@@ -299,7 +303,7 @@ class Exchange:
         with self._unread(size):
             # Sent in chunks, so that little is buffered in the transport of a slow client.
             pieces = _pieces(parts if size else [])
-            with together(self.send):
+            with corked(self.send):
                 await self._start(status, headers)
                 first = next(pieces, b"")
                 left -= len(first)
@@ -325,10 +329,10 @@ class Exchange:
                 with self._unread(len(piece), checked=False):
                     await self._send_body(piece, more=left > 0)
 
-    def _unread(self, size: int, *, checked: bool = True) -> Holding:
+    def _unread(self, size: int, *, checked: bool = True) -> ByteReservation:
         """Count unread bytes of the reply. Only replies that the client can request again are rejected."""
-        held = self._replies.of(self.owner)
-        held.be(size, checked=checked and self._changes_nothing)
+        held = self._replies.reserve(self.owner)
+        held.resize(size, checked=checked and self._changes_nothing)
         return held
 
     async def start_stream(self, first: bytes, media: bytes = SSE, later: Later | None = None) -> None:
@@ -346,10 +350,10 @@ class Exchange:
             b"cache-control": b"no-cache",
             b"x-accel-buffering": b"no",
         }
-        with together(self.send, later):
+        with corked(self.send, later):
             await self._start(200, headers)
-            await self._send_body(first[:PIECE_BYTES], more=True)
-        await self._in_pieces([first], PIECE_BYTES)
+            await self._send_body(first[:CHUNK_BYTES], more=True)
+        await self._in_pieces([first], CHUNK_BYTES)
 
     async def stream_stored(self, events: bytes, begin: int) -> None:
         """Stream stored events from an offset on, in chunks."""
@@ -367,8 +371,8 @@ class Exchange:
         await send_in_pieces(self.send, parts, begin)
 
     async def write(self, *parts: bytes) -> None:
-        await self._send_body(parts[0][:PIECE_BYTES], more=True)
-        await self._in_pieces(parts, PIECE_BYTES)
+        await self._send_body(parts[0][:CHUNK_BYTES], more=True)
+        await self._in_pieces(parts, CHUNK_BYTES)
 
     async def end_stream(self, last: bytes = b"") -> None:
         self._ended = True
@@ -378,10 +382,10 @@ class Exchange:
         message: Message = {"type": "http.response.body", "body": data, "more_body": more}
         await self.send(message)
 
-    async def fail(self, error: DragomanError, errors: ErrorSpelling) -> None:
+    async def fail(self, error: DragomanError, errors: ErrorSerializer) -> None:
         """Send the error as a reply, or as the last event of a stream that has begun."""
-        error.let_go()
-        self.facts |= {"error": error.message, "code": error.code}
+        error.clear_frames()
+        self.log_fields |= {"error": error.message, "code": error.code}
         if self._ended:
             return
         if self._streaming:
@@ -390,23 +394,23 @@ class Exchange:
         elif not self.status:
             if self._reading or isinstance(error, BodyTooLarge):
                 self.head[b"connection"] = b"close"
-            await self.json(errors.body(error), errors.status(error), advice(error))
+            await self.json(errors.body(error), errors.status(error), retry_headers(error))
 
     async def _start(self, status: int, headers: dict[bytes, bytes]) -> None:
         self.status = status
-        told = {name.encode(): text.encode() for name, text in told_headers(self.facts).items()}
-        named = {**headers, **told, **self.head, b"x-request-id": self.request_id.encode()}
+        mapping = {name.encode(): text.encode() for name, text in notice_headers(self.log_fields).items()}
+        named = {**headers, **mapping, **self.head, b"x-request-id": self.request_id.encode()}
         if self.also is not None:
             named |= self.also(named)
         await self.send({"type": "http.response.start", "status": status, "headers": list(named.items())})
 
 
-def told_headers(facts: Mapping[str, Any]) -> dict[str, str]:
+def notice_headers(log_fields: Mapping[str, Any]) -> dict[str, str]:
     """Return headers such as `{"x-dragoman-ignored": "user"}`: how the answer differs from the request."""
-    return {f"x-dragoman-{name}": facts[name] for name in sorted(TOLD_FACTS & facts.keys())}
+    return {f"x-dragoman-{name}": log_fields[name] for name in sorted(NOTICE_FIELDS & log_fields.keys())}
 
 
-def advice(error: DragomanError) -> dict[bytes, bytes]:
+def retry_headers(error: DragomanError) -> dict[bytes, bytes]:
     """Return headers on whether, when and how to retry."""
     advice = {b"www-authenticate": b"Bearer"} if error.status == 401 else {}
     if isinstance(error, MethodNotAllowed):
@@ -431,10 +435,10 @@ def _pieces(parts: Sequence[bytes], begin: int = 0) -> Iterator[bytes]:
     gathered: list[bytes] = []
     size = 0
     for part in parts:
-        for at in range(begin, len(part), PIECE_BYTES):
-            gathered.append(part[at : at + PIECE_BYTES])
+        for at in range(begin, len(part), CHUNK_BYTES):
+            gathered.append(part[at : at + CHUNK_BYTES])
             size += len(gathered[-1])
-            if size >= PIECE_BYTES:
+            if size >= CHUNK_BYTES:
                 yield b"".join(gathered)
                 gathered, size = [], 0
         begin = 0
@@ -447,10 +451,10 @@ def _read(body: bytes, limits: Limits, read: Callable[[bytes], R]) -> R:
     return read(body)
 
 
-async def unless_gone(exchange: Exchange, work: Coroutine[Any, Any, R]) -> R:
+async def cancel_on_disconnect(exchange: Exchange, work: Coroutine[Any, Any, R]) -> R:
     """Return the result of the work, which is cancelled if the client disconnects."""
     working = asyncio.create_task(work)
-    watcher = asyncio.create_task(exchange.gone())
+    watcher = asyncio.create_task(exchange.wait_disconnect())
     try:
         await asyncio.wait({working, watcher}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():

@@ -73,14 +73,14 @@ class ApiKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
         if not self.may_use(model):
             raise ModelNotFound(NOT_FOR_THIS_KEY, param=MODEL)
 
-    def tell(self, error: DragomanError) -> DragomanError:
+    def redact_error(self, error: DragomanError) -> DragomanError:
         """Return the error as the key may see it: without the names of other models."""
         if self.models and not self.admin and isinstance(error, ModelNotFound):
             return ModelNotFound(NOT_FOR_THIS_KEY, param=error.param)
         return error
 
 
-ANYBODY = ApiKey()
+ANONYMOUS = ApiKey()
 """The key of all clients if none is required."""
 
 
@@ -213,7 +213,7 @@ def add_key(name: str, key: ApiKey) -> None:
         lines.append(msgspec.json.encode(key).decode())
 
 
-def revoke_key(name: str, given: str) -> list[ApiKey]:
+def revoke_key(name: str, text: str) -> list[ApiKey]:
     """Remove the key with this name, or with a hash that begins with it; return what was removed."""
     with change_keys(name) as lines:
         gone: list[ApiKey] = []
@@ -221,9 +221,9 @@ def revoke_key(name: str, given: str) -> list[ApiKey]:
             if not line.strip() or line.strip().startswith("#"):
                 continue
             key = read_line(line.strip(), name)
-            if given == key.name or (len(given) >= 8 and key.sha256.startswith(given)):
+            if text == key.name or (len(text) >= 8 and key.sha256.startswith(text)):
                 lines.remove(line)
                 gone.append(key)
         if not gone:
-            raise SettingsError(f"{name} has no key named {given}.", param="api_key_file")
+            raise SettingsError(f"{name} has no key named {text}.", param="api_key_file")
     return gone

@@ -16,7 +16,7 @@ from starlette.types import Scope
 
 from dragoman.errors import BadRequest, Forbidden, SettingsError, Unauthorized
 from dragoman.http.key_file import (
-    ANYBODY,
+    ANONYMOUS,
     ApiKey,
     check_key,
     describe_key,
@@ -42,7 +42,7 @@ _ONCE = (b"host", b"origin", b"authorization", b"x-api-key", b"content-type", b"
 ANY = "*"
 
 
-class Guard:
+class OriginPolicy:
     def __init__(self, settings: Settings) -> None:
         self._names = _OWN_NAMES | {name.lower() for name in settings.allow_host}
         self._by_name = is_for_this_machine(settings) and settings.uds is None and ANY not in self._names
@@ -162,7 +162,7 @@ _FORWARDED_FOR = re.compile(r'(?i)(?:^|;)\s*for\s*=\s*"?([^";]*)')
 _FORWARDED_PROTO = re.compile(r'(?i)(?:^|;)\s*proto\s*=\s*"?(https?)')
 
 
-class Forwarded:
+class ForwardedHeaders:
     """Client address and scheme from forwarded headers. Headers of untrusted peers are ignored."""
 
     def __init__(self, settings: Settings) -> None:
@@ -193,10 +193,10 @@ class Forwarded:
         if peer is not None and not self._trusts(peer[0]):
             return
         names = (b"forwarded", b"x-forwarded-for", b"x-forwarded-proto")
-        said = {name: value.decode("latin-1") for name, value in scope["headers"] if name in names}
-        hops = said.get(b"forwarded", said.get(b"x-forwarded-for", "")).split(",")[-MOST_HOPS:]
-        standard = b"forwarded" in said
-        client, proto = "", said.get(b"x-forwarded-proto", "").rpartition(",")[2].strip().lower()
+        mapping = {name: value.decode("latin-1") for name, value in scope["headers"] if name in names}
+        hops = mapping.get(b"forwarded", mapping.get(b"x-forwarded-for", "")).split(",")[-MOST_HOPS:]
+        standard = b"forwarded" in mapping
+        client, proto = "", mapping.get(b"x-forwarded-proto", "").rpartition(",")[2].strip().lower()
         for hop in reversed(hops):
             host = _host_of(_part(_FORWARDED_FOR, hop) if standard else hop)
             if host is None:
@@ -233,12 +233,12 @@ def _host_of(text: str) -> str | None:
 
 
 KEY_NEEDED = "Send a valid API key as 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
-LOOK_S = 0.05
+POLL_INTERVAL_S = 0.05
 """Seconds that a change of the file may go unnoticed. A check takes a microsecond, as does a request's
 lookup."""
 
 
-class Keys:
+class ApiKeys:
     """All keys by hash, from the settings and the current file, to look up the key of a request.
 
     A hash is looked up rather than compared with each: timing could reveal only hashes, and an attacker
@@ -250,7 +250,7 @@ class Keys:
         self._file = settings.api_key_file
         plain = [describe_key(check_key(key)) for key in settings.api_key]
         self._fixed = [*plain, *admin_keys(settings)]
-        self.closed = needs_key(settings)
+        self.key_required = needs_key(settings)
         """Whether requests need a key. An admin key alone does not close an open server."""
         self._known: dict[str, ApiKey] = {}
         self._seen: tuple[int, ...] | None = None
@@ -260,24 +260,24 @@ class Keys:
             self._take([])
             return
         self._seen = _state_of(self._file)
-        found = read_key_file(self._file)
-        if not found:
+        key_file = read_key_file(self._file)
+        if not key_file:
             # An operator who names a key file does not want an open server.
             raise SettingsError(
                 f"{self._file} has no key; add one with `dragoman keys add NAME`.", param="api_key_file"
             )
-        self._take(found)
+        self._take(key_file)
 
     def __bool__(self) -> bool:
-        return self.closed
+        return self.key_required
 
     def __len__(self) -> int:
         """Return the number of clients that can be told apart; 0 if no key is required."""
-        return len(self._known) if self.closed else 0
+        return len(self._known) if self.key_required else 0
 
-    def _take(self, found: Sequence[ApiKey]) -> None:
+    def _take(self, keys: Sequence[ApiKey]) -> None:
         # Keys of the settings take precedence over the file.
-        self._known = {key.sha256: key for key in (*found, *self._fixed)}
+        self._known = {key.sha256: key for key in (*keys, *self._fixed)}
         self.has_admin = any(key.admin for key in self._known.values())
         self.limited = any(key.is_limited for key in self._known.values())
 
@@ -285,7 +285,7 @@ class Keys:
         """Reload the file if it has changed. If it cannot be read, the keys stay as they are."""
         if self._file is None or (now := time.monotonic()) < self._next_look:
             return
-        self._next_look = now + LOOK_S
+        self._next_look = now + POLL_INTERVAL_S
         if (seen := _state_of(self._file)) == self._seen:
             return
         self._seen = seen
@@ -301,15 +301,15 @@ class Keys:
     def _given(self, headers: Mapping[bytes, bytes]) -> ApiKey | None:
         """Return the key of a request, or None if it has no valid one."""
         self._look()
-        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+        scheme, _, data = headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() != b"bearer":
-            given = headers.get(b"x-api-key", b"")
-        return self._known.get(hash_key(given.strip()))
+            data = headers.get(b"x-api-key", b"")
+        return self._known.get(hash_key(data.strip()))
 
-    def of(self, headers: Mapping[bytes, bytes]) -> ApiKey:
-        """Return the key of a request, or raise if it has no valid one. Without keys it is `ANYBODY`."""
-        if not self.closed:
-            return ANYBODY
+    def authenticate(self, headers: Mapping[bytes, bytes]) -> ApiKey:
+        """Return the key of a request, or raise if it has no valid one. Without keys it is `ANONYMOUS`."""
+        if not self.key_required:
+            return ANONYMOUS
         key = self._given(headers)
         if key is None:
             raise Unauthorized(KEY_NEEDED)
@@ -318,10 +318,10 @@ class Keys:
     def get(self, owner: str) -> ApiKey | None:
         return self._known.get(owner)
 
-    def belonging_to(self, owner: str) -> ApiKey:
+    def require(self, owner: str) -> ApiKey:
         """Return the key of work that continues without a request; raise if it was revoked."""
-        if not self.closed:
-            return ANYBODY
+        if not self.key_required:
+            return ANONYMOUS
         self._look()
         key = self._known.get(owner)
         if key is None:
@@ -330,9 +330,9 @@ class Keys:
             )
         return key
 
-    def has(self, headers: Mapping[bytes, bytes]) -> bool:
+    def accepts(self, headers: Mapping[bytes, bytes]) -> bool:
         """Return whether a request has a valid key, or needs none."""
-        return not self.closed or self._given(headers) is not None
+        return not self.key_required or self._given(headers) is not None
 
     def require_admin(self, headers: Mapping[bytes, bytes]) -> None:
         """Raise unless the request has an admin key, for routes that change the server for all."""
@@ -353,7 +353,7 @@ class Keys:
 
     def check_operator(self, headers: Mapping[bytes, bytes]) -> None:
         """Raise for routes that need an admin key if there is one, and are otherwise open to all keys."""
-        if self.has_admin or (self.closed and self.of(headers).models):
+        if self.has_admin or (self.key_required and self.authenticate(headers).models):
             self.require_admin(headers)
 
 
@@ -393,7 +393,7 @@ def needs_key(settings: Settings) -> bool:
 
 def is_open(settings: Settings) -> bool:
     """Return whether other machines have access without a key."""
-    return not Keys(settings).closed and not is_for_this_machine(settings)
+    return not ApiKeys(settings).key_required and not is_for_this_machine(settings)
 
 
 def check_closed(settings: Settings) -> None:

@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 
 from dragoman._version import __version__
 from dragoman.engines.protocol import faults_of, kv_usage_of
-from dragoman.http.admission import FINISHES, LiveModel, Metrics, ModelFigures, Spread
+from dragoman.http.admission import FINISHES, Histogram, LiveModel, Metrics, ModelMetrics
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import Meter, Observation
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 CONTENT_TYPE = CONTENT_TYPE_LATEST.encode()
 
 
-class Figure(Struct, frozen=True):
+class MetricDefinition(Struct, frozen=True):
     """A metric with its names: ours, and vLLM's for it."""
 
     name: str
@@ -37,61 +37,69 @@ class Figure(Struct, frozen=True):
     vllm: tuple[str, ...] = ()
 
 
-HISTOGRAMS: Mapping[str, Figure] = {
-    "queue": Figure(
+HISTOGRAMS: Mapping[str, MetricDefinition] = {
+    "queue": MetricDefinition(
         "dragoman_queue_seconds", "Time an answer waited in the queue", ("request_queue_time_seconds",)
     ),
-    "first": Figure(
+    "first": MetricDefinition(
         "dragoman_time_to_first_token_seconds", "Time to first token", ("time_to_first_token_seconds",)
     ),
-    "prefill": Figure(
+    "prefill": MetricDefinition(
         "dragoman_prefill_seconds",
         "Time from the start in the engine to the first token",
         ("request_prefill_time_seconds",),
     ),
-    "decode": Figure(
+    "decode": MetricDefinition(
         "dragoman_decode_seconds",
         "Time from the first to the last token",
         ("request_decode_time_seconds",),
     ),
-    "between": Figure(
+    "between": MetricDefinition(
         "dragoman_inter_token_seconds",
         "Mean time between tokens of an answer",
         ("inter_token_latency_seconds", "request_time_per_output_token_seconds"),
     ),
-    "whole": Figure(
+    "whole": MetricDefinition(
         "dragoman_answer_seconds",
         "Duration of requests answered by a model",
         ("e2e_request_latency_seconds",),
     ),
-    "prompt": Figure(
+    "prompt": MetricDefinition(
         "dragoman_request_prompt_tokens", "Prompt tokens of a request", ("request_prompt_tokens",)
     ),
-    "answer": Figure(
+    "answer": MetricDefinition(
         "dragoman_request_generation_tokens", "Generated tokens of a request", ("request_generation_tokens",)
     ),
 }
-COUNTERS: Mapping[str, Figure] = {
-    "prompt_tokens": Figure(
+COUNTERS: Mapping[str, MetricDefinition] = {
+    "prompt_tokens": MetricDefinition(
         "dragoman_prompt_tokens", "Prompt tokens", ("prompt_tokens", "prefix_cache_queries")
     ),
-    "cached_tokens": Figure(
+    "cached_tokens": MetricDefinition(
         "dragoman_cached_tokens", "Prompt tokens found in the prefix cache", ("prefix_cache_hits",)
     ),
-    "restored_tokens": Figure("dragoman_restored_reasoning_tokens", "Prompt tokens of restored reasoning"),
-    "completion_tokens": Figure("dragoman_generation_tokens", "Generated tokens", ("generation_tokens",)),
+    "restored_tokens": MetricDefinition(
+        "dragoman_restored_reasoning_tokens", "Prompt tokens of restored reasoning"
+    ),
+    "completion_tokens": MetricDefinition(
+        "dragoman_generation_tokens", "Generated tokens", ("generation_tokens",)
+    ),
 }
-GAUGES: tuple[tuple[Figure, Callable[[LiveModel], float | None]], ...] = (
+GAUGES: tuple[tuple[MetricDefinition, Callable[[LiveModel], float | None]], ...] = (
     (
-        Figure("dragoman_answers_running", "Answers running in the engine", ("num_requests_running",)),
+        MetricDefinition(
+            "dragoman_answers_running", "Answers running in the engine", ("num_requests_running",)
+        ),
         lambda live: live.queue.running,
     ),
     (
-        Figure("dragoman_answers_waiting", "Answers waiting in the queue", ("num_requests_waiting",)),
+        MetricDefinition(
+            "dragoman_answers_waiting", "Answers waiting in the queue", ("num_requests_waiting",)
+        ),
         lambda live: live.queue.waiting,
     ),
     (
-        Figure(
+        MetricDefinition(
             "dragoman_kv_usage_ratio",
             "Share of the KV cache in use",
             ("kv_cache_usage_perc",),
@@ -99,26 +107,26 @@ GAUGES: tuple[tuple[Figure, Callable[[LiveModel], float | None]], ...] = (
         lambda live: kv_usage_of(live.engine),
     ),
 )
-FAULTS: Mapping[str, Figure] = {
-    "failed_steps": Figure("dragoman_engine_failed_steps", "Failed engine steps"),
-    "rebuilds": Figure("dragoman_engine_rebuilds", "Rebuilds of the engine's runner"),
-    "restarts": Figure("dragoman_engine_restarts", "Restarts of a failed engine"),
+FAULTS: Mapping[str, MetricDefinition] = {
+    "failed_steps": MetricDefinition("dragoman_engine_failed_steps", "Failed engine steps"),
+    "rebuilds": MetricDefinition("dragoman_engine_rebuilds", "Rebuilds of the engine's runner"),
+    "restarts": MetricDefinition("dragoman_engine_restarts", "Restarts of a failed engine"),
 }
-FINISHED = Figure("dragoman_finishes", "Answers by finish reason", ("request_success",))
+FINISHED = MetricDefinition("dragoman_finishes", "Answers by finish reason", ("request_success",))
 VLLM_REASONS = {"disconnect": "abort"}
 
 
-class Naming(Struct, frozen=True):
+class MetricNaming(Struct, frozen=True):
     """A naming scheme: ours or vLLM's."""
 
-    names: Callable[[Figure], Sequence[str]]
+    names: Callable[[MetricDefinition], Sequence[str]]
     model: str
     reason: str
     reasons: Mapping[str, str]
 
 
-OURS = Naming(lambda figure: (figure.name,), "model", "reason", {})
-VLLM = Naming(
+OURS = MetricNaming(lambda figure: (figure.name,), "model", "reason", {})
+VLLM = MetricNaming(
     lambda figure: tuple(f"vllm:{name}" for name in figure.vllm),
     "model_name",
     "finished_reason",
@@ -126,7 +134,7 @@ VLLM = Naming(
 )
 
 
-class Figures(Collector):
+class ModelMetricsCollector(Collector):
     """Collects the metrics of models when they are scraped."""
 
     def __init__(self, metrics: Metrics, *, vllm: bool) -> None:
@@ -138,9 +146,9 @@ class Figures(Collector):
         build = GaugeMetricFamily("dragoman_build_info", "Version of the server", labels=["version"])
         build.add_metric([__version__], 1)
         yield build
-        live, counted = self._metrics.live, self._metrics.models
+        live, counted = self._metrics.live_models, self._metrics.models
         # Models that have not answered yet have metrics too, all of them 0.
-        models = {**{name: ModelFigures() for name in live}, **counted}
+        models = {**{name: ModelMetrics() for name in live}, **counted}
         yield from _describe_faults(live)
         for naming in self._namings:
             yield from _describe_live(naming, live)
@@ -151,9 +159,9 @@ class Figures(Collector):
             yield from describe_adapters(sum(len(shelf.all) for shelf in shelves), used)
 
 
-def _describe_live(naming: Naming, live: Mapping[str, LiveModel]) -> Iterator[Metric]:
+def _describe_live(naming: MetricNaming, live: Mapping[str, LiveModel]) -> Iterator[Metric]:
     for figure, look in GAUGES:
-        seen = {name: found for name, model in live.items() if (found := look(model)) is not None}
+        seen = {name: number for name, model in live.items() if (number := look(model)) is not None}
         for name in naming.names(figure) if seen else ():
             gauge = GaugeMetricFamily(name, figure.text, labels=[naming.model])
             for model, value in seen.items():
@@ -162,7 +170,11 @@ def _describe_live(naming: Naming, live: Mapping[str, LiveModel]) -> Iterator[Me
 
 
 def _describe_faults(live: Mapping[str, LiveModel]) -> Iterator[Metric]:
-    faults = {name: found for name, model in live.items() if (found := faults_of(model.engine)) is not None}
+    faults = {
+        name: engine_faults
+        for name, model in live.items()
+        if (engine_faults := faults_of(model.engine)) is not None
+    }
     for field, figure in FAULTS.items() if faults else ():
         counter = CounterMetricFamily(figure.name, figure.text, labels=[OURS.model])
         for name, counters in faults.items():
@@ -170,7 +182,7 @@ def _describe_faults(live: Mapping[str, LiveModel]) -> Iterator[Metric]:
         yield counter
 
 
-def _describe_models(naming: Naming, models: Mapping[str, ModelFigures]) -> Iterator[Metric]:
+def _describe_models(naming: MetricNaming, models: Mapping[str, ModelMetrics]) -> Iterator[Metric]:
     for key, figure in COUNTERS.items():
         for name in naming.names(figure):
             counter = CounterMetricFamily(name, figure.text, labels=[naming.model])
@@ -185,7 +197,7 @@ def _describe_models(naming: Naming, models: Mapping[str, ModelFigures]) -> Iter
         yield finished
     for key, figure in HISTOGRAMS.items():
         for name in naming.names(figure):
-            spreads: dict[tuple[str, ...], Spread] = {
+            spreads: dict[tuple[str, ...], Histogram] = {
                 (model,): getattr(figures, key) for model, figures in models.items()
             }
             yield _histogram(name, figure.text, spreads, (naming.model,))
@@ -201,7 +213,7 @@ def describe_adapters(most: int, used: Iterable[str]) -> Iterator[Metric]:
 
 
 def _histogram(
-    name: str, text: str, spreads: Mapping[tuple[str, ...], Spread], labels: Iterable[str]
+    name: str, text: str, spreads: Mapping[tuple[str, ...], Histogram], labels: Iterable[str]
 ) -> HistogramMetricFamily:
     family = HistogramMetricFamily(name, text, labels=list(labels))
     for values, spread in spreads.items():
@@ -218,11 +230,11 @@ class Exposition:
 
     def __init__(self, metrics: Metrics, meter: "Meter | None" = None, *, vllm: bool) -> None:
         self._registry: CollectorRegistry = metrics.registry
-        self._registry.register(Figures(metrics, vllm=vllm))
+        self._registry.register(ModelMetricsCollector(metrics, vllm=vllm))
         # CPU time, memory and open files of this process, from /proc.
         ProcessCollector(registry=self._registry)
         if meter is not None:
-            Exported(meter, metrics)
+            OtelMetrics(meter, metrics)
 
     def write(self) -> bytes:
         return generate_latest(self._registry)
@@ -235,7 +247,7 @@ TEXT_COMPLETIONS = frozenset({"/v1/completions", "/api/generate", "/infill", "/c
 VECTORS = frozenset({"/v1/embeddings", "/api/embed", "/api/embeddings"})
 
 
-class Exported:
+class OtelMetrics:
     """A listener of `Metrics` that exports each request."""
 
     def __init__(self, meter: "Meter", metrics: Metrics) -> None:
@@ -250,26 +262,30 @@ class Exported:
             meter.create_observable_gauge(name, [_watch(metrics, look)], description=figure.text)
         metrics.listeners.append(self.hear)
 
-    def hear(self, route: str, facts: Mapping[str, Any], seconds: float) -> None:
-        failed = {"error.type": facts.get("code") or str(facts["status"])} if facts["status"] >= 500 else {}
-        told = {"http.request.method": facts["method"], "http.route": route, **failed}
-        self._request.record(seconds, {**told, "http.response.status_code": facts["status"]})
-        if "prompt_tokens" not in facts:
+    def hear(self, route: str, log_fields: Mapping[str, Any], seconds: float) -> None:
+        failed = (
+            {"error.type": log_fields.get("code") or str(log_fields["status"])}
+            if log_fields["status"] >= 500
+            else {}
+        )
+        fields = {"http.request.method": log_fields["method"], "http.route": route, **failed}
+        self._request.record(seconds, {**fields, "http.response.status_code": log_fields["status"]})
+        if "prompt_tokens" not in log_fields:
             return
         operation = "text_completion" if route in TEXT_COMPLETIONS else "chat"
         named = {
             "gen_ai.operation.name": "embeddings" if route in VECTORS else operation,
             "gen_ai.provider.name": "dragoman",
-            "gen_ai.request.model": facts.get("model", ""),
-            "gen_ai.response.model": facts.get("model", ""),
+            "gen_ai.request.model": log_fields.get("model", ""),
+            "gen_ai.response.model": log_fields.get("model", ""),
         }
         self._whole.record(seconds, {**named, **failed})
-        if "ttft_ms" in facts:
-            self._first.record(facts["ttft_ms"] / 1000, named)
-        if rate := facts.get("tokens_per_s"):
+        if "ttft_ms" in log_fields:
+            self._first.record(log_fields["ttft_ms"] / 1000, named)
+        if rate := log_fields.get("tokens_per_s"):
             self._between.record(1 / rate, named)
         for kind, name in (("input", "prompt_tokens"), ("output", "completion_tokens")):
-            if count := facts.get(name):
+            if count := log_fields.get(name):
                 self._tokens.record(count, {**named, "gen_ai.token.type": kind})
 
 
@@ -277,7 +293,7 @@ def _watch(metrics: Metrics, look: Callable[[LiveModel], float | None]) -> Calla
     def watch(options: object) -> list["Observation"]:
         from opentelemetry.metrics import Observation
 
-        seen = {name: look(model) for name, model in metrics.live.items()}
+        seen = {name: look(model) for name, model in metrics.live_models.items()}
         return [Observation(value, {"model": name}) for name, value in seen.items() if value is not None]
 
     return watch

@@ -13,7 +13,7 @@ LONGEST_PAGE = 100
 USUAL_PAGE = 20
 
 
-class Cut(TypedDict):
+class PageParams(TypedDict):
     """A page of a list, in the store's parameters."""
 
     after: str | None
@@ -41,18 +41,18 @@ class QueryString:
         return [value for key, value in self._pairs if key in (name, f"{name}[]")]
 
     def flag(self, name: str) -> bool:
-        given = self._given.get(name, "false").lower()
-        if given not in ("true", "false", "1", "0", ""):
+        result = self._given.get(name, "false").lower()
+        if result not in ("true", "false", "1", "0", ""):
             raise _wrong(name, "must be true or false")
-        return given in ("true", "1")
+        return result in ("true", "1")
 
     def integer(self, name: str, default: int, least: int, most: int) -> int:
-        given = self._given.get(name)
-        if given is None:
+        value = self._given.get(name)
+        if value is None:
             return default
-        if not (given.isascii() and given.isdigit() and len(given) < 16 and least <= int(given) <= most):
+        if not (value.isascii() and value.isdigit() and len(value) < 16 and least <= int(value) <= most):
             raise _wrong(name, f"must be an integer from {least} to {most}")
-        return int(given)
+        return int(value)
 
     def pairs(self, name: str) -> dict[str, str]:
         """Return pairs: `metadata[a]=b` is `{"a": "b"}`."""
@@ -63,12 +63,12 @@ class QueryString:
             if key.startswith(start) and key.endswith("]")
         }
 
-    def cut(self, default: Order, usual: int = USUAL_PAGE, longest: int = LONGEST_PAGE) -> Cut:
+    def page_params(self, default: Order, usual: int = USUAL_PAGE, longest: int = LONGEST_PAGE) -> PageParams:
         order: str = self._given.get("order", default)
         if order not in ("asc", "desc"):
             raise _wrong("order", "must be asc or desc")
         limit = self.integer("limit", usual, 1, longest)
-        return Cut(after=self.text("after"), limit=limit, descending=order == "desc")
+        return PageParams(after=self.text("after"), limit=limit, descending=order == "desc")
 
 
 def _wrong(name: str, what: str) -> BadRequest:

@@ -22,17 +22,24 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from starlette.types import Message, Send
 
-from dragoman.engines.steps import begin
-from dragoman.http.connection.uvicorn_parts import short_cut
-from dragoman.http.exchange import SSE, Exchange, send_in_pieces, unless_gone
-from dragoman.turns.checked import note_fault
+from dragoman.engines.steps import run_eagerly
+from dragoman.http.connection.uvicorn_internals import short_cut
+from dragoman.http.exchange import SSE, Exchange, cancel_on_disconnect, send_in_pieces
 from dragoman.turns.spec import TurnSpec
-from dragoman.turns.tool_loop import ClientGone, HiddenCalls, Quiet, Speaker, Written, wait_patiently
-from dragoman.turns.turn import MOST_PENDING, Turn, note_terms, note_turn
-from dragoman.types import Answer, Event, Fold
+from dragoman.turns.tool_loop import (
+    ClientGone,
+    EventEncoder,
+    MultiTurnAnswer,
+    NullOutput,
+    OutputBytes,
+    wait_with_keepalive,
+)
+from dragoman.turns.turn import MOST_PENDING, Turn, log_terms, note_turn
+from dragoman.turns.validation import log_fault
+from dragoman.types import Answer, Event, EventFold
 
 if TYPE_CHECKING:
-    from dragoman.http.host import ModelHost
+    from dragoman.http.app_state import ModelServing
 
 
 # Streaming to the socket.
@@ -46,7 +53,7 @@ OPENING_S = 0.1
 maximum wait for other requests before the head is built."""
 
 
-class Pump:
+class FlushScheduler:
     """Collects the streams with new output, and flushes them together."""
 
     def __init__(self, write_interval: float = 0.0) -> None:
@@ -62,7 +69,7 @@ class Pump:
         self._until = 0.0
         self._comes = False
 
-    async def lull(self) -> None:
+    async def wait_quiet(self) -> None:
         """Wait until no other request has arrived for a turn of the event loop.
 
         Requests that arrive together all reach the engine before the start of any reply is written.
@@ -97,7 +104,7 @@ class Pump:
         for call in calls:
             call()
 
-    def mark(self, stream: "TurnStream") -> None:
+    def schedule(self, stream: "TurnStream") -> None:
         if not self._marked:
             asyncio.get_running_loop().call_soon(self._flush)
         self._marked.append(stream)
@@ -107,7 +114,7 @@ class Pump:
         for stream in streams:
             stream.flush()
 
-    def wait(self, stream: "TurnStream") -> None:
+    def schedule_batched(self, stream: "TurnStream") -> None:
         """Flush the stream with all other delayed ones, `write_interval` after the last time."""
         if not self._waiting:
             loop = asyncio.get_running_loop()
@@ -121,7 +128,7 @@ class Pump:
             stream.flush()
 
 
-class Outflow(ABC):
+class CallbackSender(ABC):
     """Writes a reply from callbacks, one send at a time; the future `done` ends with it, or fails.
 
     `flush` writes what is available, and is called again when a slow client has taken the last chunk.
@@ -147,7 +154,7 @@ class Outflow(ABC):
             sending: Any = self._send({"type": "http.response.body", "body": data, "more_body": True})
         else:
             sending = send_in_pieces(self._send, [data] if isinstance(data, bytes) else data)
-        self._sending = begin(sending)
+        self._sending = run_eagerly(sending)
         if self._sending is not None:
             self._sending.add_done_callback(self._sent)
 
@@ -161,7 +168,7 @@ class Outflow(ABC):
             self.flush()
 
 
-class TurnStream(Outflow):
+class TurnStream(CallbackSender):
     """Writes a turn's events as they arrive. `done` ends when all is written, or fails with the writing.
 
     `idle` returns what is sent after a while without output. With `holds_last`, the last events are not sent
@@ -174,7 +181,7 @@ class TurnStream(Outflow):
         write: Callable[[list[Event]], bytes | list[bytes]],
         idle: Callable[[], bytes | list[bytes]],
         send: Callable[[Message], Any],
-        pump: Pump,
+        pump: FlushScheduler,
         keep_alive: float,
         *,
         holds_last: bool = False,
@@ -207,17 +214,17 @@ class TurnStream(Outflow):
     def _ready(self) -> None:
         if self._turn.pending >= self._most:
             self.flush()
-        elif self._pump.write_interval and self._begun and not self._turn.all_said:
+        elif self._pump.write_interval and self._begun and not self._turn.engine_finished:
             if not self._waits:
                 self._waits = True
-                self._pump.wait(self)
+                self._pump.schedule_batched(self)
         else:
             self._mark()
 
     def _mark(self) -> None:
         if not self._marked:
             self._marked = True
-            self._pump.mark(self)
+            self._pump.schedule(self)
 
     def flush(self) -> None:
         self._marked = self._waits = False
@@ -226,14 +233,14 @@ class TurnStream(Outflow):
         try:
             events = self._turn.take()
             if events and (data := self._write(events)):
-                if self._holds_last and self._turn.over and isinstance(data, bytes):
+                if self._holds_last and self._turn.is_over and isinstance(data, bytes):
                     self.last = data
                 else:
                     self._begun = self._spoken = True
                     self._push(data)
             if self._sending is not None:
                 return
-            if self._turn.over:
+            if self._turn.is_over:
                 self.done.set_result(None)
             elif self._turn.ready:
                 self._mark()
@@ -249,7 +256,7 @@ class TurnStream(Outflow):
         self._timer = self._loop.call_later(self._period, self._tick)
 
 
-class Sse:
+class SseOutput:
     """An outlet whose first bytes begin the stream.
 
     With `opening`, these are its bytes, and the stream begins when the first turn has begun.
@@ -258,7 +265,7 @@ class Sse:
     def __init__(
         self,
         exchange: Exchange,
-        pump: Pump,
+        pump: FlushScheduler,
         keep_alive: float,
         opening: Callable[[], Awaitable[bytes]] | None = None,
     ) -> None:
@@ -268,7 +275,7 @@ class Sse:
         self._opening = opening
         self._started = False
 
-    async def write(self, data: Written) -> None:
+    async def write(self, data: OutputBytes) -> None:
         if self._started:
             await self._exchange.write(*([data] if isinstance(data, bytes) else data))
         else:
@@ -276,11 +283,11 @@ class Sse:
             first = data if isinstance(data, bytes) else b"".join(data)
             await self._exchange.start_stream(first, later=self._pump.call_later)
 
-    async def run(self, turn: Turn, speaker: Speaker) -> None:
+    async def run(self, turn: Turn, speaker: EventEncoder) -> None:
         async with turn:
             if self._opening is not None and not self._started:
                 # While the turn is queued, an error can still be reported by the status.
-                await turn.begun(most=self._keep_alive)
+                await turn.wait_started(most=self._keep_alive)
                 await self.write(await self._opening())
             written = TurnStream(
                 turn, speaker.write, speaker.idle, self._exchange.send, self._pump, self._keep_alive
@@ -290,18 +297,18 @@ class Sse:
             finally:
                 written.close()
 
-    async def wait(self, work: Awaitable[R], speaker: Speaker) -> R:
-        return await wait_patiently(work, self._keep_alive, lambda: self.write(speaker.idle()))
+    async def wait(self, work: Awaitable[R], speaker: EventEncoder) -> R:
+        return await wait_with_keepalive(work, self._keep_alive, lambda: self.write(speaker.idle()))
 
 
 # Complete turns.
 
 
-AnyTurn: TypeAlias = Turn | HiddenCalls
+AnyTurn: TypeAlias = Turn | MultiTurnAnswer
 """An answer of one turn, or of several with calls in between that the client does not see."""
 
 
-class Writer(Protocol):
+class ReplyWriter(Protocol):
     """Writes events as bytes, and the bytes after the last event."""
 
     @property
@@ -313,16 +320,18 @@ class Writer(Protocol):
     def end(self) -> bytes: ...
 
 
-Beginning: TypeAlias = Callable[[], tuple[Writer, Callable[[], bytes]]]
+Beginning: TypeAlias = Callable[[], tuple[ReplyWriter, Callable[[], bytes]]]
 """Returns the writer of a stream and a function for its first bytes; called once the engine has the turn."""
 
 
-async def plan(host: "ModelHost", exchange: Exchange, spec: TurnSpec, body_bytes: int, id_: str = "") -> Turn:
+async def plan_turn(
+    host: "ModelServing", exchange: Exchange, spec: TurnSpec, body_bytes: int, id_: str = ""
+) -> Turn:
     """Plan a turn; if that may take time, it ends when the client disconnects."""
-    planning = host.model.turn(spec, exchange.owner, body_bytes, id_)
-    takes_time = spec.constrained or host.workers.needed(body_bytes)
-    turn = await (unless_gone(exchange, planning) if takes_time else planning)
-    note_terms(exchange.facts, turn)
+    planning = host.model.create_turn(spec, exchange.owner, body_bytes, id_)
+    takes_time = spec.constrained or host.workers.should_offload(body_bytes)
+    turn = await (cancel_on_disconnect(exchange, planning) if takes_time else planning)
+    log_terms(exchange.log_fields, turn)
     return turn
 
 
@@ -330,50 +339,52 @@ async def plan(host: "ModelHost", exchange: Exchange, spec: TurnSpec, body_bytes
 async def watch_client(exchange: Exchange, turn: Turn) -> AsyncIterator[None]:
     """Run the turn inside the block; it is closed when the client disconnects, and on every exit."""
     async with turn:
-        forget = exchange.when_gone(partial(_close_left, exchange, turn))
+        forget = exchange.on_disconnect(partial(_close_left, exchange, turn))
         try:
             yield
         finally:
             forget()
-            note_turn(exchange.facts, turn)
+            note_turn(exchange.log_fields, turn)
 
 
 def _close_left(exchange: Exchange, turn: Turn) -> None:
-    exchange.facts["finish"] = "disconnect"
+    exchange.log_fields["finish"] = "disconnect"
     turn.close()
 
 
-async def whole(exchange: Exchange, turn: AnyTurn) -> list[Answer]:
-    fold = Fold(turn.choices)
-    await hear(exchange, turn, fold.add)
+async def collect_answers(exchange: Exchange, turn: AnyTurn) -> list[Answer]:
+    fold = EventFold(turn.choices)
+    await consume_events(exchange, turn, fold.add)
     return fold.done()
 
 
-async def hear(exchange: Exchange, turn: AnyTurn, take: Callable[[Sequence[Event]], object]) -> None:
+async def consume_events(
+    exchange: Exchange, turn: AnyTurn, take: Callable[[Sequence[Event]], object]
+) -> None:
     """Pass all events of an answer to `take`; raise the error that made it fail."""
-    if isinstance(turn, HiddenCalls):
-        finish = await unless_gone(exchange, turn.run(Quiet(), _Hearing(take)))
+    if isinstance(turn, MultiTurnAnswer):
+        finish = await cancel_on_disconnect(exchange, turn.run(NullOutput(), _CollectingEncoder(take)))
         if finish.error is not None:
             raise finish.error
         return
     async with watch_client(exchange, turn):
-        while not turn.over:
+        while not turn.is_over:
             events = await turn.next()
             for event in events:
                 if event.error is not None:
                     raise event.error
             take(events)
         if turn.unenforced:
-            await note_fault(exchange.facts, turn)
-        if exchange.facts.get("finish") == "disconnect":
+            await log_fault(exchange.log_fields, turn)
+        if exchange.log_fields.get("finish") == "disconnect":
             raise ClientGone
 
 
-async def stream(
+async def stream_turn(
     exchange: Exchange,
     turn: AnyTurn,
     begin: Beginning,
-    pump: Pump,
+    pump: FlushScheduler,
     keep_alive: float,
     before_end: Callable[[], Awaitable[None]] | None = None,
     opening_bytes: int = 0,
@@ -383,17 +394,19 @@ async def stream(
 
     `opening_bytes` is the approximate size of the opening, if it may be large.
     """
-    if isinstance(turn, HiddenCalls):
+    if isinstance(turn, MultiTurnAnswer):
         writer, opening = begin()
-        outlet = Sse(exchange, pump, keep_alive, partial(exchange.made, opening_bytes, opening))
+        outlet = SseOutput(
+            exchange, pump, keep_alive, partial(exchange.offload_unwatched, opening_bytes, opening)
+        )
         await _stream_rounds(exchange, turn, writer, outlet, before_end)
         return
     async with watch_client(exchange, turn):
         # While the turn is queued, an error can still be reported by the status.
-        await turn.begun(most=keep_alive)
-        await pump.lull()
+        await turn.wait_started(most=keep_alive)
+        await pump.wait_quiet()
         writer, opening = begin()
-        first = await exchange.made(opening_bytes, opening)
+        first = await exchange.offload_unwatched(opening_bytes, opening)
         await exchange.start_stream(first, media, pump.call_later)
         written = TurnStream(
             turn, writer.write, lambda: writer.idle, exchange.send, pump, keep_alive, holds_last=True
@@ -402,10 +415,10 @@ async def stream(
             await written.done
         finally:
             written.close()
-        if exchange.facts.get("finish") == "disconnect":
+        if exchange.log_fields.get("finish") == "disconnect":
             raise ClientGone
         if turn.unenforced:
-            await note_fault(exchange.facts, turn)
+            await log_fault(exchange.log_fields, turn)
         last = written.last
         if not any(event.error for event in turn.finishes.values()):
             if before_end is not None:
@@ -420,18 +433,18 @@ async def stream(
 
 async def _stream_rounds(
     exchange: Exchange,
-    turns: HiddenCalls,
-    writer: Writer,
-    outlet: Sse,
+    turns: MultiTurnAnswer,
+    writer: ReplyWriter,
+    outlet: SseOutput,
     before_end: Callable[[], Awaitable[None]] | None,
 ) -> None:
-    finish = await unless_gone(exchange, turns.run(outlet, _Writing(writer)))
+    finish = await cancel_on_disconnect(exchange, turns.run(outlet, _WriterAdapter(writer)))
     if finish.error is None and before_end is not None:
         await before_end()
     await exchange.end_stream(b"" if finish.error else writer.end())
 
 
-class _Hearing:
+class _CollectingEncoder:
     """A writer that only passes the events on: the answer is returned in full."""
 
     def __init__(self, take: Callable[[Sequence[Event]], object]) -> None:
@@ -445,8 +458,8 @@ class _Hearing:
         return b""
 
 
-class _Writing:
-    def __init__(self, writer: Writer) -> None:
+class _WriterAdapter:
+    def __init__(self, writer: ReplyWriter) -> None:
         self._writer = writer
 
     def write(self, events: Sequence[Event]) -> bytes:

@@ -15,17 +15,17 @@ from types import FrameType
 from typing import Any, TypeAlias
 
 from dragoman import logs
+from dragoman.engines.contract import as_engine
 from dragoman.engines.protocol import Engine
-from dragoman.engines.sound import as_engine
 from dragoman.errors import Unavailable
 from dragoman.http.app import App
 from dragoman.http.connection.limiter import CountedConnection
 from dragoman.http.connection.protocol import StrictProtocol
-from dragoman.http.connection.tls import Certificate, TlsDoor
-from dragoman.http.connection.uvicorn_parts import Config, Server, pass_on
+from dragoman.http.connection.tls import Certificate, TlsListener
+from dragoman.http.connection.uvicorn_internals import Config, Server, pass_on
 from dragoman.http.keys import check_closed, is_open
-from dragoman.http.listen import UNIX, UnixName, address_of, open_listeners
-from dragoman.http.upkeep import Garbage, SpareMemory, keep_less
+from dragoman.http.listeners import UNIX, UnixName, address_of, open_listeners
+from dragoman.http.upkeep import GcController, MemoryTrimmer, keep_less
 from dragoman.models import ModelPool
 from dragoman.settings import Settings, change_settings
 
@@ -61,7 +61,7 @@ def serve(
     server, listener = _prepare(engine, settings, template, on_ready, changes)
     server.on_listen = on_listen
     server.third_ends_process = owns_process
-    server.garbage = Garbage()
+    server.garbage = GcController()
     try:
         server.run(sockets=[listener])
     finally:
@@ -143,7 +143,7 @@ def background(
 @contextmanager
 def run_in_thread(
     engine: Engines, settings: Settings | None = None, *, template: str | None = None, **changes: Any
-) -> Iterator["_Server"]:
+) -> Iterator["_UvicornServer"]:
     """Serve like `background`, and yield the server."""
     ready = threading.Event()
     settings = settings or Settings(port=0)
@@ -163,7 +163,7 @@ def run_in_thread(
         listener.close()
 
 
-def _joined(thread: threading.Thread, server: "_Server") -> None:
+def _joined(thread: threading.Thread, server: "_UvicornServer") -> None:
     """Wait for a server's thread. Ctrl-C ends the grace period, not the wait."""
     interrupted = None
     while thread.is_alive():
@@ -182,7 +182,7 @@ def _prepare(
     template: str | None,
     on_ready: Callable[[str], None] | None,
     changes: dict[str, Any],
-) -> tuple["_Server", socket.socket]:
+) -> tuple["_UvicornServer", socket.socket]:
     chosen = change_settings(settings or Settings(), changes)
     check_closed(chosen)
     if is_open(chosen):
@@ -195,7 +195,7 @@ def _prepare(
         listener, *others = [doors.enter_context(each) for each in open_listeners(chosen)]
         name = UnixName(listener)
         doors.callback(name.remove)
-        server = _Server(App(engine, chosen, template=template), listener, on_ready, others, tls)
+        server = _UvicornServer(App(engine, chosen, template=template), listener, on_ready, others, tls)
         doors.pop_all()
     server.name = name
     return server, listener
@@ -208,14 +208,14 @@ def _log_safely() -> None:
         logs.setup("warning", json=False)
 
 
-def _check_started(server: "_Server") -> None:
+def _check_started(server: "_UvicornServer") -> None:
     if server.failure is not None:
         raise server.failure
     if not server.started:
         raise Unavailable("The engine did not start; see the log.")
 
 
-class _Server(Server):
+class _UvicornServer(Server):
     """On a signal it rejects new requests, lets active ones finish, and then closes its listeners."""
 
     def __init__(
@@ -241,8 +241,8 @@ class _Server(Server):
             timeout_notify=1,
         )
         super().__init__(config)
-        self.garbage: Garbage | None = None
-        self._spare = SpareMemory()
+        self.garbage: GcController | None = None
+        self._spare = MemoryTrimmer()
         """Only for a server that owns the process."""
         self.app = app
         self.hurries = False
@@ -253,7 +253,7 @@ class _Server(Server):
         self.address = address_of(listener, app.settings)
         self.name: UnixName | None = None
         self._certificate = certificate
-        self._tls_doors: list[TlsDoor] = []
+        self._tls_doors: list[TlsListener] = []
         self.failure: Exception | None = None
         """Why the first model could not be loaded."""
         self.on_listen: Callable[[str], None] | None = None
@@ -263,10 +263,10 @@ class _Server(Server):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listeners = [listener, *others]
         self._doors: list[socket.socket] = []
-        self._others: OtherHandlers | None = None
+        self._others: ForeignSignalHandlers | None = None
         """Handlers that other code installs for the server's signals."""
 
-    async def do(self, work: Callable[..., Any], *args: Any) -> Any:
+    async def call_in_loop(self, work: Callable[..., Any], *args: Any) -> Any:
         """Call or await something in the server's event loop, from the loop of another thread."""
 
         async def called() -> Any:
@@ -295,7 +295,7 @@ class _Server(Server):
             self._open_tls(self._certificate)
         pool = self.app.host.pool
         # Loading may have failed already, which is reported like any other failure.
-        if self.started and pool.first is None and pool.fatal is None:
+        if self.started and pool.startup_model is None and pool.fatal is None:
             self._begin()
         elif self.started:
             self._waiting = asyncio.create_task(self._wait_for_first())
@@ -326,14 +326,14 @@ class _Server(Server):
             return protocol
 
         rest = app.host.connections, make, app.settings.header_timeout
-        self._tls_doors = [TlsDoor(each.dup(), certificate, *rest) for each in self._listeners]
+        self._tls_doors = [TlsListener(each.dup(), certificate, *rest) for each in self._listeners]
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Also stop when the terminal is closed. The server's handler runs first, even if others are
         installed later."""
         with super().capture_signals(), _on_hangup(self.handle_exit):
-            self._others = OtherHandlers(self.handle_exit, asyncio.get_running_loop())
+            self._others = ForeignSignalHandlers(self.handle_exit, asyncio.get_running_loop())
             with self._others.told_later():
                 yield
 
@@ -344,14 +344,14 @@ class _Server(Server):
 
     def _print_place(self, url: str) -> None:
         root = self.app.settings.root_path
-        place = url if url.startswith(UNIX) else f"{url}{root}/v1, see {url}{root}/docs"
-        sys.stdout.write(f"dragoman serves {self.app.host.pool.default.name} at {place}\n")
+        param = url if url.startswith(UNIX) else f"{url}{root}/v1, see {url}{root}/docs"
+        sys.stdout.write(f"dragoman serves {self.app.host.pool.default.name} at {param}\n")
         sys.stdout.flush()
 
     async def _notified(self) -> None:
         if self.garbage is not None:
             host = self.app.host
-            self.garbage.collect(quiet=not host.bodies.held and not host.turnstile.busy)
+            self.garbage.collect(quiet=not host.bodies.used_bytes and not host.frame_scheduler.busy)
             await self._spare.give_back()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -374,15 +374,15 @@ class _Server(Server):
         admission.draining = True
         if self._waiting is not None:
             self._waiting.cancel()
-        if admission.inside:
-            logger.info("Stopping: %d requests have %d s to finish", admission.inside, self._grace)
+        if admission.active_count:
+            logger.info("Stopping: %d requests have %d s to finish", admission.active_count, self._grace)
         deadline = time.monotonic() + self._grace
-        while admission.inside and not self.hurries and time.monotonic() < deadline:
+        while admission.active_count and not self.hurries and time.monotonic() < deadline:
             # Polled, as in uvicorn: a signal does not wake the event loop.
             if self._others is not None:
                 self._others.take_back()
-            await admission.emptied(min(0.1, max(deadline - time.monotonic(), 0)))
-        await admission.end_all()
+            await admission.wait_empty(min(0.1, max(deadline - time.monotonic(), 0)))
+        await admission.cancel_all()
         for connection in list(self.server_state.connections):
             if connection.transport.get_write_buffer_size():
                 # The client does not read, and would keep the server from stopping.
@@ -396,7 +396,7 @@ class _Server(Server):
             self._others.tell()
 
 
-class OtherHandlers:
+class ForeignSignalHandlers:
     """Handlers that other code installs for the server's signals; they are called after the server has
     stopped.
 

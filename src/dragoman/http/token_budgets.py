@@ -6,9 +6,9 @@ request's limit (`max_tokens`) or by a default. When the turn is over, however i
 charged instead. An answer longer than its reservation leaves a debt, which later requests wait for. A key
 therefore never uses more in any period than its budgets for it, plus one answer.
 
-Servers with the same keys may exchange what these used (`own_taken`, `hear`). Use elsewhere is charged here
-once it is known: all servers together give a key no more than its budgets, plus what they reserve between two
-messages.
+Servers with the same keys may exchange what these used (`local_usage`, `merge_remote_usage`). Use elsewhere
+is charged here once it is known: all servers together give a key no more than its budgets, plus what they
+reserve between two messages.
 """
 
 import asyncio
@@ -42,14 +42,14 @@ Taken: TypeAlias = tuple[int, dict[str, int]]
 """A day, and what keys have used on it so far."""
 
 
-class DayBook(Struct):
+class DailyUsage(Struct):
     """The use of one day by key hash, as it is stored."""
 
     day: int = 0
     taken: dict[str, int] = field(default_factory=dict)
 
 
-class TokenAccount:
+class MinuteBucket:
     """The minute's budget of one key."""
 
     def __init__(self, now: float) -> None:
@@ -79,9 +79,9 @@ class TokenBudgets:
         self._key_of = key_of
         self._clock = clock
         self._file = None if folder is None else folder / FILE
-        self._accounts: dict[str, TokenAccount] = {}
-        self._book = DayBook()
-        self._own = DayBook()
+        self._accounts: dict[str, MinuteBucket] = {}
+        self._book = DailyUsage()
+        self._own = DailyUsage()
         """The day's use on this server alone."""
         self._heard: dict[str, Taken] = {}
         """The day's use on other servers."""
@@ -109,24 +109,24 @@ class TokenBudgets:
         """Return OpenAI's rate-limit headers for tokens, for the budget with less left."""
         now = self._clock()
         level = self._account(key, now).level
-        told: list[tuple[float, int, float]] = []
+        items: list[tuple[float, int, float]] = []
         if (most := key.tokens_per_minute) is not None:
-            told.append((level, most, (most - level) * MINUTE_S / most))
+            items.append((level, most, (most - level) * MINUTE_S / most))
         if (most := key.tokens_per_day) is not None:
-            told.append((most - self._book.taken.get(key.sha256, 0), most, DAY_S - now % DAY_S))
-        left, most, reset = min(told)
+            items.append((most - self._book.taken.get(key.sha256, 0), most, DAY_S - now % DAY_S))
+        left, most, reset = min(items)
         return {
             b"x-ratelimit-limit-tokens": b"%d" % most,
             b"x-ratelimit-remaining-tokens": b"%d" % max(0, math.floor(left)),
             b"x-ratelimit-reset-tokens": b"%ds" % math.ceil(reset),
         }
 
-    def _account(self, key: ApiKey, now: float) -> TokenAccount:
+    def _account(self, key: ApiKey, now: float) -> MinuteBucket:
         if (day := int(now // DAY_S)) > self._book.day:
-            self._book = DayBook(day)
+            self._book = DailyUsage(day)
         account = self._accounts.get(key.sha256)
         if account is None:
-            account = self._accounts[key.sha256] = TokenAccount(now)
+            account = self._accounts[key.sha256] = MinuteBucket(now)
         account.fill(key, now)
         return account
 
@@ -164,19 +164,19 @@ class TokenBudgets:
         if of_day:
             self._count(self._book, owner, tokens)
             if self._own.day != self._book.day:
-                self._own = DayBook(self._book.day)
+                self._own = DailyUsage(self._book.day)
             self._count(self._own, owner, tokens)
             self._save_soon()
 
-    def _count(self, book: DayBook, owner: str, tokens: int) -> None:
+    def _count(self, book: DailyUsage, owner: str, tokens: int) -> None:
         book.taken[owner] = max(0, book.taken.get(owner, 0) + tokens)
 
     # Use on other servers.
 
-    def own_taken(self) -> Taken:
+    def local_usage(self) -> Taken:
         return self._own.day, dict(self._own.taken)
 
-    def hear(self, others: Mapping[str, Taken]) -> None:
+    def merge_remote_usage(self, others: Mapping[str, Taken]) -> None:
         """Charge what other servers report for today, by server name; only the difference to earlier reports
         counts."""
         now = self._clock()
@@ -208,7 +208,7 @@ class TokenBudgets:
         if self._file is None:
             return
         try:
-            self._book = msgspec.json.decode(self._file.read_bytes(), type=DayBook)
+            self._book = msgspec.json.decode(self._file.read_bytes(), type=DailyUsage)
         except FileNotFoundError:
             pass
         except (OSError, msgspec.DecodeError):

@@ -79,7 +79,7 @@ def resident() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-class Garbage:
+class GcController:
     """Schedules garbage collection: from `begin` to `end`, only `collect` runs full collections."""
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class Garbage:
         self._last, self._resident = time.monotonic(), resident()
 
 
-class SpareMemory:
+class MemoryTrimmer:
     """Returns free memory to the system from time to time, if memory has grown since the last time."""
 
     def __init__(self) -> None:
@@ -184,7 +184,9 @@ class StallWatch:
 
     def _tell(self) -> None:
         frame = sys._current_frames().get(self._ident)
-        places = traceback.extract_stack(frame)[-PLACES:] if frame is not None else []
-        where = ", ".join(f"{place.filename}:{place.lineno} in {place.name}" for place in reversed(places))
+        positions = traceback.extract_stack(frame)[-PLACES:] if frame is not None else []
+        where = ", ".join(
+            f"{position.filename}:{position.lineno} in {position.name}" for position in reversed(positions)
+        )
         logger.warning("Event loop blocked for %.0f s, all requests stalled: %s",
                        self._longest, where)  # fmt: skip

@@ -29,20 +29,20 @@ class ConnectionLimiter:
     def __init__(self, most: int, keys: int) -> None:
         self.most = most
         self.most_strangers = max(1, most // 2)
-        self.share_between(keys)
+        self.set_key_count(keys)
         self.of_key: Counter[str] = Counter()
         self.sockets: Counter[str] = Counter()
         self.strangers: dict[CountedConnection, None] = {}
         self.resting: defaultdict[str, dict[CountedConnection, None]] = defaultdict(dict)
 
-    def share_between(self, keys: int) -> None:
+    def set_key_count(self, keys: int) -> None:
         self.most_of_key = self.most if keys < 2 else max(1, self.most // 2)
         self.most_sockets = max(1, self.most_of_key // 2)
 
     def enter(self, give_way: Callable[[], None]) -> "CountedConnection | None":
-        """Add a connection, or return None if there is no room; `give_way` is called to close it."""
+        """Add a connection, or return None if there is no room; `evict` is called to close it."""
         if len(self.strangers) >= self.most_strangers:
-            next(iter(self.strangers)).give_way()
+            next(iter(self.strangers)).evict()
         elif len(self.strangers) + self.of_key.total() >= self.most and not self._make_room():
             return None
         connection = CountedConnection(self, give_way)
@@ -51,7 +51,7 @@ class ConnectionLimiter:
 
     def _make_room(self) -> bool:
         if self.strangers:
-            next(iter(self.strangers)).give_way()
+            next(iter(self.strangers)).evict()
             return True
         return any(self.make_room_of(owner) for owner, _ in self.of_key.most_common())
 
@@ -59,7 +59,7 @@ class ConnectionLimiter:
         """Close the longest idle connection of a key; return whether there was one."""
         longest = next(iter(self.resting[owner]), None) if owner in self.resting else None
         if longest is not None:
-            longest.give_way()
+            longest.evict()
         return longest is not None
 
 
@@ -82,7 +82,7 @@ class CountedConnection:
             self._tell()
         return partial(self._watching.pop, watcher, None)
 
-    def show(self, owner: str) -> None:
+    def set_owner(self, owner: str) -> None:
         """Assign the connection to a key; raise if the key has too many."""
         if owner == self._owner or self._left:
             return
@@ -105,11 +105,11 @@ class CountedConnection:
         limiter.sockets[owner] += 1
         self._is_socket = True
 
-    def works(self) -> None:
+    def mark_busy(self) -> None:
         """Mark the connection as active: a request has begun."""
         self._wake()
 
-    def rests(self) -> None:
+    def mark_idle(self) -> None:
         """Mark the connection as idle: every request was answered."""
         if self._owner is not None and not self._left:
             self._limiter.resting[self._owner][self] = None
@@ -130,7 +130,7 @@ class CountedConnection:
             _, call = self._watching.popitem()
             call()
 
-    def give_way(self) -> None:
+    def evict(self) -> None:
         self.leave()
         self._close()
 

@@ -17,22 +17,29 @@ import httptools
 import msgspec
 
 from dragoman.api.multipart import MEDIA
-from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, HeadTooLarge, TooSlow, Unavailable
+from dragoman.errors import (
+    BadRequest,
+    BodyTooLarge,
+    DragomanError,
+    HeadersTooLarge,
+    RequestTimeout,
+    Unavailable,
+)
 from dragoman.http.connection.limiter import CountedConnection
-from dragoman.http.connection.transport import Deadline, PatientTransport, Stage, Stall
-from dragoman.http.connection.upgrade import VERSION, SocketProtocol, accept_handshake
-from dragoman.http.connection.uvicorn_parts import (
+from dragoman.http.connection.transport import LingeringTransport, ReadTimeout, Stage, WriteTimeout
+from dragoman.http.connection.uvicorn_internals import (
     ASGI3Application,
     Config,
     HttpToolsProtocol,
     RequestResponseCycle,
     ServerState,
 )
+from dragoman.http.connection.websocket import VERSION, WebSocketProtocol, accept_handshake
 from dragoman.http.routes.table import errors_at
 from dragoman.settings import Settings
 
 if TYPE_CHECKING:
-    from dragoman.http.host import Host
+    from dragoman.http.app_state import AppState
 
 MOST_UNREAD = 64 * 1024
 """Bytes of a body that are still read after its reply or error was sent."""
@@ -59,7 +66,7 @@ class _Refusal(Exception):
 class StrictProtocol(HttpToolsProtocol):
     """One connection. Invalid bytes get an error in the API's format, and end it."""
 
-    transport: PatientTransport
+    transport: LingeringTransport
 
     def __init__(
         self,
@@ -72,7 +79,7 @@ class StrictProtocol(HttpToolsProtocol):
         self.url = b""
         app: Any = config.app
         self._settings: Settings = app.settings
-        self._host: Host = app.host
+        self._host: AppState = app.host
         self.counted: CountedConnection | None = None
         """Set by TLS, which counts the connection before the handshake."""
         self._stage: Stage = "idle"
@@ -93,8 +100,8 @@ class StrictProtocol(HttpToolsProtocol):
             "head": self._settings.header_timeout,
             "body": self._settings.body_timeout,
         }
-        self._deadline = Deadline(self.loop, times, self._late)
-        self._stall: Stall
+        self._deadline = ReadTimeout(self.loop, times, self._late)
+        self._stall: WriteTimeout
         self._accept: bytes | None = None
         """The reply to the key of a WebSocket handshake, if the request is one."""
 
@@ -102,8 +109,8 @@ class StrictProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         transport.set_write_buffer_limits(high=MOST_UNSENT)
-        patient = PatientTransport(transport, self._mid_request, self._settings.write_timeout)
-        self._stall = Stall(self.loop, patient, self._settings.write_timeout)
+        patient = LingeringTransport(transport, self._mid_request, self._settings.write_timeout)
+        self._stall = WriteTimeout(self.loop, patient, self._settings.write_timeout)
         super().connection_made(patient)
         if self.counted is None:
             self.counted = self._host.connections.enter(patient.abort)
@@ -146,8 +153,10 @@ class StrictProtocol(HttpToolsProtocol):
         except (httptools.HttpParserError, _Refusal) as error:
             # An exception in a callback leaves the parser as the parser's own error.
             cause = error if isinstance(error, _Refusal) else error.__context__
-            said = cause.error if isinstance(cause, _Refusal) else _invalid("Not a valid HTTP request.")
-            self._refuse(said)
+            dragoman_error = (
+                cause.error if isinstance(cause, _Refusal) else _invalid("Not a valid HTTP request.")
+            )
+            self._refuse(dragoman_error)
             return
         waits = "head" if self._stage == "idle" and not self._answering() else self._stage
         self._deadline.watch(waits, self._number)
@@ -190,14 +199,14 @@ class StrictProtocol(HttpToolsProtocol):
             "subprotocols": [],
             "extensions": {"websocket.http.response": {}},
         }
-        protocol = SocketProtocol(
+        protocol = WebSocketProtocol(
             self.app,
             scope,
             accept,
             self.transport,
             self._stall,
             counted,
-            turnstile=self._host.turnstile,
+            turnstile=self._host.frame_scheduler,
             bodies=self._host.bodies,
             most_bytes=self._settings.limits.body_bytes,
             writable=not self.flow.write_paused,
@@ -237,7 +246,9 @@ class StrictProtocol(HttpToolsProtocol):
         if self._stage == "head":
             super().on_header(name, value)
             if len(self.headers) > MOST_HEADERS:
-                raise _Refusal(HeadTooLarge(f"The request has more than {MOST_HEADERS} headers; send fewer."))
+                raise _Refusal(
+                    HeadersTooLarge(f"The request has more than {MOST_HEADERS} headers; send fewer.")
+                )
 
     def on_headers_complete(self) -> None:
         version = self.parser.get_http_version()
@@ -255,7 +266,7 @@ class StrictProtocol(HttpToolsProtocol):
             return
         super().on_headers_complete()
         if self.counted is not None:
-            self.counted.works()
+            self.counted.mark_busy()
         # uvicorn would pause reading until this request's turn, and not notice that the client disconnected.
         self.flow.resume_reading()
         self._stage = "body"
@@ -275,7 +286,7 @@ class StrictProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.counted is not None and not self._answering():
-            self.counted.rests()
+            self.counted.mark_idle()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
@@ -310,7 +321,7 @@ class StrictProtocol(HttpToolsProtocol):
             raise _Refusal(self._head_too_large())
 
     def _head_too_large(self) -> DragomanError:
-        return HeadTooLarge(
+        return HeadersTooLarge(
             f"The request line and headers are larger than {self._settings.limits.header_bytes} bytes."
         )
 
@@ -326,7 +337,7 @@ class StrictProtocol(HttpToolsProtocol):
         elif not self._number:
             self.transport.close()
         else:
-            self._refuse(TooSlow(f"The {stage} of the request did not arrive in time."))
+            self._refuse(RequestTimeout(f"The {stage} of the request did not arrive in time."))
 
     def _comes_on(self) -> bool:
         """Return whether the body is a form that arrives at the minimum rate."""

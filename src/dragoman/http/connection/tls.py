@@ -22,7 +22,7 @@ logger = logging.getLogger("dragoman.http")
 
 HANDSHAKE = 0x16
 """The first byte of a TLS handshake."""
-LOOK_S = 1.0
+POLL_INTERVAL_S = 1.0
 """Seconds between checks of the certificate files; only new connections check."""
 GOODBYE_S = 0.5
 """Seconds to wait for a client's close_notify."""
@@ -51,7 +51,7 @@ class Certificate:
 
     def context(self) -> ssl.SSLContext:
         now = time.monotonic()
-        if now - self._looked >= LOOK_S:
+        if now - self._looked >= POLL_INTERVAL_S:
             self._looked = now
             if (seen := self._state()) != self._seen:
                 self._seen = seen
@@ -68,14 +68,14 @@ class Certificate:
             logger.info("Certificate reloaded; new connections use it")
 
     def _state(self) -> list[tuple[int, ...] | None]:
-        found: list[tuple[int, ...] | None] = []
+        items: list[tuple[int, ...] | None] = []
         for name in self._files:
             try:
-                told = os.stat(name)
-                found.append((told.st_ino, told.st_size, told.st_mtime_ns, told.st_ctime_ns))
+                parts = os.stat(name)
+                items.append((parts.st_ino, parts.st_size, parts.st_mtime_ns, parts.st_ctime_ns))
             except OSError:
-                found.append(None)
-        return found
+                items.append(None)
+        return items
 
     def _load(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -100,7 +100,7 @@ def _what_is_wrong(cert: str, key: str, error: OSError) -> str:
     return f"{cert} and {key} are not a valid certificate and key; use PEM files without a password."
 
 
-class TlsDoor:
+class TlsListener:
     """Accepts the connections of one listener; each that uses TLS gets a protocol from `make`."""
 
     def __init__(
@@ -116,7 +116,7 @@ class TlsDoor:
         self.make = make
         self.seconds = seconds
         self.loop = asyncio.get_running_loop()
-        self.arriving: set[Arrival] = set()
+        self.arriving: set[TlsHandshake] = set()
         self._listener = listener
         listener.setblocking(False)
         listener.listen(BACKLOG)
@@ -131,10 +131,10 @@ class TlsDoor:
             except OSError:
                 # There is no free file descriptor; retry later.
                 self.loop.remove_reader(self._listener)
-                self.loop.call_later(LOOK_S, self._accept_again)
+                self.loop.call_later(POLL_INTERVAL_S, self._accept_again)
                 return
             taken.setblocking(False)
-            Arrival(self, taken)
+            TlsHandshake(self, taken)
 
     def _accept_again(self) -> None:
         if self._listener.fileno() >= 0:
@@ -148,10 +148,10 @@ class TlsDoor:
             arrival.end()
 
 
-class Arrival:
+class TlsHandshake:
     """A connection before its TLS handshake is complete."""
 
-    def __init__(self, door: TlsDoor, taken: socket.socket) -> None:
+    def __init__(self, door: TlsListener, taken: socket.socket) -> None:
         self._door = door
         self._socket = taken
         self._ends_at = door.loop.time() + door.seconds

@@ -12,7 +12,7 @@ LINGER_S = 2.0
 """Seconds that a client that is still sending has to notice the reply."""
 
 
-class PatientTransport(asyncio.Transport):
+class LingeringTransport(asyncio.Transport):
     """A transport that does not lose replies when it closes.
 
     Closing a socket with unread bytes resets it, which may lose the reply. If the client is still sending
@@ -36,20 +36,20 @@ class PatientTransport(asyncio.Transport):
         self.pause_reading = inner.pause_reading  # type: ignore[method-assign]
         self.set_protocol = inner.set_protocol  # type: ignore[method-assign]
 
-    def hold(self) -> None:
-        """Buffer writes until `release`, which sends them together."""
+    def cork(self) -> None:
+        """Buffer writes until `uncork`, which sends them together."""
         self._held = []
         self.write = self._held.append  # type: ignore[method-assign, assignment]
 
-    def wait_for_more(self) -> None:
-        """Send the buffered bytes with the next write, or on `release`."""
+    def uncork_on_next_write(self) -> None:
+        """Send the buffered bytes with the next write, or on `uncork`."""
         self.write = self._write_on  # type: ignore[method-assign]
 
     def _write_on(self, data: bytes | bytearray | memoryview) -> None:
         self._held.append(data)
-        self.release()
+        self.uncork()
 
-    def release(self) -> None:
+    def uncork(self) -> None:
         held, self._held = self._held, []
         self.write = self._inner.write  # type: ignore[method-assign]
         if held and not self._inner.is_closing():
@@ -66,7 +66,7 @@ class PatientTransport(asyncio.Transport):
         if self._closing:
             return
         self._closing = True
-        self.release()
+        self.uncork()
         lingers = self.mid_request() and not self._inner.is_closing() and self._inner.can_write_eof()
         if lingers:
             self._inner.write_eof()
@@ -87,7 +87,7 @@ class PatientTransport(asyncio.Transport):
             self._end.cancel()
 
 
-class Deadline:
+class ReadTimeout:
     """Calls `late` with the stage that took too long. A request that arrives at once needs no timer."""
 
     def __init__(
@@ -128,7 +128,7 @@ def _nobody(_: Stage) -> None:
     pass
 
 
-class Stall:
+class WriteTimeout:
     """Disconnects a client that reads nothing of what was written to it."""
 
     def __init__(

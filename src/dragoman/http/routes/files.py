@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 from dragoman.api import files as bodies
 from dragoman.api.files import describe_file, describe_page, describe_upload
-from dragoman.api.multipart import FORM_BYTES, FieldBegins, FieldEnds, FormReader, boundary_of
+from dragoman.api.multipart import FORM_BYTES, FieldEnd, FieldStart, FormReader, boundary_of
 from dragoman.errors import BadRequest
+from dragoman.http.app_state import AppState
 from dragoman.http.exchange import Exchange
-from dragoman.http.host import Host
 from dragoman.http.query_string import QueryString
 from dragoman.store.files import CONTENT, IncomingFile
 
@@ -17,12 +17,12 @@ BEGINNING_BYTES = 64 * 1024
 LONGEST_LIST = 10_000
 
 
-async def create(host: Host, exchange: Exchange) -> None:
+async def create(host: AppState, exchange: Exchange) -> None:
     async with host.files.incoming(exchange.owner) as incoming:
         form = await _received(host, exchange, "file", incoming)
         asked = bodies.read_form(form.values)
         bodies.check_beginning(asked.purpose, form.beginning, incoming.size)
-        file = await incoming.keep(form.filename, asked.purpose, asked.keep_s)
+        file = await incoming.commit(form.filename, asked.purpose, asked.keep_s)
     await exchange.json(describe_file(file))
 
 
@@ -32,7 +32,7 @@ class _Form(NamedTuple):
     beginning: bytes
 
 
-async def _received(host: Host, exchange: Exchange, field: str, incoming: IncomingFile) -> _Form:
+async def _received(host: AppState, exchange: Exchange, field: str, incoming: IncomingFile) -> _Form:
     """Read the form of a request; its only file, in the field of this name, is written as it arrives."""
     reader = FormReader(boundary_of(exchange.headers.get(b"content-type", b"")))
     values: dict[str, bytearray] = {}
@@ -41,7 +41,7 @@ async def _received(host: Host, exchange: Exchange, field: str, incoming: Incomi
     name = ""
     async for piece in exchange.pieces(host.limits.file_bytes + FORM_BYTES):
         for event in reader.feed(piece):
-            if isinstance(event, FieldBegins):
+            if isinstance(event, FieldStart):
                 name = event.name
                 if name in values or (name == field and filename is not None):
                     raise BadRequest(
@@ -59,7 +59,7 @@ async def _received(host: Host, exchange: Exchange, field: str, incoming: Incomi
                     filename = event.filename or field
                 else:
                     values[name] = bytearray()
-            elif isinstance(event, FieldEnds):
+            elif isinstance(event, FieldEnd):
                 continue
             elif name == field:
                 if len(beginning) < BEGINNING_BYTES:
@@ -84,19 +84,19 @@ def _text(name: str, value: bytearray) -> str:
         ) from None
 
 
-async def list_all(host: Host, exchange: Exchange) -> None:
+async def list_all(host: AppState, exchange: Exchange) -> None:
     query = QueryString(exchange)
-    cut = query.cut("desc", usual=LONGEST_LIST, longest=LONGEST_LIST)
-    page = await exchange.loaded(host.files.page, exchange.owner, **cut, purpose=query.text("purpose"))
+    cut = query.page_params("desc", usual=LONGEST_LIST, longest=LONGEST_LIST)
+    page = await exchange.load_stored(host.files.page, exchange.owner, **cut, purpose=query.text("purpose"))
     shown = [describe_file(file) for file in page.data]
     await exchange.json(describe_page(shown, page.has_more), size=256 * len(shown))
 
 
-async def retrieve(host: Host, exchange: Exchange) -> None:
+async def retrieve(host: AppState, exchange: Exchange) -> None:
     await exchange.json(describe_file(await host.files.get(exchange.owner, exchange.path_id)))
 
 
-async def content(host: Host, exchange: Exchange) -> None:
+async def content(host: AppState, exchange: Exchange) -> None:
     """Reply with the bytes as a download, never as a page: the client that uploaded them is not trusted."""
     file, opened = await host.files.open(exchange.owner, exchange.path_id)
     extra = {b"content-disposition": b"attachment"}
@@ -104,7 +104,7 @@ async def content(host: Host, exchange: Exchange) -> None:
     await exchange.reply_in_pieces(file.bytes, host.files.pieces(opened), media, extra)
 
 
-async def delete(host: Host, exchange: Exchange) -> None:
+async def delete(host: AppState, exchange: Exchange) -> None:
     await host.files.delete(exchange.owner, exchange.path_id)
     await exchange.json(bodies.describe_deleted(exchange.path_id))
 
@@ -112,7 +112,7 @@ async def delete(host: Host, exchange: Exchange) -> None:
 # Multipart uploads.
 
 
-async def begin(host: Host, exchange: Exchange) -> None:
+async def begin(host: AppState, exchange: Exchange) -> None:
     asked, _ = await exchange.read(bodies.read_upload)
     upload = await host.files.begin_upload(
         exchange.owner,
@@ -124,22 +124,22 @@ async def begin(host: Host, exchange: Exchange) -> None:
     await exchange.json(describe_upload(upload))
 
 
-async def add_part(host: Host, exchange: Exchange) -> None:
+async def add_part(host: AppState, exchange: Exchange) -> None:
     id_ = exchange.path_id
-    upload = await host.files.do(partial(host.files.pending, exchange.owner, id_))
+    upload = await host.files.run(partial(host.files.pending, exchange.owner, id_))
     async with host.files.incoming(exchange.owner, upload.bytes) as incoming:
         form = await _received(host, exchange, "data", incoming)
         if form.values:
             raise BadRequest("The form of a part may have only the field 'data'.", code="invalid_form")
-        part = await incoming.keep_part(id_)
+        part = await incoming.commit_part(id_)
     await exchange.json(bodies.describe_part(part, id_, int(host.files.clock())))
 
 
-async def complete(host: Host, exchange: Exchange) -> None:
+async def complete(host: AppState, exchange: Exchange) -> None:
     asked, _ = await exchange.read(bodies.read_completion)
     upload = await host.files.complete_upload(exchange.owner, exchange.path_id, asked.part_ids, asked.md5)
     await exchange.json(describe_upload(upload))
 
 
-async def cancel(host: Host, exchange: Exchange) -> None:
+async def cancel(host: AppState, exchange: Exchange) -> None:
     await exchange.json(describe_upload(await host.files.cancel_upload(exchange.owner, exchange.path_id)))

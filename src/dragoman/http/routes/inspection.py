@@ -14,46 +14,48 @@ from dragoman.api.chat import request as chat_request
 from dragoman.api.chat.request import ChatRequest
 from dragoman.api.completions import CompletionRequest
 from dragoman.api.inspection import (
-    Detokenize,
-    ParseAnswer,
-    ParseCalls,
-    ParseReasoning,
-    TokenizeChat,
-    TokenizeText,
+    DetokenizeRequest,
+    ParseAnswerRequest,
+    ParseCallsRequest,
+    ParseReasoningRequest,
+    TokenizeChatRequest,
+    TokenizeTextRequest,
 )
-from dragoman.api.read import Ignored
 from dragoman.api.reply import encode_json
+from dragoman.api.request_decoder import IgnoredFields
 from dragoman.dialects import registry
-from dragoman.dialects.describe import AnswerPart, PartFinder, Told, describe_dialect
-from dragoman.engines.protocol import check_has_ids
+from dragoman.dialects.describe import AnswerPart, AnswerPartBuilder, TimedEvents, describe_dialect
+from dragoman.engines.protocol import require_tokenizer
 from dragoman.errors import BadRequest, Overloaded
-from dragoman.http.exchange import Exchange, unless_gone
-from dragoman.http.host import Host, ModelHost
+from dragoman.http.app_state import AppState, ModelServing
+from dragoman.http.exchange import Exchange, cancel_on_disconnect
 from dragoman.http.query_string import QueryString
 from dragoman.limits import Limits
-from dragoman.media.decode import ask_once
-from dragoman.prompt import look
+from dragoman.media.decode import run_once
+from dragoman.prompt import answer_inspection
+from dragoman.prompt.answer_inspection import InspectionRequest
 from dragoman.prompt.find import FoundDialect
-from dragoman.prompt.look import Looked
-from dragoman.responses.making import weigh_counting
-from dragoman.turns.queue import MUCH
-from dragoman.turns.reading import ChoiceReader, Detokenizer
-from dragoman.turns.spec import Reading, ids_opened_reasoning
+from dragoman.responses.run import counting_cost
+from dragoman.turns.choice_reader import ChoiceReader, Detokenizer
+from dragoman.turns.queue import OFFLOAD_BYTES
+from dragoman.turns.spec import ParseOptions, ids_opened_reasoning
 from dragoman.types import Event, FinishReason, Prompt, Step
 
 Asked = TypeVar("Asked")
 
 
 def _answers(
-    read: Callable[[bytes, Limits, Ignored], Asked],
-) -> Callable[[Callable[[ModelHost, Asked], Any]], Callable[[Host, Exchange], Awaitable[None]]]:
+    read: Callable[[bytes, Limits, IgnoredFields], Asked],
+) -> Callable[[Callable[[ModelServing, Asked], Any]], Callable[[AppState, Exchange], Awaitable[None]]]:
     """Create a route that replies with the result of a function of the model and the decoded body."""
 
-    def decorate(work: Callable[[ModelHost, Asked], Any]) -> Callable[[Host, Exchange], Awaitable[None]]:
-        async def handle(shared: Host, exchange: Exchange) -> None:
+    def decorate(
+        work: Callable[[ModelServing, Asked], Any],
+    ) -> Callable[[AppState, Exchange], Awaitable[None]]:
+        async def handle(shared: AppState, exchange: Exchange) -> None:
             request, size = await exchange.read(lambda body: read(body, shared.limits, exchange.ignored))
-            host = await shared.serving(getattr(request, "model", None), exchange)
-            await exchange.answer(weigh_counting(host.model, size), lambda: work(host, request))
+            host = await shared.acquire_model(getattr(request, "model", None), exchange)
+            await exchange.answer(counting_cost(host.model, size), lambda: work(host, request))
 
         return handle
 
@@ -61,32 +63,34 @@ def _answers(
 
 
 @_answers(inspection.read_tokenize)
-def tokenize(host: ModelHost, request: TokenizeText | TokenizeChat) -> dict[str, Any]:
-    check_has_ids(host.card, "this route")
+def tokenize(host: ModelServing, request: TokenizeTextRequest | TokenizeChatRequest) -> dict[str, Any]:
+    require_tokenizer(host.card, "this route")
     _, ids = host.model.planner.render(request.model, inspection.prompt(request))
-    told = _describe_tokens(host, ids) if request.return_token_strs else {}
-    return inspection.describe_tokens(ids, host.card.max_model_len) | told
+    tokens = _describe_tokens(host, ids) if request.return_token_strs else {}
+    return inspection.describe_tokens(ids, host.card.max_model_len) | tokens
 
 
-async def check_schema(host: Host, exchange: Exchange) -> None:
+async def check_schema(host: AppState, exchange: Exchange) -> None:
     """Check a schema by compiling it to grammars, which may take long: always in a thread."""
     schema, size = await exchange.read(inspection.read_schema)
     look = partial(inspection.look_at_schema, schema, host.limits)
-    await exchange.json(await host.workers.run(exchange.owner, size, look, slow=True, looks=True))
+    await exchange.json(
+        await host.workers.run(exchange.owner, size, look, always_offload=True, low_priority=True)
+    )
 
 
-async def list_mcp_servers(host: Host, exchange: Exchange) -> None:
+async def list_mcp_servers(host: AppState, exchange: Exchange) -> None:
     """List the operator's MCP servers by the labels that requests use."""
     servers = [{"id": label, "object": "mcp_server"} for label in host.mcp.configured()]
     await exchange.json({"object": "list", "data": servers})
 
 
-async def tokenizer_info(shared: Host, exchange: Exchange) -> None:
+async def tokenizer_info(shared: AppState, exchange: Exchange) -> None:
     """Reply with what a client needs to write prompts itself, in vLLM's format."""
-    host = await shared.serving(QueryString(exchange).text("model"), exchange)
-    check_has_ids(host.card, "this route")
+    host = await shared.acquire_model(QueryString(exchange).text("model"), exchange)
+    require_tokenizer(host.card, "this route")
     tokenizer, prompter = host.engine.tokenizer, host.model.prompter
-    told = {
+    fields = {
         "tokenizer_class": type(tokenizer).__name__,
         **prompter.special,
         "add_bos_token": tokenizer.add_bos,
@@ -94,67 +98,71 @@ async def tokenizer_info(shared: Host, exchange: Exchange) -> None:
         "model_max_length": host.card.max_model_len,
         "chat_template": prompter.source,
     }
-    await exchange.json(told)
+    await exchange.json(fields)
 
 
 @_answers(inspection.read_detokenize)
-def detokenize(host: ModelHost, request: Detokenize) -> dict[str, Any]:
-    check_has_ids(host.card, "this route")
+def detokenize(host: ModelServing, request: DetokenizeRequest) -> dict[str, Any]:
+    require_tokenizer(host.card, "this route")
     inspection.check_known(request.tokens, len(host.model.pieces), "tokens")
-    host.model.planner.adapter(request.model)
-    told: dict[str, Any] = {"prompt": host.model.pieces.text(request.tokens)}
-    return told | (_describe_tokens(host, request.tokens) if request.return_token_strs else {})
+    host.model.planner.resolve_adapter(request.model)
+    fields: dict[str, Any] = {"prompt": host.model.pieces.text(request.tokens)}
+    return fields | (_describe_tokens(host, request.tokens) if request.return_token_strs else {})
 
 
-def _describe_tokens(host: ModelHost, ids: Sequence[int]) -> dict[str, Any]:
+def _describe_tokens(host: ModelServing, ids: Sequence[int]) -> dict[str, Any]:
     """Return the text of each id, and the positions of special tokens."""
     pieces = host.model.pieces
     return {
         "token_strs": [pieces.bytes[id_].decode("utf-8", "replace") for id_ in ids],
-        "special": [place for place, id_ in enumerate(ids) if id_ in pieces.special],
+        "special": [offset for offset, id_ in enumerate(ids) if id_ in pieces.special],
     }
 
 
 @_answers(chat_request.read_to_render)
-def render_chat(host: ModelHost, request: ChatRequest) -> dict[str, Any]:
+def render_chat(host: ModelServing, request: ChatRequest) -> dict[str, Any]:
     return _render(host, request.model, chat_request.prompt(request))
 
 
 @_answers(completion_bodies.read)
-def render_completions(host: ModelHost, request: CompletionRequest) -> list[dict[str, Any]]:
+def render_completions(host: ModelServing, request: CompletionRequest) -> list[dict[str, Any]]:
     return [_render(host, request.model, prompt) for prompt in completion_bodies.prompts(request)]
 
 
-def _render(host: ModelHost, model: str | None, prompt: Prompt) -> dict[str, Any]:
+def _render(host: ModelServing, model: str | None, prompt: Prompt) -> dict[str, Any]:
     text, ids = host.model.planner.render(model, prompt)
-    return {"prompt": text, "prompt_token_ids": ids if host.card.has_ids else None}
+    return {"prompt": text, "prompt_token_ids": ids if host.card.has_tokenizer else None}
 
 
 @_answers(chat_request.read_to_render)
-def count_chat(host: ModelHost, request: ChatRequest) -> dict[str, Any]:
-    check_has_ids(host.card, "this route")
+def count_chat(host: ModelServing, request: ChatRequest) -> dict[str, Any]:
+    require_tokenizer(host.card, "this route")
     _, ids = host.model.planner.render(request.model, chat_request.prompt(request))
     return {"object": "chat.completion.input_tokens", "input_tokens": len(ids)}
 
 
 @_answers(inspection.read_calls)
-def function_call(host: ModelHost, request: ParseCalls) -> Any:
-    return inspection.calls_reply(inspection.parse_calls(request, host.model.found.dialect))
+def function_call(host: ModelServing, request: ParseCallsRequest) -> Any:
+    return inspection.calls_reply(inspection.parse_calls(request, host.model.detected_dialect.dialect))
 
 
 @_answers(inspection.read_calls)
-def function_call_sglang(host: ModelHost, request: ParseCalls) -> Any:
-    return inspection.calls_reply_sglang(inspection.parse_calls(request, host.model.found.dialect))
+def function_call_sglang(host: ModelServing, request: ParseCallsRequest) -> Any:
+    return inspection.calls_reply_sglang(inspection.parse_calls(request, host.model.detected_dialect.dialect))
 
 
 @_answers(inspection.read_reasoning)
-def reasoning(host: ModelHost, request: ParseReasoning) -> Any:
-    return inspection.reasoning_reply(inspection.parse_reasoning(request, host.model.found.dialect))
+def reasoning(host: ModelServing, request: ParseReasoningRequest) -> Any:
+    return inspection.reasoning_reply(
+        inspection.parse_reasoning(request, host.model.detected_dialect.dialect)
+    )
 
 
 @_answers(inspection.read_reasoning)
-def reasoning_sglang(host: ModelHost, request: ParseReasoning) -> Any:
-    return inspection.reasoning_reply_sglang(inspection.parse_reasoning(request, host.model.found.dialect))
+def reasoning_sglang(host: ModelServing, request: ParseReasoningRequest) -> Any:
+    return inspection.reasoning_reply_sglang(
+        inspection.parse_reasoning(request, host.model.detected_dialect.dialect)
+    )
 
 
 # Parse an answer with the model's dialect, another one, or the one detected from a chat template.
@@ -167,15 +175,19 @@ PATIENCE_S = 5.0
 """Seconds to wait while another template is inspected."""
 
 
-async def list_dialects(host: Host, exchange: Exchange) -> None:
+async def list_dialects(host: AppState, exchange: Exchange) -> None:
     known = registry.list_dialects().values()
-    told = [describe_dialect(dialect, examples=True) for dialect in known]
+    rows = [describe_dialect(dialect, examples=True) for dialect in known]
     served = host.pool.default.loaded
-    own = {"name": served.model.found.name, "how": served.model.found.how} if served else None
-    await exchange.json({"object": "list", "model": own, "data": told})
+    own = (
+        {"name": served.model.detected_dialect.name, "how": served.model.detected_dialect.how}
+        if served
+        else None
+    )
+    await exchange.json({"object": "list", "model": own, "data": rows})
 
 
-async def parse_answer(shared: Host, exchange: Exchange) -> None:
+async def parse_answer(shared: AppState, exchange: Exchange) -> None:
     request, _ = await exchange.read(
         lambda body: inspection.read_answer(body, shared.limits, exchange.ignored)
     )
@@ -183,16 +195,16 @@ async def parse_answer(shared: Host, exchange: Exchange) -> None:
         reply = await _look_with_template(shared, exchange, inspection.looked_at(request))
     else:
         # A dialect given by name needs no model, which might have to be loaded.
-        host = None if request.dialect is not None else await shared.serving(request.model, exchange)
+        host = None if request.dialect is not None else await shared.acquire_model(request.model, exchange)
         if host is not None:
-            host.model.planner.adapter(request.model)
+            host.model.planner.resolve_adapter(request.model)
         look_at = _look_at_text if host is None or request.token_ids is None else _look_at_ids
         # Always in a thread: even a short text takes time in chunks of one character.
-        reply = await exchange.aside(MUCH + 1, lambda: encode_json(look_at(host, request)))
+        reply = await exchange.offload(OFFLOAD_BYTES + 1, lambda: encode_json(look_at(host, request)))
     await exchange.reply(reply, b"application/json")
 
 
-async def _look_with_template(host: Host, exchange: Exchange, looked: Looked) -> bytes:
+async def _look_with_template(host: AppState, exchange: Exchange, looked: InspectionRequest) -> bytes:
     """Inspect a template in its own process: a template is a program, and this one is not trusted."""
     try:
         async with asyncio.timeout(PATIENCE_S):
@@ -200,35 +212,37 @@ async def _look_with_template(host: Host, exchange: Exchange, looked: Looked) ->
     except TimeoutError:
         raise Overloaded("Other templates are being inspected; retry soon.") from None
     try:
-        asking = ask_once(msgspec.json.encode(looked), TEMPLATE_S, MOST_LOOKED, "-m", look.__name__)
+        asking = run_once(
+            msgspec.json.encode(looked), TEMPLATE_S, MOST_LOOKED, "-m", answer_inspection.__name__
+        )
         with suppress(OSError):
-            if said := await unless_gone(exchange, asking):
-                return said
+            if data := await cancel_on_disconnect(exchange, asking):
+                return data
     finally:
         host.looking_at_template.release()
     message = "Inspecting the template takes too much time or memory; send a simpler one."
     raise BadRequest(message, param="template", code="limit_exceeded")
 
 
-def _look_at_text(host: ModelHost | None, request: ParseAnswer) -> dict[str, Any]:
-    found = _find_named(request) if host is None else host.model.found
-    return look.look_at(inspection.looked_at(request), found)
+def _look_at_text(host: ModelServing | None, request: ParseAnswerRequest) -> dict[str, Any]:
+    dialect = _find_named(request) if host is None else host.model.detected_dialect
+    return answer_inspection.inspect_answer(inspection.looked_at(request), dialect)
 
 
-def _find_named(request: ParseAnswer) -> FoundDialect:
+def _find_named(request: ParseAnswerRequest) -> FoundDialect:
     dialect = inspection.find_parser(request.dialect, "dialect", registry.get_dialect("plain"))
     return FoundDialect(dialect, "named in the request")
 
 
-def _look_at_ids(host: ModelHost | None, request: ParseAnswer) -> dict[str, Any]:
+def _look_at_ids(host: ModelServing | None, request: ParseAnswerRequest) -> dict[str, Any]:
     """Parse ids as the model's own answers: special tokens by id, with offsets in tokens."""
     assert host is not None
-    check_has_ids(host.card, "this route")
+    require_tokenizer(host.card, "this route")
     model, ids, prompt = host.model, request.token_ids or [], request.prompt_token_ids or []
     inspection.check_known(ids, len(model.pieces), "token_ids")
     inspection.check_known(prompt, len(model.pieces), "prompt_token_ids")
-    reading = Reading(tools=inspection.tools_of(request))
-    dialect, tokenizer = model.found.dialect, host.engine.tokenizer
+    reading = ParseOptions(tools=inspection.tools_of(request))
+    dialect, tokenizer = model.detected_dialect.dialect, host.engine.tokenizer
     inside = request.starts_in_reasoning
     if inside is None:
         inside = ids_opened_reasoning(dialect, prompt, tokenizer)
@@ -239,26 +253,26 @@ def _look_at_ids(host: ModelHost | None, request: ParseAnswer) -> dict[str, Any]
         model.language.readers(reading)(inside, prompt),
         hidden_ids=tokenizer.end_ids,
     )
-    told, parts = _read_ids(reader, ids, tokenizer.end_ids)
-    told_of = look.tell_reading(model.found, told, parts, inside=inside)
+    items, parts = _read_ids(reader, ids, tokenizer.end_ids)
+    told_of = answer_inspection.tell_reading(model.detected_dialect, items, parts, inside=inside)
     return {**told_of, "text": model.pieces.text(ids), **_describe_tokens(host, ids)}
 
 
 def _read_ids(
     reader: ChoiceReader, ids: Sequence[int], end_ids: frozenset[int]
-) -> tuple[Told, list[AnswerPart]]:
-    told: Told = []
-    finder, begin = PartFinder(), 0
-    for place, id_ in enumerate(ids, 1):
+) -> tuple[TimedEvents, list[AnswerPart]]:
+    items: TimedEvents = []
+    finder, begin = AnswerPartBuilder(), 0
+    for offset, id_ in enumerate(ids, 1):
         events: list[Event] = []
         ends: FinishReason = "stop" if id_ in end_ids else "length"
-        reader.read(Step([id_], finish=ends if place == len(ids) else None), events)
-        told += [(place, event) for event in events]
-    for _, event in told[:-1]:
+        reader.read(Step([id_], finish=ends if offset == len(ids) else None), events)
+        items += [(offset, event) for event in events]
+    for _, event in items[:-1]:
         end = begin + len(event.ids)
-        finder.add(event, None if event.begins is None else begin, end)
+        finder.add(event, None if event.part_chars is None else begin, end)
         begin = end
     # The last events closed the last part; the last id may be the end of the turn.
     end = len(ids) - (1 if ids and ids[-1] in end_ids else 0)
     ending = [AnswerPart("end", end, len(ids))] if end < len(ids) else []
-    return told, finder.done(end) + ending
+    return items, finder.done(end) + ending

@@ -7,19 +7,19 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from dragoman.api import model_changes as bodies
+from dragoman.api import model_admin as bodies
 from dragoman.api.messages.reply import HEADER, describe_model, list_page
-from dragoman.api.model_changes import ChangeModel
+from dragoman.api.model_admin import ChangeModelRequest
 from dragoman.engines.protocol import ModelCard
 from dragoman.errors import BadRequest, Conflict, DragomanError, Forbidden, ModelFileError, ModelNotFound
-from dragoman.http.exchange import Exchange, unless_gone
-from dragoman.http.host import Host
+from dragoman.http.app_state import AppState
+from dragoman.http.exchange import Exchange, cancel_on_disconnect
 from dragoman.http.keys import is_private
 from dragoman.http.query_string import QueryString
 from dragoman.models import ModelPool, PooledModel
 
 R = TypeVar("R")
-LOOK_S = 0.25
+POLL_INTERVAL_S = 0.25
 """Seconds between checks of progress."""
 QUIET_S = 15.0
 """Seconds without a change after which a stream of states continues its check."""
@@ -28,7 +28,7 @@ LONGEST_ALIASES = 64
 # Lists of models.
 
 
-async def list_models(host: Host, exchange: Exchange) -> None:
+async def list_models(host: AppState, exchange: Exchange) -> None:
     models, may_use = host.pool.models.values(), exchange.key.may_use
     named = [(name, model) for model in models for name in model.names if may_use(name)]
     if HEADER in exchange.headers:
@@ -37,7 +37,7 @@ async def list_models(host: Host, exchange: Exchange) -> None:
     await exchange.json({"object": "list", "data": [_describe(name, model) for name, model in named]})
 
 
-async def get_model(host: Host, exchange: Exchange) -> None:
+async def get_model(host: AppState, exchange: Exchange) -> None:
     name = exchange.path_params["model"].rstrip("/")
     if not name:
         await list_models(host, exchange)
@@ -46,7 +46,7 @@ async def get_model(host: Host, exchange: Exchange) -> None:
         model = host.pool.get(name)
         exchange.check_model(name if name in model.names else model.name)
         if model.loaded is not None:
-            model.loaded.model.planner.adapter(name)
+            model.loaded.model.planner.resolve_adapter(name)
             name = model.loaded.model.planner.name(name)
         elif name not in model.names:
             raise host.pool.unknown(name)
@@ -67,8 +67,8 @@ def _page_for_anthropic(exchange: Exchange, named: dict[str, PooledModel]) -> di
         names = names[names.index(after) + 1 :]
     if before in names:
         names = names[: names.index(before)]
-    told = [_describe_for_anthropic(name, named[name]) for name in names[:most]]
-    return list_page(told, more=len(names) > most)
+    rows = [_describe_for_anthropic(name, named[name]) for name in names[:most]]
+    return list_page(rows, more=len(names) > most)
 
 
 def _describe_for_anthropic(name: str, model: PooledModel) -> dict[str, Any]:
@@ -78,12 +78,12 @@ def _describe_for_anthropic(name: str, model: PooledModel) -> dict[str, Any]:
 
 def _describe(name: str, model: PooledModel) -> dict[str, Any]:
     """Describe a model; fields that are known only for loaded models are absent for others."""
-    told = {"id": name, "object": "model", "created": 0, "owned_by": "dragoman", "status": model.status}
+    fields = {"id": name, "object": "model", "created": 0, "owned_by": "dragoman", "status": model.status}
     if model.loaded is None:
-        return {**told, "root": model.name, "parent": None, "max_model_len": None}
+        return {**fields, "root": model.name, "parent": None, "max_model_len": None}
     card, adapter = model.loaded.card, model.loaded.model.planner.adapters.get(name)
     return {
-        **told,
+        **fields,
         "created": card.created,
         "root": card.name,
         "parent": card.name if adapter else None,
@@ -93,27 +93,27 @@ def _describe(name: str, model: PooledModel) -> dict[str, Any]:
         "input_modalities": ["text", *sorted(card.modalities, reverse=True)],
         "token_ids": _describe_ids(card),
         **({"modalities": sorted(card.modalities)} if card.modalities else {}),
-        "dialect": model.loaded.model.found.dialect.name,
+        "dialect": model.loaded.model.detected_dialect.dialect.name,
     }
 
 
 def _describe_ids(card: ModelCard) -> str:
     """Return how exact the ids of answers are: sampled, counted by a tokenizer, or none."""
-    if card.samples_ids:
+    if card.returns_ids:
         return "sampled"
-    return "counted" if card.has_ids else "none"
+    return "counted" if card.has_tokenizer else "none"
 
 
 # Changes are for administrators; without keys, for clients on this machine.
 
 
-def check_admin(host: Host, exchange: Exchange) -> None:
+def check_admin(host: AppState, exchange: Exchange) -> None:
     keys = host.keys
-    if keys.closed or keys.has_admin or not is_private(host.settings):
+    if keys.key_required or keys.has_admin or not is_private(host.settings):
         keys.require_admin(exchange.headers)
 
 
-async def load(host: Host, exchange: Exchange) -> None:
+async def load(host: AppState, exchange: Exchange) -> None:
     """Start loading a model, and reply at once as llama-server does; with `stream`, report the progress."""
     model, request = await _asked(host, exchange)
     if request.stream:
@@ -127,19 +127,19 @@ async def load(host: Host, exchange: Exchange) -> None:
     await exchange.json({"success": True})
 
 
-async def unload(host: Host, exchange: Exchange) -> None:
+async def unload(host: AppState, exchange: Exchange) -> None:
     """Unload a model; running answers get the grace period of a shutdown, then an error."""
     model, _ = await _asked(host, exchange)
     await host.pool.unload(model, grace=host.settings.shutdown_grace)
     await exchange.json({"success": True})
 
 
-async def load_for_tabby(host: Host, exchange: Exchange) -> None:
+async def load_for_tabby(host: AppState, exchange: Exchange) -> None:
     model, _ = await _asked(host, exchange)
     await _stream_load(host, exchange, model, bodies.tell_tabby)
 
 
-async def unload_for_tabby(host: Host, exchange: Exchange) -> None:
+async def unload_for_tabby(host: AppState, exchange: Exchange) -> None:
     """Unload a model, or all loaded ones if no name is given."""
     check_admin(host, exchange)
     request, _ = await exchange.read(partial(bodies.read_change, ignored=exchange.ignored))
@@ -151,21 +151,21 @@ async def unload_for_tabby(host: Host, exchange: Exchange) -> None:
     await exchange.json({"success": True})
 
 
-async def show_default(host: Host, exchange: Exchange) -> None:
+async def show_default(host: AppState, exchange: Exchange) -> None:
     exchange.check_model(host.pool.default.name)
     await exchange.json(_describe(host.pool.default.name, host.pool.default))
 
 
-async def _asked(host: Host, exchange: Exchange) -> tuple[PooledModel, ChangeModel]:
+async def _asked(host: AppState, exchange: Exchange) -> tuple[PooledModel, ChangeModelRequest]:
     check_admin(host, exchange)
     request, _ = await exchange.read(partial(bodies.read_named, ignored=exchange.ignored))
-    model = await host.pool.look_for(request.meant)
+    model = await host.pool.find_or_discover(request.meant)
     host.pool.check(request.meant or "")
     return model, request
 
 
 async def _stream_load(
-    host: Host,
+    host: AppState,
     exchange: Exchange,
     model: PooledModel,
     tell: Callable[[str, Mapping[str, object]], bytes],
@@ -178,32 +178,32 @@ async def _stream_load(
         await asyncio.sleep(0)
         await exchange.start_stream(tell(model.name, model.status))
         last = dict(model.status)
-        while not (await asyncio.wait({loading}, timeout=LOOK_S))[0]:
+        while not (await asyncio.wait({loading}, timeout=POLL_INTERVAL_S))[0]:
             if model.status != last:
                 last = dict(model.status)
                 await exchange.write(tell(model.name, last))
         await exchange.end_stream(tell(model.name, model.status))
 
-    await unless_gone(exchange, follow())
+    await cancel_on_disconnect(exchange, follow())
 
 
-async def watch(host: Host, exchange: Exchange) -> None:
+async def watch(host: AppState, exchange: Exchange) -> None:
     """Stream the states of all models, and each change, until the client disconnects."""
     may_use = exchange.key.may_use
 
     async def follow() -> None:
-        told: dict[str, object] = {}
+        fields: dict[str, object] = {}
         await exchange.start_stream(b"")
         while not host.admission.draining:
             news = {name: model.status for name, model in host.pool.models.items() if may_use(name)}
-            changed = [(name, status) for name, status in news.items() if told.get(name) != status]
+            changed = [(name, status) for name, status in news.items() if fields.get(name) != status]
             if changed:
                 await exchange.write(b"".join(bodies.tell_status(*each) for each in changed))
-                told = dict(news)
+                fields = dict(news)
             await _pause(host.pool)
         await exchange.end_stream()
 
-    await unless_gone(exchange, follow())
+    await cancel_on_disconnect(exchange, follow())
 
 
 async def _pause(pool: ModelPool) -> None:
@@ -211,7 +211,7 @@ async def _pause(pool: ModelPool) -> None:
     is_loading = any(model.state == "loading" for model in pool.models.values())
     changed = asyncio.ensure_future(pool.changed.wait())
     try:
-        await asyncio.wait({changed}, timeout=LOOK_S if is_loading else QUIET_S)
+        await asyncio.wait({changed}, timeout=POLL_INTERVAL_S if is_loading else QUIET_S)
     finally:
         changed.cancel()
 
@@ -219,7 +219,7 @@ async def _pause(pool: ModelPool) -> None:
 # Aliases, and models on disk.
 
 
-def copy_model(host: Host, source: str, destination: str) -> None:
+def copy_model(host: AppState, source: str, destination: str) -> None:
     """Add an alias for a model, until the server stops."""
     model = host.pool.get(source)
     if source not in model.names:
@@ -239,30 +239,30 @@ def copy_model(host: Host, source: str, destination: str) -> None:
         planner.names = (*planner.names, destination)
 
 
-async def pull_model(host: Host, name: str, told: Callable[[int, int], None]) -> None:
+async def pull_model(host: AppState, name: str, function: Callable[[int, int], None]) -> None:
     """Download a model from the hub in a thread, and serve it from then on."""
-    from dragoman.hub import pull, read_name
+    from dragoman.hub import parse_name, pull
 
     assert host.pool.describe is not None
     plain = name.removesuffix(":latest")
     # With a prefix it is a hub name, whatever files are in the server's folder.
     marked = plain if plain.startswith(("hf:", "hf.co/", "https://")) else f"hf:{plain}"
     try:
-        meant = read_name(marked)
+        meant = parse_name(marked)
     except ModelFileError as error:
         raise BadRequest(error.message, param="model", code="invalid_value") from error
     if meant is None:
         raise host.pool.unknown(name)
     try:
-        cached = await asyncio.to_thread(pull, meant, told)
+        cached = await asyncio.to_thread(pull, meant, function)
     except ModelFileError as error:
         raise DragomanError(error.message, code="not_fetched") from error
     added = host.pool.describe(cached)
     host.pool.models.setdefault(added.name, added)
-    host.pool.tell()
+    host.pool.notify_change()
 
 
-async def delete_model(host: Host, name: str) -> None:
+async def delete_model(host: AppState, name: str) -> None:
     """Delete a model from the cache; files given in the settings are never deleted."""
     from dragoman.hub.cache import list_cached, remove
 
@@ -273,7 +273,7 @@ async def delete_model(host: Host, name: str) -> None:
         raise Forbidden(message, code="not_allowed")
     await host.pool.unload(model, grace=host.settings.shutdown_grace)
     del host.pool.models[name]
-    host.pool.tell()
+    host.pool.notify_change()
     try:
         await asyncio.to_thread(remove, cached[0])
     except ModelFileError as error:
@@ -284,7 +284,7 @@ async def tell_meanwhile(work: Awaitable[R], tell: Callable[[], Awaitable[None]]
     """Await the work, and call `tell()` repeatedly until it is done."""
     working = asyncio.ensure_future(work)
     try:
-        while not (await asyncio.wait({working}, timeout=LOOK_S))[0]:
+        while not (await asyncio.wait({working}, timeout=POLL_INTERVAL_S))[0]:
             await tell()
         return await working
     finally:

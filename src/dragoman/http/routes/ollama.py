@@ -9,29 +9,29 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dragoman.api import ollama as bodies
-from dragoman.api.model_changes import read_copy, read_keep_alive, tell_pull
+from dragoman.api.embeddings import shorten_vector
+from dragoman.api.model_admin import read_copy, read_keep_alive, tell_pull
 from dragoman.api.ollama import (
     LATEST,
-    LineWriter,
-    OllamaChat,
-    OllamaModel,
-    OllamaPrompt,
-    OllamaSpelling,
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaLineWriter,
+    OllamaModelRequest,
+    OllamaSerializer,
     Timing,
 )
-from dragoman.api.read import Ignored
-from dragoman.api.reply import Speller, about_bytes
-from dragoman.api.vectors import shorten_vector
+from dragoman.api.reply import LogprobSerializer, estimate_bytes
+from dragoman.api.request_decoder import IgnoredFields
 from dragoman.engines.protocol import EmbeddingEngine
 from dragoman.errors import BadRequest, Forbidden, ModelFileError, ModelNotFound
 from dragoman.http import run_turn
-from dragoman.http.exchange import Exchange, unless_gone
-from dragoman.http.host import Host, ModelHost
+from dragoman.http.app_state import AppState, ModelServing
+from dragoman.http.exchange import Exchange, cancel_on_disconnect
 from dragoman.http.routes import models
-from dragoman.http.routes.vectors import FLOAT_BYTES, embed_all
+from dragoman.http.routes.embeddings import FLOAT_BYTES, embed_all
 from dragoman.limits import Limits
 from dragoman.models import PooledModel
-from dragoman.responses.making import weigh_counting
+from dragoman.responses.run import counting_cost
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.turn import Turn
 from dragoman.types import IdsPrompt, TextPrompt
@@ -43,45 +43,45 @@ FOREVER = "0001-01-01T00:00:00Z"
 # Answers.
 
 
-async def chat(host: Host, exchange: Exchange) -> None:
+async def chat(host: AppState, exchange: Exchange) -> None:
     await _answer(host, exchange, bodies.read_chat)
 
 
-async def generate(host: Host, exchange: Exchange) -> None:
+async def generate(host: AppState, exchange: Exchange) -> None:
     await _answer(host, exchange, bodies.read_prompt)
 
 
 async def _answer(
-    shared: Host, exchange: Exchange, read: Callable[[bytes, Limits, Ignored], OllamaChat]
+    shared: AppState, exchange: Exchange, read: Callable[[bytes, Limits, IgnoredFields], OllamaChatRequest]
 ) -> None:
     began = asyncio.get_running_loop().time()
     request, size = await exchange.read(lambda body: read(body, shared.limits, exchange.ignored))
-    exchange.visit.within(request.timeout)
+    exchange.active.set_timeout(request.timeout)
     request = replace(request, model=known_name(shared, request.model))
     if _keep(shared, exchange, request.model, request.keep_alive) == 0 and bodies.asks_nothing(request):
-        told = request.model or shared.pool.default.name
-        await _reply(exchange, bodies.loaded(request, told), streams=bodies.streams(request))
+        text = request.model or shared.pool.default.name
+        await _reply(exchange, bodies.loaded(request, text), streams=bodies.streams(request))
         return
-    host = await shared.serving(request.model, exchange)
-    host.model.planner.adapter(request.model)
-    told = request.model or host.card.name
+    host = await shared.acquire_model(request.model, exchange)
+    host.model.planner.resolve_adapter(request.model)
+    text = request.model or host.card.name
     if bodies.asks_nothing(request):
-        await _reply(exchange, bodies.loaded(request, told), streams=bodies.streams(request))
+        await _reply(exchange, bodies.loaded(request, text), streams=bodies.streams(request))
         return
-    turn = await run_turn.plan(host, exchange, await _spec(host, exchange, request, size), size)
-    exchange.facts["model"] = host.model.planner.name(request.model)
-    await _OllamaAnswer(host, exchange, request, turn, told, began).send()
+    turn = await run_turn.plan_turn(host, exchange, await _spec(host, exchange, request, size), size)
+    exchange.log_fields["model"] = host.model.planner.name(request.model)
+    await _OllamaReply(host, exchange, request, turn, text, began).send()
 
 
-async def _spec(host: ModelHost, exchange: Exchange, request: OllamaChat, size: int) -> TurnSpec:
-    spec = await exchange.aside(size, partial(bodies.spec, request))
-    if not isinstance(request, OllamaPrompt) or not request.context:
+async def _spec(host: ModelServing, exchange: Exchange, request: OllamaChatRequest, size: int) -> TurnSpec:
+    spec = await exchange.offload(size, partial(bodies.spec, request))
+    if not isinstance(request, OllamaGenerateRequest) or not request.context:
         return spec
-    new = await exchange.aside(weigh_counting(host.model, size), partial(_continue, host, request))
+    new = await exchange.offload(counting_cost(host.model, size), partial(_continue, host, request))
     return replace(spec, prompts=(IdsPrompt((*request.context, *new), "context"),))
 
 
-def _continue(host: ModelHost, request: OllamaPrompt) -> tuple[int, ...]:
+def _continue(host: ModelServing, request: OllamaGenerateRequest) -> tuple[int, ...]:
     """Return the ids of the new prompt, without the token that begins a text."""
     asked = bodies.conversation(request)
     if asked.media:
@@ -91,10 +91,10 @@ def _continue(host: ModelHost, request: OllamaPrompt) -> tuple[int, ...]:
     return ids[1:] if ids[0] == host.engine.tokenizer.bos_id else ids
 
 
-class _OllamaAnswer(Struct, frozen=True):
-    host: ModelHost
+class _OllamaReply(Struct, frozen=True):
+    host: ModelServing
     exchange: Exchange
-    request: OllamaChat
+    request: OllamaChatRequest
     turn: Turn
     told: str
     """The model name that the client used."""
@@ -102,22 +102,24 @@ class _OllamaAnswer(Struct, frozen=True):
 
     async def send(self) -> None:
         request, exchange, host = self.request, self.exchange, self.host
-        spelling = OllamaSpelling(
-            Speller(host.model.pieces),
-            chats=not isinstance(request, OllamaPrompt),
+        spelling = OllamaSerializer(
+            LogprobSerializer(host.model.pieces),
+            chats=not isinstance(request, OllamaGenerateRequest),
             logprobs=bool(request.logprobs),
             reasoning=request.shows_reasoning,
         )
         if bodies.streams(request):
-            writer = LineWriter(self.told, spelling, self._ends, plain=not request.logprobs)
+            writer = OllamaLineWriter(self.told, spelling, self._ends, plain=not request.logprobs)
             pump, keep_alive = host.pump, host.settings.keep_alive
-            begin = partial(run_turn.stream, exchange, self.turn, lambda: (writer, bytes), pump, keep_alive)
+            begin = partial(
+                run_turn.stream_turn, exchange, self.turn, lambda: (writer, bytes), pump, keep_alive
+            )
             await begin(media=bodies.MEDIA)
             return
-        [answer] = await run_turn.whole(exchange, self.turn)
-        size = about_bytes([answer], len(self.turn.jobs[0].prompt))
+        [answer] = await run_turn.collect_answers(exchange, self.turn)
+        size = estimate_bytes([answer], len(self.turn.jobs[0].prompt))
         make = partial(bodies.whole, self.told, spelling, answer, self._ends())
-        await exchange.json(await exchange.aside(size, make), size=size)
+        await exchange.json(await exchange.offload(size, make), size=size)
 
     def _ends(self) -> dict[str, Any]:
         """Return the fields that are known only at the end."""
@@ -129,12 +131,16 @@ class _OllamaAnswer(Struct, frozen=True):
     def _context(self) -> dict[str, Any]:
         """Return all ids so far, for a client that continues from them."""
         request, turn = self.request, self.turn
-        if not isinstance(request, OllamaPrompt) or bodies.is_raw(request) or not self.host.card.samples_ids:
+        if (
+            not isinstance(request, OllamaGenerateRequest)
+            or bodies.is_raw(request)
+            or not self.host.card.returns_ids
+        ):
             return {}
         if request.images:
             # Ids alone do not include the images.
             return {}
-        sampled = turn.traced[0].ids if turn.traced else ()
+        sampled = turn.records[0].ids if turn.records else ()
         return {"context": (*turn.jobs[0].prompt, *sampled)}
 
 
@@ -148,17 +154,17 @@ async def _reply(exchange: Exchange, payload: dict[str, Any], *, streams: bool) 
 # Embeddings.
 
 
-async def embed(host: Host, exchange: Exchange) -> None:
+async def embed(host: AppState, exchange: Exchange) -> None:
     await _embed(host, exchange, lambda vectors, reply: reply)
 
 
-async def embeddings(host: Host, exchange: Exchange) -> None:
+async def embeddings(host: AppState, exchange: Exchange) -> None:
     """Handle the older route: one text, one vector."""
     await _embed(host, exchange, lambda vectors, reply: {"embedding": vectors[0] if vectors else []})
 
 
 async def _embed(
-    shared: Host, exchange: Exchange, shape: Callable[[list[list[float]], dict[str, Any]], dict[str, Any]]
+    shared: AppState, exchange: Exchange, shape: Callable[[list[list[float]], dict[str, Any]], dict[str, Any]]
 ) -> None:
     began = asyncio.get_running_loop().time()
     request, size = await exchange.read(
@@ -166,52 +172,52 @@ async def _embed(
     )
     model, texts = known_name(shared, request.model), bodies.texts(request)
     _keep(shared, exchange, model, request.keep_alive)
-    host = await shared.serving(model, exchange)
-    host.model.planner.adapter(model)
-    given = [TextPrompt(text, param=f"input[{number}]") for number, text in enumerate(texts)]
+    host = await shared.acquire_model(model, exchange)
+    host.model.planner.resolve_adapter(model)
+    prompts = [TextPrompt(text, param=f"input[{number}]") for number, text in enumerate(texts)]
     vectors: list[list[float]] = []
     tokens = 0
-    if given:
+    if prompts:
         cuts = request.truncate is not False
-        vectors, tokens = await embed_all(host, exchange, model, given, request.dimensions, size, cuts=cuts)
+        vectors, tokens = await embed_all(host, exchange, model, prompts, request.dimensions, size, cuts=cuts)
     seconds = asyncio.get_running_loop().time() - began
 
     def make() -> dict[str, Any]:
         cut = [list(shorten_vector(vector, request.dimensions)) for vector in vectors]
         return shape(cut, bodies.vectors_reply(request.model, cut, tokens, seconds))
 
-    told = FLOAT_BYTES * sum(map(len, vectors))
-    await exchange.json(await exchange.aside(told, make), size=told)
+    value = FLOAT_BYTES * sum(map(len, vectors))
+    await exchange.json(await exchange.offload(value, make), size=value)
 
 
 # Models.
 
 
-async def show_version(host: Host, exchange: Exchange) -> None:
+async def show_version(host: AppState, exchange: Exchange) -> None:
     await exchange.json({"version": bodies.API_LEVEL})
 
 
-async def list_models(host: Host, exchange: Exchange) -> None:
+async def list_models(host: AppState, exchange: Exchange) -> None:
     models, may_use = host.pool.models.values(), exchange.key.may_use
-    told = [_describe(model, name) for model in models for name in model.names if may_use(name)]
-    await exchange.json({"models": told})
+    rows = [_describe(model, name) for model in models for name in model.names if may_use(name)]
+    await exchange.json({"models": rows})
 
 
-async def list_loaded(host: Host, exchange: Exchange) -> None:
-    told = []
+async def list_loaded(host: AppState, exchange: Exchange) -> None:
+    rows = []
     for model in host.pool.served:
         until = FOREVER if model.keep_until is None else bodies.stamp(model.keep_until)
         context = model.loaded.card.max_model_len if model.loaded else 0
         more = {"expires_at": until, "size_vram": 0, "context_length": context or 0}
-        told += [{**_describe(model, name), **more} for name in model.names if exchange.key.may_use(name)]
-    await exchange.json({"models": told})
+        rows += [{**_describe(model, name), **more} for name in model.names if exchange.key.may_use(name)]
+    await exchange.json({"models": rows})
 
 
-async def show(shared: Host, exchange: Exchange) -> None:
+async def show(shared: AppState, exchange: Exchange) -> None:
     request, _ = await exchange.read(partial(bodies.read_model, ignored=exchange.ignored))
     name = known_name(shared, request.meant)
-    host = await shared.serving(name, exchange)
-    host.model.planner.adapter(name)
+    host = await shared.acquire_model(name, exchange)
+    host.model.planner.resolve_adapter(name)
     card = host.card
     family = card.details.get("architecture", "unknown")
     info = {
@@ -226,7 +232,7 @@ async def show(shared: Host, exchange: Exchange) -> None:
         {
             "license": "",
             "modelfile": f"FROM {described['model']}\n",
-            "parameters": "\n".join(f"{key} {value}" for key, value in card.sampling.items()),
+            "parameters": "\n".join(f"{key} {value}" for key, value in card.recommended_sampling.items()),
             "template": host.model.prompter.source or "",
             "details": described["details"],
             "model_info": info,
@@ -236,9 +242,9 @@ async def show(shared: Host, exchange: Exchange) -> None:
     )
 
 
-def _capabilities(host: ModelHost) -> list[str]:
-    dialect = host.model.found.dialect
-    said = {
+def _capabilities(host: ModelServing) -> list[str]:
+    dialect = host.model.detected_dialect.dialect
+    fields = {
         "completion": True,
         "tools": dialect.has_calls,
         "thinking": dialect.reasoning is not None or dialect.channels is not None,
@@ -246,10 +252,10 @@ def _capabilities(host: ModelHost) -> list[str]:
         "vision": "image" in host.card.modalities,
         "audio": "audio" in host.card.modalities,
     }
-    return [name for name, can in said.items() if can]
+    return [name for name, can in fields.items() if can]
 
 
-async def pull(host: Host, exchange: Exchange) -> None:
+async def pull(host: AppState, exchange: Exchange) -> None:
     """Reply at once for a model that exists here; download others only for an administrator."""
     request, _ = await exchange.read(partial(bodies.read_model, ignored=exchange.ignored))
     try:
@@ -258,12 +264,12 @@ async def pull(host: Host, exchange: Exchange) -> None:
         if host.pool.describe is None:
             raise
         models.check_admin(host, exchange)
-        await unless_gone(exchange, _pull(host, exchange, request))
+        await cancel_on_disconnect(exchange, _pull(host, exchange, request))
         return
     await _reply(exchange, {"status": "success"}, streams=bodies.streams(request))
 
 
-async def _pull(host: Host, exchange: Exchange, request: OllamaModel) -> None:
+async def _pull(host: AppState, exchange: Exchange, request: OllamaModelRequest) -> None:
     """Download a model; a disconnect of the client stops it, and the next request resumes it."""
     done, gone = (0, 0), False
 
@@ -288,14 +294,14 @@ async def _pull(host: Host, exchange: Exchange, request: OllamaModel) -> None:
         await exchange.json({"status": "success"})
 
 
-async def create(host: Host, exchange: Exchange) -> None:
+async def create(host: AppState, exchange: Exchange) -> None:
     models.check_admin(host, exchange)
     await exchange.read(partial(bodies.read_model, ignored=exchange.ignored))
     message = "Models cannot be created over HTTP; add a table [models.NAME] to the settings file."
     raise Forbidden(message, code="not_allowed")
 
 
-async def copy(host: Host, exchange: Exchange) -> None:
+async def copy(host: AppState, exchange: Exchange) -> None:
     """Add an alias for a model, until the server stops."""
     models.check_admin(host, exchange)
     request, _ = await exchange.read(partial(read_copy, ignored=exchange.ignored))
@@ -303,34 +309,34 @@ async def copy(host: Host, exchange: Exchange) -> None:
     await exchange.json({})
 
 
-async def delete(host: Host, exchange: Exchange) -> None:
+async def delete(host: AppState, exchange: Exchange) -> None:
     models.check_admin(host, exchange)
     request, _ = await exchange.read(partial(bodies.read_model, ignored=exchange.ignored))
     await models.delete_model(host, known_name(host, request.meant) or "")
     await exchange.json({})
 
 
-def _keep(host: Host, exchange: Exchange, name: str | None, given: Any) -> float | None:
+def _keep(host: AppState, exchange: Exchange, name: str | None, result: Any) -> float | None:
     """Set how long a model stays loaded, if models are unloaded automatically; -1 if the request does not
     say."""
-    if given is None or not host.pool.comes_and_goes:
+    if result is None or not host.pool.is_dynamic:
         return -1
-    seconds = read_keep_alive(given)
-    host.pool.keep(host.pool.get(name), seconds)
-    left = [name for name in exchange.ignored.told.split(", ") if name != "keep_alive"]
+    seconds = read_keep_alive(result)
+    host.pool.set_keep_alive(host.pool.get(name), seconds)
+    left = [name for name in exchange.ignored.summary.split(", ") if name != "keep_alive"]
     if left:
-        exchange.facts["ignored"] = ", ".join(left)
+        exchange.log_fields["ignored"] = ", ".join(left)
     else:
-        exchange.facts.pop("ignored", None)
+        exchange.log_fields.pop("ignored", None)
     return seconds
 
 
-def known_name(host: Host, given: str | None) -> str | None:
+def known_name(host: AppState, text: str | None) -> str | None:
     """Return the model's own name, with or without the tag that Ollama adds to names."""
-    if given is None:
+    if text is None:
         raise BadRequest("'model' is required.", param="model", code="missing_field")
-    known = any(given in model.names for model in host.pool.models.values())
-    name = given if known else given.removesuffix(LATEST)
+    known = any(text in model.names for model in host.pool.models.values())
+    name = text if known else text.removesuffix(LATEST)
     host.pool.check(name)
     return name
 

@@ -10,21 +10,21 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.types import Receive, Send
 
-from dragoman.api.documents import MARKS
-from dragoman.api.read import Ignored, check_shape
+from dragoman.api.attachments import MARKS
+from dragoman.api.request_decoder import IgnoredFields, check_shape
 from dragoman.api.responses import request as requests
-from dragoman.api.responses.output import DATA, END, Written, one_by_one, unwrap_event
+from dragoman.api.responses.event_encoder import DATA, END, OutputBytes, one_by_one, unwrap_event
 from dragoman.api.responses.response import ERRORS
 from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, Overloaded
-from dragoman.http.admission import Holding, Visit
-from dragoman.http.exchange import told_headers
-from dragoman.http.host import Host
-from dragoman.http.key_file import ANYBODY
+from dragoman.http.admission import ActiveRequest, ByteReservation
+from dragoman.http.app_state import AppState
+from dragoman.http.exchange import notice_headers
+from dragoman.http.key_file import ANONYMOUS
 from dragoman.limits import Limits
 from dragoman.responses.context import pack_items
-from dragoman.responses.making import Making, begin_making
+from dragoman.responses.run import ResponseRun, start_response
 from dragoman.store import StoredItem
-from dragoman.turns.tool_loop import ClientGone, Speaker, wait_patiently
+from dragoman.turns.tool_loop import ClientGone, EventEncoder, wait_with_keepalive
 from dragoman.turns.turn import Turn
 
 logger = logging.getLogger("dragoman.http")
@@ -75,18 +75,18 @@ class SocketMessage:
         return _encode({name: value for name, value in self._members.items() if name not in OURS})
 
 
-class Socket:
+class ResponsesSocket:
     """One client's connection. `serve()` returns when it is over."""
 
-    def __init__(self, host: Host, owner: str, receive: Receive, send: Send) -> None:
+    def __init__(self, host: AppState, owner: str, receive: Receive, send: Send) -> None:
         self._host = host
         self._owner = owner
         self._receive = receive
         self._send = send
-        self._inbox: asyncio.Queue[tuple[SocketMessage, Holding]] = asyncio.Queue()
+        self._inbox: asyncio.Queue[tuple[SocketMessage, ByteReservation]] = asyncio.Queue()
         self._last: tuple[str, Sequence[StoredItem]] | None = None
         """The last response and all items up to it: it can be continued even if it is not stored."""
-        self._held = host.bodies.of(owner)
+        self._held = host.bodies.reserve(owner)
         """The bytes of the last response, held while the client is connected."""
         self._marks: dict[str, Any] = {}
         """Fields added to each event: the `stream_id` of the current request."""
@@ -110,9 +110,9 @@ class Socket:
             for ended in await asyncio.gather(reading, answering, return_exceptions=True):
                 if isinstance(ended, Exception) and not isinstance(ended, ClientGone):
                     logger.error("WebSocket failed", exc_info=ended)
-            self._held.end()
+            self._held.release()
             while not self._inbox.empty():
-                self._inbox.get_nowait()[1].end()
+                self._inbox.get_nowait()[1].release()
 
     async def _read(self) -> None:
         """Read messages until the client disconnects, which ends the current response."""
@@ -124,7 +124,7 @@ class Socket:
     async def _takes(self, received: Any) -> bool:
         if received["type"] == "websocket.disconnect":
             return False
-        held = self._host.bodies.of(self._owner)
+        held = self._host.bodies.reserve(self._owner)
         waits = False
         try:
             message = await self._message(received.get("text") or received.get("bytes") or "", held)
@@ -135,15 +135,15 @@ class Socket:
             await self._fail(error)
         finally:
             if not waits:
-                held.end()
+                held.release()
         return True
 
-    async def _message(self, raw: str | bytes, held: Holding) -> SocketMessage:
+    async def _message(self, raw: str | bytes, held: ByteReservation) -> SocketMessage:
         if len(raw) > self._host.limits.body_bytes:
             raise BodyTooLarge(f"The message is larger than {self._host.limits.body_bytes} bytes.")
         if self._inbox.qsize() >= MOST_WAITING:
             raise Overloaded(f"{MOST_WAITING} requests are queued on this WebSocket; wait for their replies.")
-        held.be(len(raw))
+        held.resize(len(raw))
         return await self._host.workers.run(
             self._owner, len(raw), partial(SocketMessage, raw, self._host.limits)
         )
@@ -153,72 +153,74 @@ class Socket:
             while True:
                 await self._answer_next(*await self._inbox.get())
 
-    async def _answer_next(self, message: SocketMessage, held: Holding) -> None:
+    async def _answer_next(self, message: SocketMessage, held: ByteReservation) -> None:
         self._marks = {} if message.lane is None else {"stream_id": message.lane}
         self._news = {}
         try:
             with (
-                self._host.journal.work("WEBSOCKET", "/v1/responses") as facts,
-                self._host.admission.admitted(self._owner) as visit,
+                self._host.recorder.work("WEBSOCKET", "/v1/responses") as facts,
+                self._host.admission.admit(self._owner) as visit,
             ):
                 await self._answer(await self._filled(message.body(), held), message, facts, visit)
         except ClientGone:
             raise
         except DragomanError as error:
             self._forget(message.said("previous_response_id"))
-            key = self._host.keys.get(self._owner) or ANYBODY
-            await self._fail(key.tell(error), self._marks)
+            key = self._host.keys.get(self._owner) or ANONYMOUS
+            await self._fail(key.redact_error(error), self._marks)
         except Exception:
             logger.exception("Request on a WebSocket failed")
             failed = DragomanError("The server failed; see its log.", code="internal_error")
             await self._fail(failed, self._marks)
         finally:
-            held.end()
+            held.release()
 
-    async def _filled(self, body: bytes, held: Holding) -> bytes:
+    async def _filled(self, body: bytes, held: ByteReservation) -> bytes:
         """Return the body with the contents of the files that it names."""
         if MARKS.search(body):
             body = await self._host.documents.fill(self._owner, body, self._aside)
-            held.be(len(body))
+            held.resize(len(body))
         return body
 
     def _aside(self, size: int, work: Callable[[], R]) -> Coroutine[Any, Any, R]:
         return self._host.workers.run(self._owner, size, work)
 
-    async def _answer(self, body: bytes, message: SocketMessage, facts: dict[str, Any], visit: Visit) -> None:
-        key = self._host.keys.belonging_to(self._owner)
+    async def _answer(
+        self, body: bytes, message: SocketMessage, log_fields: dict[str, Any], visit: ActiveRequest
+    ) -> None:
+        key = self._host.keys.require(self._owner)
         if key.is_limited:
             self._host.budgets.check(key)
-        ignored = Ignored(self._host.settings.unknown_fields)
+        ignored = IgnoredFields(self._host.settings.unknown_fields)
         reading = partial(requests.read, body, self._host.limits, ignored)
         request = await self._host.workers.run(self._owner, len(body), reading)
-        if names := ignored.told:
-            facts["ignored"] = names
-        visit.within(request.timeout)
+        if names := ignored.summary:
+            log_fields["ignored"] = names
+        visit.set_timeout(request.timeout)
         known = None
         if self._last is not None and request.previous_response_id == self._last[0]:
             known = self._last[1]
         async with AsyncExitStack() as stack:
             self._host.pool.check_started()
-            model = await self._host.pool.look_for(request.model)
+            model = await self._host.pool.find_or_discover(request.model)
             key.check_use(request.model if request.model in model.names else model.name)
             self._host.check_may_load(model)
-            loaded = await self._host.pool.hold(model)
+            loaded = await self._host.pool.acquire(model)
             stack.callback(self._host.pool.release, model)
             context = await stack.enter_async_context(
-                self._host.desk.context(request, self._owner, len(body), known=known)
+                self._host.responses.context(request, self._owner, len(body), known=known)
             )
-            making = await begin_making(self._host.desk, loaded.model, request, context)
-            making.reason = lambda: visit.error
-            facts |= {"model": making.response.fields["model"], "request_id": making.id}
+            making = await start_response(self._host.responses, loaded.model, request, context)
+            making.abort_reason = lambda: visit.error
+            log_fields |= {"model": making.response.fields["model"], "request_id": making.id}
             making.generates = message.said("generate") is not False
             await making.prepare(streams=True)
-            making.facts = facts
-            self._news = told_headers(facts)
+            making.log_fields = log_fields
+            self._news = notice_headers(log_fields)
             try:
-                await making.make(self)
+                await making.run(self)
             except ClientGone:
-                facts["finish"] = "disconnect"
+                log_fields["finish"] = "disconnect"
                 raise
             except (Exception, asyncio.CancelledError) as error:
                 if isinstance(error, asyncio.CancelledError) and visit.error is None:
@@ -228,16 +230,16 @@ class Socket:
                 return
             await self._keep(making)
 
-    async def _keep(self, making: Making) -> None:
+    async def _keep(self, making: ResponseRun) -> None:
         context = making.context
         items = partial(pack_items, [*context.all, *making.response.output], context.size)
-        kept = await context.aside(context.size, items)
+        kept = await context.offload(context.size, items)
         try:
-            self._held.be(sum(len(item.body) for item in kept))
+            self._held.resize(sum(len(item.body) for item in kept))
         except DragomanError:
             # The response is not cached then; if it was stored, it can still be continued.
             self._last = None
-            self._held.end()
+            self._held.release()
         else:
             self._last = (making.id, kept)
 
@@ -245,20 +247,20 @@ class Socket:
         """Drop the cached response: after a failed continuation the client sends the full context."""
         if self._last is not None and self._last[0] == id_:
             self._last = None
-            self._held.end()
+            self._held.release()
 
     # Output.
 
-    async def write(self, data: Written) -> None:
+    async def write(self, data: OutputBytes) -> None:
         for pieces in [[data]] if isinstance(data, bytes) else one_by_one(data):
             telling = partial(_payloads, pieces, self._marks, self._news)
             self._news = {}
             for payload in await self._host.workers.run(self._owner, sum(map(len, pieces)), telling):
                 await self._put(payload)
 
-    async def run(self, turn: Turn, speaker: Speaker) -> None:
+    async def run(self, turn: Turn, speaker: EventEncoder) -> None:
         async with turn:
-            while not turn.over:
+            while not turn.is_over:
                 try:
                     async with asyncio.timeout(self._host.settings.keep_alive):
                         events = await turn.next()
@@ -267,12 +269,12 @@ class Socket:
                 else:
                     await self.write(speaker.write(events))
 
-    async def wait(self, work: Awaitable[R], speaker: Speaker) -> R:
+    async def wait(self, work: Awaitable[R], speaker: EventEncoder) -> R:
         period = self._host.settings.keep_alive
-        return await wait_patiently(work, period, lambda: self.write(speaker.idle()))
+        return await wait_with_keepalive(work, period, lambda: self.write(speaker.idle()))
 
     async def _fail(self, error: DragomanError, marks: Mapping[str, Any] = NO_MARKS) -> None:
-        error.let_go()
+        error.clear_frames()
         await self._put(_marked(_encode(ERRORS.message(error)), marks))
 
     async def _put(self, payload: str) -> None:
@@ -288,7 +290,7 @@ def _payloads(pieces: Sequence[bytes], marks: Mapping[str, Any], news: Mapping[s
     first = {**marks, "headers": news} if news else marks
     if len(pieces) == 1:
         payloads = enumerate(unwrap_event(pieces[0]))
-        return [_marked(payload, marks if place else first) for place, payload in payloads]
+        return [_marked(payload, marks if offset else first) for offset, payload in payloads]
     head, *large, tail = pieces
     texts = [_marked(head.partition(DATA)[2], first), *(piece.decode() for piece in large)]
     return ["".join([*texts, tail.removesuffix(END).decode()])]

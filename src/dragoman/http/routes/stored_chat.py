@@ -10,28 +10,28 @@ from dragoman.api import conversations
 from dragoman.api.chat.request import ChatRequest
 from dragoman.api.chat.stored import describe_deleted, read_calls, record, relabel, unknown_completion
 from dragoman.engines.protocol import count_text
+from dragoman.http.app_state import AppState, ModelServing
 from dragoman.http.exchange import Exchange
-from dragoman.http.host import Host, ModelHost
 from dragoman.http.query_string import QueryString
 from dragoman.store import Record
 from dragoman.turns.spec import TurnSpec
-from dragoman.types import Traced
+from dragoman.types import TurnRecord
 
 
 async def save(
-    host: ModelHost,
+    host: ModelServing,
     exchange: Exchange,
     request: ChatRequest,
     reply: dict[str, Any],
     reply_bytes: int,
-    turns: Sequence[Traced],
+    turns: Sequence[TurnRecord],
 ) -> None:
     """Store the answer; returns when it would survive a crash of the server."""
     if request.store:
         work = partial(record, reply, request, exchange.request_id, exchange.owner)
         stored = await host.workers.run(exchange.owner, exchange.body_bytes + reply_bytes, work)
-        await host.desk.required("store").save(stored)
-    await host.desk.keep_ids(
+        await host.desk.require_store("store").save(stored)
+    await host.desk.store_token_ids(
         exchange.owner,
         reply["id"],
         turns,
@@ -45,69 +45,75 @@ LATEST = 64
 """Stored answers that are searched for reasoning that this process does not have in memory."""
 
 
-async def recall(host: ModelHost, exchange: Exchange, spec: TurnSpec) -> None:
+async def recall(host: ModelServing, exchange: Exchange, spec: TurnSpec) -> None:
     """Load the reasoning of stored tool calls, which a restarted server does not have in memory."""
     planner = host.model.planner
-    asked = replace(planner.defaults(spec.model).settle(spec), owner=exchange.owner)
-    if asked.cache_salt or not planner.thoughts.lacks(asked):
+    asked = replace(planner.defaults(spec.model).apply(spec), owner=exchange.owner)
+    if asked.cache_salt or not planner.reasoning_memory.has_unknown_calls(asked):
         return
-    page = await exchange.loaded(
-        host.desk.required().records, "chat", exchange.owner, limit=LATEST, descending=True
+    page = await exchange.load_stored(
+        host.desk.require_store().records, "chat", exchange.owner, limit=LATEST, descending=True
     )
 
     def read() -> None:
         for one in page.data:
             for message in read_calls(one.body):
                 tokens = count_text(planner.tokenizer, message.reasoning or "")
-                planner.thoughts.recall(asked, one.id, message, tokens)
+                planner.reasoning_memory.recall(asked, one.id, message, tokens)
 
     await host.workers.run(exchange.owner, sum(len(one.body) for one in page.data), read)
 
 
-async def list_all(host: Host, exchange: Exchange) -> None:
+async def list_all(host: AppState, exchange: Exchange) -> None:
     query = QueryString(exchange)
-    page = await exchange.loaded(
-        host.desk.required().records,
+    page = await exchange.load_stored(
+        host.responses.require_store().records,
         "chat",
         exchange.owner,
-        **query.cut("asc"),
+        **query.page_params("asc"),
         model=query.text("model"),
         metadata=query.pairs("metadata"),
     )
     await exchange.page(page.data, page.has_more)
 
 
-async def retrieve(host: Host, exchange: Exchange) -> None:
+async def retrieve(host: AppState, exchange: Exchange) -> None:
     await exchange.reply((await _find(host, exchange)).body, b"application/json")
 
 
-async def update(host: Host, exchange: Exchange) -> None:
+async def update(host: AppState, exchange: Exchange) -> None:
     new, _ = await exchange.read(conversations.read_metadata)
     completion = await _find(host, exchange)
-    body = await exchange.aside(len(completion.body), partial(relabel, completion.body, new))
-    if not await host.desk.required().set_metadata("chat", exchange.owner, completion.id, new, body):
+    body = await exchange.offload(len(completion.body), partial(relabel, completion.body, new))
+    if not await host.responses.require_store().set_metadata(
+        "chat", exchange.owner, completion.id, new, body
+    ):
         raise unknown_completion(completion.id)
     await exchange.reply(body, b"application/json")
 
 
-async def delete(host: Host, exchange: Exchange) -> None:
-    await host.desk.forget_ids(exchange.owner, exchange.path_id)
-    if not await host.desk.required().delete("chat", exchange.owner, exchange.path_id):
+async def delete(host: AppState, exchange: Exchange) -> None:
+    await host.responses.delete_token_ids(exchange.owner, exchange.path_id)
+    if not await host.responses.require_store().delete("chat", exchange.owner, exchange.path_id):
         raise unknown_completion(exchange.path_id)
     await exchange.json(describe_deleted(exchange.path_id))
 
 
-async def messages(host: Host, exchange: Exchange) -> None:
+async def messages(host: AppState, exchange: Exchange) -> None:
     """List the messages of the request; the answer is in the choices of the object."""
-    cut = QueryString(exchange).cut("asc")
-    page = await exchange.loaded(host.desk.required().inputs, "chat", exchange.owner, exchange.path_id, **cut)
+    cut = QueryString(exchange).page_params("asc")
+    page = await exchange.load_stored(
+        host.responses.require_store().inputs, "chat", exchange.owner, exchange.path_id, **cut
+    )
     if page is None:
         raise unknown_completion(exchange.path_id)
     await exchange.page(page.data, page.has_more)
 
 
-async def _find(host: Host, exchange: Exchange) -> Record:
-    completion = await exchange.loaded(host.desk.required().get, "chat", exchange.owner, exchange.path_id)
+async def _find(host: AppState, exchange: Exchange) -> Record:
+    completion = await exchange.load_stored(
+        host.responses.require_store().get, "chat", exchange.owner, exchange.path_id
+    )
     if completion is None:
         raise unknown_completion(exchange.path_id)
     return completion

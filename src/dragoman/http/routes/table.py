@@ -11,32 +11,32 @@ from dragoman._version import __version__
 from dragoman.api import batches as batch_bodies
 from dragoman.api import completions
 from dragoman.api import conversations as conversation_bodies
+from dragoman.api import embeddings as vector_bodies
 from dragoman.api import files as file_bodies
 from dragoman.api import inspection as inspection_bodies
-from dragoman.api import model_changes as model_bodies
-from dragoman.api import vectors as vector_bodies
+from dragoman.api import model_admin as model_bodies
 from dragoman.api.chat import reply as chat_reply
 from dragoman.api.messages import reply as message_reply
 from dragoman.api.ollama import ERRORS as OLLAMA_ERRORS
 from dragoman.api.openapi import OPERATIONS, Operation, document
-from dragoman.api.reply import ErrorSpelling
+from dragoman.api.reply import ErrorSerializer
 from dragoman.api.responses.response import ERRORS as RESPONSE_ERRORS
+from dragoman.http.app_state import AppState, Handler
 from dragoman.http.exchange import Exchange
-from dragoman.http.host import Handler, Host
 from dragoman.http.routes import (
     batches,
     conversations,
+    embeddings,
     files,
     generate,
     inspection,
     messages,
     models,
     ollama,
-    page,
     responses,
     stored_chat,
     training,
-    vectors,
+    web_ui,
 )
 
 # An API: routes with a common path prefix and error format.
@@ -47,7 +47,7 @@ class Api(Struct, frozen=True):
 
     path: str
     """The path prefix of the API; its error format is also used for unknown paths below it."""
-    errors: ErrorSpelling
+    errors: ErrorSerializer
     computed: Mapping[str, Handler] = {}
     """POST routes that use the engine and count in its queue."""
     post: Mapping[str, Handler] = {}
@@ -76,7 +76,7 @@ def _openapi(root: str) -> bytes:
     return msgspec.json.encode(document(__version__, operations(), root))
 
 
-async def show_openapi(host: Host, exchange: Exchange) -> None:
+async def show_openapi(host: AppState, exchange: Exchange) -> None:
     await exchange.reply(_openapi(host.settings.root_path), b"application/json")
 
 
@@ -181,7 +181,7 @@ MESSAGES = Api(
     delete={"/v1/messages/batches/{id}": batches.delete_messages},
     operations=(*messages.OPERATIONS, *messages.batch_operations()),
 )
-EMBEDDINGS = Api("/v1/embeddings", vector_bodies.ERRORS, computed={"/v1/embeddings": vectors.embed})
+EMBEDDINGS = Api("/v1/embeddings", vector_bodies.ERRORS, computed={"/v1/embeddings": embeddings.embed})
 FILES = Api(
     "/v1/files",
     file_bodies.FILE_ERRORS,
@@ -214,10 +214,10 @@ OTHERS = Api(
     "",
     inspection_bodies.ERRORS,
     computed={
-        "/v1/rerank": vectors.rerank,
-        "/rerank": vectors.rerank,
-        "/v1/score": vectors.score,
-        "/score": vectors.score,
+        "/v1/rerank": embeddings.rerank,
+        "/rerank": embeddings.rerank,
+        "/v1/score": embeddings.score,
+        "/score": embeddings.score,
     },
     post={
         "/v1/trajectories/{id}": training.reward,
@@ -255,7 +255,7 @@ OTHERS = Api(
         "/v1/model/list": models.list_models,
         "/v1/models/{model:path}": models.get_model,
         "/openapi.json": show_openapi,
-        **page.GET,
+        **web_ui.GET,
     },
     operations=model_bodies.OPERATIONS,
 )
@@ -279,7 +279,9 @@ ANY_MEDIA = frozenset(path for api in APIS if api.any_media for path in (*api.co
 UNCOUNTED = frozenset(path for api in APIS for path in api.uncounted)
 """Routes for operators: accepted only in the exact spelling, so that a proxy can recognize them."""
 SOCKET = "/v1/responses"
-OPEN_PATHS = frozenset({"/health", "/healthz", "/ping", "/ready", "/openapi.json", "/api/hello", *page.OPEN})
+OPEN_PATHS = frozenset(
+    {"/health", "/healthz", "/ping", "/ready", "/openapi.json", "/api/hello", *web_ui.OPEN}
+)
 """Paths whose GET needs no key: probes can request them, and browsers get the page that asks for a key."""
 METRICS, BOARD = "/metrics", "/operations"
 
@@ -294,7 +296,7 @@ def api_at(path: str) -> Api:
     return next(api for api in APIS if api.has(path) or not api.path)
 
 
-def errors_at(path: str, headers: Container[bytes] = ()) -> ErrorSpelling:
+def errors_at(path: str, headers: Container[bytes] = ()) -> ErrorSerializer:
     """Return the error format for a path.
 
     On paths without an own API, Anthropic's clients get the format that they know.
@@ -311,7 +313,7 @@ NEAR = 0.8
 """Minimum similarity of two paths for suggesting one for the other."""
 
 
-def ways_to_write(path: str) -> Iterator[str]:
+def path_variants(path: str) -> Iterator[str]:
     """Yield the paths that a path may stand for.
 
     >>> [*ways_to_write("/v1/v1/models/")]

@@ -16,38 +16,38 @@ from dragoman.api.training import (
 )
 from dragoman.engines.protocol import weights_of
 from dragoman.errors import TrajectoryTooLarge
+from dragoman.http.app_state import AppState, ModelServing
 from dragoman.http.exchange import Exchange
-from dragoman.http.host import Host, ModelHost
 from dragoman.http.query_string import QueryString
 from dragoman.store import Record, Store
 
 
-async def pause(host: Host, exchange: Exchange) -> None:
+async def pause(host: AppState, exchange: Exchange) -> None:
     """Pause the engine; the reply is sent when nothing is computed any more."""
     host.keys.check_operator(exchange.headers)
     await exchange.read(read_pause)
     model = await _trained(host, exchange)
-    await model.brake.pause()
+    await model.pause_control.pause()
     await exchange.json(describe_engine(paused=True, version=weights_of(model.engine)))
 
 
-async def resume(host: Host, exchange: Exchange) -> None:
+async def resume(host: AppState, exchange: Exchange) -> None:
     host.keys.check_operator(exchange.headers)
     request, _ = await exchange.read(read_resume)
     model = await _trained(host, exchange)
-    await model.brake.resume(request.weight_version)
+    await model.pause_control.resume(request.weight_version)
     await exchange.json(describe_engine(paused=False, version=weights_of(model.engine)))
 
 
-async def _trained(host: Host, exchange: Exchange) -> ModelHost:
+async def _trained(host: AppState, exchange: Exchange) -> ModelServing:
     """Return the model named by `?model=` in the query, or the default model."""
-    return await host.serving(QueryString(exchange).text("model"), exchange)
+    return await host.acquire_model(QueryString(exchange).text("model"), exchange)
 
 
 # Routes of LoRA adapters: vLLM's to load and unload them, and llama-server's to scale them.
 
 
-async def load_adapter(host: Host, exchange: Exchange) -> None:
+async def load_adapter(host: AppState, exchange: Exchange) -> None:
     """Load an adapter; the reply is sent when requests may name it."""
     host.keys.check_operator(exchange.headers)
     request, _ = await exchange.read(read_load)
@@ -56,7 +56,7 @@ async def load_adapter(host: Host, exchange: Exchange) -> None:
     await _say(exchange, f"Success: LoRA adapter '{request.lora_name}' added successfully.")
 
 
-async def unload_adapter(host: Host, exchange: Exchange) -> None:
+async def unload_adapter(host: AppState, exchange: Exchange) -> None:
     """Unload an adapter; running answers that use it finish first."""
     host.keys.check_operator(exchange.headers)
     request, _ = await exchange.read(read_unload)
@@ -64,16 +64,16 @@ async def unload_adapter(host: Host, exchange: Exchange) -> None:
     await _say(exchange, f"Success: LoRA adapter '{request.lora_name}' removed successfully.")
 
 
-async def list_adapters(host: Host, exchange: Exchange) -> None:
+async def list_adapters(host: AppState, exchange: Exchange) -> None:
     model = (await _trained(host, exchange)).model
-    told = [
+    rows = [
         {"id": each.id, "path": each.path, "scale": each.scale, "name": each.name}
         for each in model.planner.adapters.all
     ]
-    await exchange.json(told)
+    await exchange.json(rows)
 
 
-async def weigh_adapters(host: Host, exchange: Exchange) -> None:
+async def weigh_adapters(host: AppState, exchange: Exchange) -> None:
     host.keys.check_operator(exchange.headers)
     scales, _ = await exchange.read(read_scales)
     (await _trained(host, exchange)).adapters.set_scales(scales)
@@ -95,21 +95,21 @@ MOST_BYTES = 32 * 1024 * 1024
 """Maximum stored size of the answers in one reply, in bytes."""
 
 
-async def retrieve(host: Host, exchange: Exchange) -> None:
+async def retrieve(host: AppState, exchange: Exchange) -> None:
     id_ = exchange.path_id
-    reply = await exchange.loaded(_describe, exchange, host.desk.required(), id_)
+    reply = await exchange.load_stored(_describe, exchange, host.responses.require_store(), id_)
     await exchange.reply(reply, b"application/json")
 
 
-async def reward(host: Host, exchange: Exchange) -> None:
+async def reward(host: AppState, exchange: Exchange) -> None:
     """Add rewards to an answer; those with an existing name are replaced."""
     rewards, _ = await exchange.read(read_rewards)
-    id_, store = exchange.path_id, host.desk.required()
+    id_, store = exchange.path_id, host.responses.require_store()
     records = await _records(store, exchange.owner, id_)
     if not records:
         raise unknown_trajectory(id_)
     last = records[-1]
-    body = await exchange.aside(len(last.body), partial(add_rewards, last, rewards))
+    body = await exchange.offload(len(last.body), partial(add_rewards, last, rewards))
     await store.set_metadata("trajectory", exchange.owner, last.id, last.metadata, body)
     await exchange.reply(await _describe(exchange, store, id_), b"application/json")
 
@@ -119,7 +119,7 @@ async def _describe(exchange: Exchange, store: Store, id_: str) -> bytes:
     if not records:
         raise unknown_trajectory(id_)
     size = sum(len(one.body) for one in records)
-    return await exchange.aside(size, lambda: exchange.encoder(size)(describe_trajectory(id_, records)))
+    return await exchange.offload(size, lambda: exchange.encoder(size)(describe_trajectory(id_, records)))
 
 
 async def _records(store: Store, owner: str, id_: str) -> list[Record]:
@@ -130,16 +130,16 @@ async def _records(store: Store, owner: str, id_: str) -> list[Record]:
 
 
 async def _of_conversation(store: Store, owner: str, id_: str) -> list[Record]:
-    found: list[Record] = []
+    records: list[Record] = []
     after = None
-    while len(found) < LONGEST:
+    while len(records) < LONGEST:
         page = await store.records(
             "trajectory", owner, after=after, limit=PAGE, metadata={"conversation": id_}
         )
-        found += page.data
-        if sum(len(one.body) for one in found) > MOST_BYTES:
+        records += page.data
+        if sum(len(one.body) for one in records) > MOST_BYTES:
             raise TrajectoryTooLarge
         if not page.has_more:
             break
         after = page.data[-1].id
-    return found
+    return records

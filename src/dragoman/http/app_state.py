@@ -9,31 +9,38 @@ from typing import Any, TypeAlias, TypeVar
 from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
-from dragoman.api.batches import Asked, OpenAILines
-from dragoman.api.chat.known_bodies import KnownBodies
+from dragoman.api.batches import LineRequest, OpenAILineCodec
+from dragoman.api.chat.body_cache import BodyCache
 from dragoman.api.chat.request import ChatRequest
-from dragoman.api.messages.batches import MessageLines
-from dragoman.api.shared_fields import KnownTerms
-from dragoman.batches.desk import AnswerLine, BatchDesk
+from dragoman.api.messages.batches import MessagesLineCodec
+from dragoman.api.shared_fields import TurnSpecCache
+from dragoman.batches.manager import AnswerLine, BatchManager
 from dragoman.engines.protocol import Engine
 from dragoman.errors import DragomanError, Forbidden
-from dragoman.http.admission import Admission, Budget, Journal, LiveModel, Replies, VisitKind
+from dragoman.http.admission import (
+    Admission,
+    ByteBudget,
+    LiveModel,
+    ReplyBudget,
+    RequestKind,
+    RequestRecorder,
+)
+from dragoman.http.attachments import AttachmentResolver
 from dragoman.http.connection.limiter import ConnectionLimiter, room
-from dragoman.http.connection.upgrade import Turnstile
-from dragoman.http.documents import Documents
-from dragoman.http.exchange import Exchange, unless_gone
-from dragoman.http.keys import Keys
-from dragoman.http.run_turn import Pump
+from dragoman.http.connection.websocket import FrameScheduler
+from dragoman.http.exchange import Exchange, cancel_on_disconnect
+from dragoman.http.keys import ApiKeys
+from dragoman.http.run_turn import FlushScheduler
 from dragoman.http.token_budgets import TokenBudgets
-from dragoman.mcp.config import servers_of
+from dragoman.mcp.config import make_mcp_servers
 from dragoman.media.fetch import MediaFetcher
 from dragoman.models import ModelPool, PooledModel
 from dragoman.models.loaded import LoadedModel
-from dragoman.responses.desk import Desk
+from dragoman.responses.manager import ResponseManager
 from dragoman.settings import Settings
-from dragoman.store import kept_folder, shelf_of
+from dragoman.store import kept_folder, make_file_store
 from dragoman.tracing import open_tracing
-from dragoman.turns.queue import Workers
+from dragoman.turns.queue import WorkerPool
 
 logger = logging.getLogger("dragoman.http")
 
@@ -47,7 +54,7 @@ FIRST_COMMENT_S = 1.0
 status."""
 
 
-class Host:
+class AppState:
     def __init__(
         self,
         engines: Engine | Mapping[str, Engine] | ModelPool,
@@ -56,48 +63,48 @@ class Host:
     ) -> None:
         self.settings = settings
         self.limits = settings.limits
-        self.pump = Pump(settings.write_interval)
+        self.flush_scheduler = FlushScheduler(settings.write_interval)
         self.tracing = open_tracing(settings)
-        self.journal = Journal(self.tracing)
-        self.workers = Workers()
-        self.keys = Keys(settings)
+        self.recorder = RequestRecorder(self.tracing)
+        self.workers = WorkerPool()
+        self.keys = ApiKeys(settings)
         self.keys.on_change = self._take_keys
         self.budgets = TokenBudgets(self.keys.get, kept_folder(settings))
         keys = len(self.keys)
-        self.admission = Admission(settings, self.journal.metrics, self.workers, keys=keys)
+        self.admission = Admission(settings, self.recorder.metrics, self.workers, keys=keys)
         self._set_meter()
         self.pool = ModelPool.of(engines, settings)
         self.pool.attach(self.workers, self.admission, template)
         self.connections = ConnectionLimiter(room(self.limits.connections), keys)
-        self.bodies = Budget(self.limits.bodies_bytes, keys, "Request bodies")
-        self.known_bodies, self.known_terms = KnownBodies(), KnownTerms(ChatRequest, "messages")
-        self.replies = Replies(self.limits.replies_bytes, keys)
-        self.turnstile = Turnstile()
+        self.bodies = ByteBudget(self.limits.bodies_bytes, keys, "Request bodies")
+        self.body_cache, self.spec_cache = BodyCache(), TurnSpecCache(ChatRequest, "messages")
+        self.replies = ReplyBudget(self.limits.replies_bytes, keys)
+        self.frame_scheduler = FrameScheduler()
         self.looking_at_template = asyncio.Semaphore(1)
-        self.files = shelf_of(settings)
+        self.files = make_file_store(settings)
         fetcher = MediaFetcher(settings.allow_media_host)
-        self.documents = Documents(self.files, self.limits, fetcher, self.sees)
+        self.documents = AttachmentResolver(self.files, self.limits, fetcher, self.sees)
         self.answer_line: AnswerLine
         """Answers a line of a batch as a request of its owner; set by the app."""
-        self.batches = BatchDesk(
+        self.batches = BatchManager(
             self.files,
-            {"openai": OpenAILines(), "anthropic": MessageLines()},
+            {"openai": OpenAILineCodec(), "anthropic": MessagesLineCodec()},
             lambda owner, asked: self.answer_line(owner, asked),
             self.most_lines,
             self.limits,
             self.pool.check,
         )
-        self.mcp = servers_of(settings)
-        self.desk = Desk.of(settings, self.workers, self.mcp)
-        self.desk.list_models = lambda: [each.loaded.model for each in self.pool.served if each.loaded]
-        self.desk.ask_again, self.desk.serves = self._ask_again, self._serves
+        self.mcp = make_mcp_servers(settings)
+        self.responses = ResponseManager.of(settings, self.workers, self.mcp)
+        self.responses.list_models = lambda: [each.loaded.model for each in self.pool.served if each.loaded]
+        self.responses.resubmit, self.responses.has_model = self._ask_again, self._serves
         self.pool.on_change = self._list_live
         self._list_live()
 
     def _list_live(self) -> None:
         """Update the metrics' list of loaded models."""
         served = [(model.name, model.loaded) for model in self.pool.served]
-        self.journal.metrics.live = {
+        self.recorder.metrics.live_models = {
             name: LiveModel(loaded.queue, loaded.engine, loaded.model.planner.adapters)
             for name, loaded in served
             if loaded is not None
@@ -106,7 +113,7 @@ class Host:
     def _take_keys(self) -> None:
         """Apply a change of the number of keys: several share the limits, a single one has all."""
         for each in (self.admission, self.connections, self.bodies, self.replies):
-            each.share_between(len(self.keys))
+            each.set_key_count(len(self.keys))
         self._set_meter()
         self.budgets.forget(self.keys.get)
 
@@ -121,11 +128,13 @@ class Host:
 
     def most_lines(self) -> int:
         """Return the maximum number of concurrent batch lines."""
-        return min(self.admission.places + WAITING_LINES, MOST_LINES)
+        return min(self.admission.capacity + WAITING_LINES, MOST_LINES)
 
     # Models for requests.
 
-    async def serving(self, name: str | None, exchange: Exchange, *, streams: bool = False) -> "ModelHost":
+    async def acquire_model(
+        self, name: str | None, exchange: Exchange, *, streams: bool = False
+    ) -> "ModelServing":
         """Return the model that a request names, loaded first if needed, and held until the request ends.
 
         `streams` means that the reply is an event stream, which can report the loading progress.
@@ -133,20 +142,23 @@ class Host:
         pool = self.pool
         model = pool.find(name)
         if model is None or (pool.find_more is not None and name not in model.names):
-            model = await pool.look_for(name)
+            model = await pool.find_or_discover(name)
         if exchange.key.models:
             exchange.check_model(name if name in model.names else model.name)
-        loaded = pool.take(model)
+        loaded = pool.try_acquire(model)
         if loaded is None:
             loaded = await self._loaded(model, exchange, streams=streams)
-        exchange.release_model, exchange.cause = partial(pool.release, model), loaded.cause
+        exchange.release_model, exchange.explain_failure = (
+            partial(pool.release, model),
+            loaded.explain_failure,
+        )
         return self.view(loaded)
 
     async def sees(self, owner: str, name: str | None) -> bool:
         """Return whether the model that a request names takes images; the model is loaded if needed."""
         try:
-            model = await self.pool.look_for(name)
-            self.keys.belonging_to(owner).check_use(name if name in model.names else model.name)
+            model = await self.pool.find_or_discover(name)
+            self.keys.require(owner).check_use(name if name in model.names else model.name)
             if model.loaded is None and self.settings.while_loading != "refuse":
                 self.check_may_load(model)
                 await self.pool.load(model)
@@ -155,11 +167,11 @@ class Host:
             return False
         return model.loaded is not None and "image" in model.loaded.card.modalities
 
-    def view(self, loaded: LoadedModel) -> "ModelHost":
-        found: ModelHost | None = loaded.view
-        if found is None:
-            found = loaded.view = ModelHost(self, loaded)
-        return found
+    def view(self, loaded: LoadedModel) -> "ModelServing":
+        serving: ModelServing | None = loaded.view
+        if serving is None:
+            serving = loaded.view = ModelServing(self, loaded)
+        return serving
 
     async def _loaded(self, model: PooledModel, exchange: Exchange, *, streams: bool) -> LoadedModel:
         self.check_may_load(model)
@@ -171,9 +183,9 @@ class Host:
             if loading.done():
                 loading.result()
             raise model.loading_error()
-        holding = asyncio.ensure_future(self.pool.hold(model))
+        holding = asyncio.ensure_future(self.pool.acquire(model))
         try:
-            await unless_gone(exchange, self._told(model, holding, exchange, streams=streams))
+            await cancel_on_disconnect(exchange, self._told(model, holding, exchange, streams=streams))
             return holding.result()
         except BaseException:
             if not holding.cancel() and holding.exception() is None:
@@ -205,11 +217,11 @@ class Host:
 
     async def start(self) -> None:
         await asyncio.to_thread(self.budgets.load)
-        await self.desk.start()
+        await self.responses.start()
         await self.files.start()
         await self.batches.start()
         await self.pool.start()
-        await self.desk.watch()
+        await self.responses.watch()
 
     def _serves(self, model: str) -> bool:
         try:
@@ -219,15 +231,15 @@ class Host:
         return True
 
     async def _ask_again(self, owner: str, body: bytes) -> int:
-        return (await self.answer_line(owner, Asked("", "/v1/responses", body))).status
+        return (await self.answer_line(owner, LineRequest("", "/v1/responses", body))).status
 
     async def stop(self) -> None:
         """Stop everything in order: active requests, then what stores, calls other servers and computes."""
-        await self.admission.end_all()
+        await self.admission.cancel_all()
         for close in (
             self.batches.stop,
             self.budgets.close,
-            self.desk.stop,
+            self.responses.stop,
             self.files.close,
             self.documents.close,
             self.mcp.close,
@@ -251,8 +263,8 @@ class Host:
         """Describe the upstreams of remote models. Only administrators see their addresses."""
         engines = [model.loaded.engine for model in self.pool.served if model.loaded is not None]
         upstreams = [each for engine in engines for each in getattr(engine, "describe_upstreams", list)()]
-        key = self.keys.of(headers) if self.keys.has(headers) else None
-        if key is None or (self.keys.closed and not key.admin):
+        key = self.keys.authenticate(headers) if self.keys.accepts(headers) else None
+        if key is None or (self.keys.key_required and not key.admin):
             upstreams = [{name: each[name] for name in each if name != "url"} for each in upstreams]
         return {"upstreams": upstreams} if upstreams else {}
 
@@ -263,38 +275,43 @@ class Host:
                 await model.loaded.check_alive()
 
 
-class ModelHost:
+class ModelServing:
     """A host with one of its models, for the requests to that model."""
 
-    def __init__(self, host: Host, loaded: LoadedModel) -> None:
+    def __init__(self, host: AppState, loaded: LoadedModel) -> None:
         self.settings, self.limits = host.settings, host.limits
-        self.pump, self.workers, self.mcp, self.desk = host.pump, host.workers, host.mcp, host.desk
-        self.journal, self.charge = host.journal, host.charge
+        self.pump, self.workers, self.mcp, self.desk = (
+            host.flush_scheduler,
+            host.workers,
+            host.mcp,
+            host.responses,
+        )
+        self.journal, self.charge = host.recorder, host.charge
         self.loaded = loaded
         self.model, self.engine, self.card = loaded.model, loaded.engine, loaded.card
-        self.brake, self.adapters = loaded.brake, loaded.adapters
+        self.pause_control, self.adapters = loaded.pause_control, loaded.adapters
 
     @property
     def fingerprint(self) -> str:
         """The fingerprint of the model and its adapters; it changes whenever answers may."""
         return "-".join(filter(None, (self.loaded.fingerprint, self.model.planner.adapters.fingerprint)))
 
-    async def computed(self, owner: str, work: Callable[[], Awaitable[R]]) -> R:
+    async def run_on_engine(self, owner: str, work: Callable[[], Awaitable[R]]) -> R:
         """Run engine work that is not a turn; it waits in the queue like one."""
-        return await self.loaded.computed(owner, work)
+        return await self.loaded.run_on_engine(owner, work)
 
 
 # The router.
 
 
-Handler: TypeAlias = Callable[[Host, Exchange], Awaitable[None]]
+Handler: TypeAlias = Callable[[AppState, Exchange], Awaitable[None]]
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 
 
 class Endpoint:
     """A handler as an ASGI app, which Starlette routes call without wrapping the request."""
 
-    def __init__(self, host: Host, path: str, handler: Handler, kind: VisitKind | None) -> None:
+    def __init__(self, host: AppState, path: str, handler: Handler, kind: RequestKind | None) -> None:
         """Create an endpoint; without a kind, its requests are always admitted."""
         self.path = path
         self._host = host
@@ -303,16 +320,16 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope["dragoman.exchange"]
-        exchange.looks = self._kind != "asks"
+        exchange.low_priority = self._kind != "asks"
         if self._kind is None:
             await self._handler(self._host, exchange)
             return
         self._host.pool.check_started()
-        exchange.head |= self._host.admission.rates(exchange.owner, self._kind)
+        exchange.head |= self._host.admission.rate_limit_headers(exchange.owner, self._kind)
         if self._host.keys.limited and self._kind == "asks" and exchange.key.is_limited:
             exchange.head |= self._host.budgets.rates(exchange.key)
             self._host.budgets.check(exchange.key)
-        with self._host.admission.admitted(exchange.owner, self._kind) as exchange.visit:
+        with self._host.admission.admit(exchange.owner, self._kind) as exchange.active:
             await self._handler(self._host, exchange)
 
 
@@ -343,9 +360,9 @@ class Routes:
     def _search(self, scope: Scope) -> tuple[Route | None, set[str]]:
         methods: set[str] = set()
         for route in self._all:
-            match, found = route.matches(scope)
+            match, fields = route.matches(scope)
             if match == Match.FULL:
-                scope.update(found)
+                scope.update(fields)
                 return route, methods
             if match == Match.PARTIAL:
                 methods |= route.methods or set()
@@ -353,8 +370,8 @@ class Routes:
 
     def name(self, scope: Scope) -> str:
         """Return the declared path of a request, never the path that a client sent."""
-        if isinstance(found := scope.get("endpoint"), Endpoint):
-            return found.path
+        if isinstance(value := scope.get("endpoint"), Endpoint):
+            return value.path
         # The request was rejected before routing.
         partly = []
         for route in self._all:

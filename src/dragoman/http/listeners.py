@@ -12,7 +12,7 @@ from dragoman.http.keys import hosts_of
 from dragoman.settings import Settings
 
 UNSENT_BYTES = 32 * 1024
-LOOK_S = 1.0
+POLL_INTERVAL_S = 1.0
 """Timeout for connecting to an existing Unix socket, to find out whether a server uses it."""
 UNIX = "unix:"
 
@@ -72,8 +72,8 @@ def bind_unix(path: str, mode: int) -> socket.socket:
         os.chmod(path, mode)
     except OSError as error:
         listener.close()
-        said = error.strerror or "the path is too long"
-        raise SettingsError(f"Cannot listen on {path}: {said}.", param="uds") from error
+        text = error.strerror or "the path is too long"
+        raise SettingsError(f"Cannot listen on {path}: {text}.", param="uds") from error
     finally:
         os.umask(before)
     return listener
@@ -89,7 +89,7 @@ def _remove_stale(path: str) -> None:
             f"{path} exists and is not a socket; remove it or choose another path.", param="uds"
         )
     with socket.socket(socket.AF_UNIX) as trial:
-        trial.settimeout(LOOK_S)
+        trial.settimeout(POLL_INTERVAL_S)
         try:
             trial.connect(path)
         except OSError as error:

@@ -8,19 +8,25 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from dragoman.api import vectors as bodies
-from dragoman.api.read import Ignored
+from dragoman.api import embeddings as bodies
+from dragoman.api.embeddings import EmbeddingRequest, Pair, RerankRequest, ScoreRequest
 from dragoman.api.reply import new_head
-from dragoman.api.vectors import EmbeddingRequest, Pair, RerankRequest, ScoreRequest
-from dragoman.engines.asked import ask_engine
-from dragoman.engines.protocol import EmbeddingEngine, ScoringEngine, SharingEngine, check_has_ids, weights_of
-from dragoman.engines.sound import check_sound, wrong_scores, wrong_vectors
+from dragoman.api.request_decoder import IgnoredFields
+from dragoman.engines.contract import raise_on_fault, wrong_scores, wrong_vectors
+from dragoman.engines.lifecycle import call_engine
+from dragoman.engines.protocol import (
+    EmbeddingEngine,
+    OwnerAwareEngine,
+    ScoringEngine,
+    require_tokenizer,
+    weights_of,
+)
 from dragoman.errors import BadRequest, ContextOverflow, EngineFailed
-from dragoman.http.exchange import Exchange, unless_gone
-from dragoman.http.host import Host, ModelHost
+from dragoman.http.app_state import AppState, ModelServing
+from dragoman.http.exchange import Exchange, cancel_on_disconnect
 from dragoman.limits import Limits
 from dragoman.tracing import current
-from dragoman.turns.traced import trace_vectors
+from dragoman.turns.spans import trace_vectors
 from dragoman.types import Prompt, TextPrompt
 
 PIECE_TOKENS = 1024
@@ -33,23 +39,23 @@ LONGEST_TOKEN = 16
 encoded."""
 
 
-async def embed(shared: Host, exchange: Exchange) -> None:
-    (request, given), size = await exchange.read(
+async def embed(shared: AppState, exchange: Exchange) -> None:
+    (request, items), size = await exchange.read(
         partial(_read_embed, limits=shared.limits, ignored=exchange.ignored)
     )
-    exchange.visit.within(request.timeout)
-    host = await shared.serving(request.model, exchange)
-    vectors, tokens = await embed_all(host, exchange, request.model, given, request.dimensions, size)
+    exchange.active.set_timeout(request.timeout)
+    host = await shared.acquire_model(request.model, exchange)
+    vectors, tokens = await embed_all(host, exchange, request.model, items, request.dimensions, size)
     model, size = host.model.planner.name(request.model), FLOAT_BYTES * len(vectors) * len(vectors[0])
     make = partial(bodies.reply, request, model, vectors, tokens, weights_of(host.engine))
-    await exchange.json(await exchange.aside(size, make), size=size)
+    await exchange.json(await exchange.offload(size, make), size=size)
 
 
 async def embed_all(
-    host: ModelHost,
+    host: ModelServing,
     exchange: Exchange,
     model: str | None,
-    given: Sequence[Prompt],
+    items: Sequence[Prompt],
     dimensions: int | None,
     body_bytes: int,
     *,
@@ -63,26 +69,26 @@ async def embed_all(
         )
     if host.card.dimensions is not None:
         bodies.check_dimensions(dimensions, host.card.dimensions)
-    prompts = await exchange.aside(body_bytes, partial(_encode, host, given, cuts=cuts))
+    prompts = await exchange.offload(body_bytes, partial(_encode, host, items, cuts=cuts))
     vectors = await _vectors(host, exchange, prompts)
     host.card.dimensions = len(vectors[0])
     bodies.check_dimensions(dimensions, host.card.dimensions)
     tokens = sum(map(len, prompts))
-    exchange.facts.update(model=host.model.planner.name(model), prompt_tokens=tokens)
+    exchange.log_fields.update(model=host.model.planner.name(model), prompt_tokens=tokens)
     return vectors, tokens
 
 
-def _read_embed(body: bytes, limits: Limits, ignored: Ignored) -> tuple[EmbeddingRequest, list[Prompt]]:
+def _read_embed(body: bytes, limits: Limits, ignored: IgnoredFields) -> tuple[EmbeddingRequest, list[Prompt]]:
     request = bodies.read_embedding(body, limits, ignored)
     return request, bodies.prompts(request)
 
 
-async def rerank(shared: Host, exchange: Exchange) -> None:
+async def rerank(shared: AppState, exchange: Exchange) -> None:
     (request, pairs), size = await exchange.read(
         partial(_read_rerank, limits=shared.limits, ignored=exchange.ignored)
     )
-    exchange.visit.within(request.timeout)
-    host = await shared.serving(request.model, exchange)
+    exchange.active.set_timeout(request.timeout)
+    host = await shared.acquire_model(request.model, exchange)
     scores, tokens = await _scores(host, exchange, pairs, request.model, size)
     head = new_head("rerank-", host.model.planner.name(request.model), host.fingerprint)
     await exchange.json(
@@ -90,29 +96,29 @@ async def rerank(shared: Host, exchange: Exchange) -> None:
     )
 
 
-def _read_rerank(body: bytes, limits: Limits, ignored: Ignored) -> tuple[RerankRequest, list[Pair]]:
+def _read_rerank(body: bytes, limits: Limits, ignored: IgnoredFields) -> tuple[RerankRequest, list[Pair]]:
     request = bodies.read_rerank(body, ignored)
     return request, bodies.pairs(request, limits)
 
 
-async def score(shared: Host, exchange: Exchange) -> None:
+async def score(shared: AppState, exchange: Exchange) -> None:
     (request, pairs), size = await exchange.read(
         partial(_read_score, limits=shared.limits, ignored=exchange.ignored)
     )
-    exchange.visit.within(request.timeout)
-    host = await shared.serving(request.model, exchange)
+    exchange.active.set_timeout(request.timeout)
+    host = await shared.acquire_model(request.model, exchange)
     scores, tokens = await _scores(host, exchange, pairs, request.model, size)
     head = new_head("score-", host.model.planner.name(request.model), host.fingerprint)
     await exchange.json(bodies.describe_scores(head, scores, tokens, weights_of(host.engine)))
 
 
-def _read_score(body: bytes, limits: Limits, ignored: Ignored) -> tuple[ScoreRequest, list[Pair]]:
+def _read_score(body: bytes, limits: Limits, ignored: IgnoredFields) -> tuple[ScoreRequest, list[Pair]]:
     request = bodies.read_score(body, ignored)
     return request, bodies.pairs(request, limits)
 
 
 async def _scores(
-    host: ModelHost, exchange: Exchange, pairs: Sequence[Pair], model: str | None, body_bytes: int
+    host: ModelServing, exchange: Exchange, pairs: Sequence[Pair], model: str | None, body_bytes: int
 ) -> tuple[list[float], int]:
     """Return a score for each pair, and the number of tokens computed."""
     _check_model(host, model)
@@ -125,31 +131,31 @@ async def _scores(
         raise BadRequest(message, param="model", code="unsupported_model")
     if not all(map(math.isfinite, scores)):
         raise EngineFailed("The engine returned a score that is not a finite number.")
-    exchange.facts.update(model=host.model.planner.name(model), prompt_tokens=tokens)
+    exchange.log_fields.update(model=host.model.planner.name(model), prompt_tokens=tokens)
     return scores, tokens
 
 
 async def _read_together(
-    host: ModelHost, exchange: Exchange, pairs: Sequence[Pair], body_bytes: int
+    host: ModelServing, exchange: Exchange, pairs: Sequence[Pair], body_bytes: int
 ) -> tuple[list[float], int]:
     """Score with a cross-encoder, which reads both texts of a pair and adds its own special tokens."""
     ids = await _ids(host, exchange, pairs, body_bytes, add_special_tokens=False)
     both = [(ids[one.text], ids[other.text]) for one, other in pairs]
     for (one, other), (_, placed) in zip(both, pairs, strict=True):
-        _check_length(host, len(one) + len(other), placed.place)
+        _check_length(host, len(one) + len(other), placed.param)
     scores = await _compute(host, exchange, "score", both, lambda pair: len(pair[0]) + len(pair[1]))
     return scores, sum(len(one) + len(other) for one, other in both)
 
 
 async def _compare(
-    host: ModelHost, exchange: Exchange, pairs: Sequence[Pair], body_bytes: int
+    host: ModelServing, exchange: Exchange, pairs: Sequence[Pair], body_bytes: int
 ) -> tuple[list[float], int]:
     """Score by the cosine similarity of embeddings."""
     ids = await _ids(host, exchange, pairs, body_bytes, add_special_tokens=True)
     embeddings = await _vectors(host, exchange, list(ids.values()))
     vectors = dict(zip(ids, embeddings, strict=True))
     size = FLOAT_BYTES * len(pairs) * len(embeddings[0])
-    scores = await exchange.aside(size, partial(_cosines, vectors, pairs))
+    scores = await exchange.offload(size, partial(_cosines, vectors, pairs))
     return scores, sum(map(len, ids.values()))
 
 
@@ -158,42 +164,42 @@ def _cosines(vectors: Mapping[str, Sequence[float]], pairs: Sequence[Pair]) -> l
 
 
 async def _vectors(
-    host: ModelHost, exchange: Exchange, prompts: Sequence[Sequence[int]]
+    host: ModelServing, exchange: Exchange, prompts: Sequence[Sequence[int]]
 ) -> list[list[float]]:
     return await _compute(host, exchange, "embed", prompts, len)
 
 
 async def _compute(
-    host: ModelHost, exchange: Exchange, method: str, given: Sequence[Any], size: Callable[[Any], int]
+    host: ModelServing, exchange: Exchange, method: str, items: Sequence[Any], size: Callable[[Any], int]
 ) -> list[Any]:
     """Return the engine's results for all inputs, unless the client disconnects. Each batch waits for its
     turn."""
-    for_owner = method == "embed" and isinstance(host.engine, SharingEngine)
+    for_owner = method == "embed" and isinstance(host.engine, OwnerAwareEngine)
     call = ("embed_for", exchange.owner) if for_owner else (method,)
     wrong = wrong_scores if method == "score" else wrong_vectors
-    host.charge(exchange.owner, sum(map(size, given)))
+    host.charge(exchange.owner, sum(map(size, items)))
 
     async def computed() -> list[Any]:
-        found: list[Any] = []
-        for piece in _pieces(given, size):
-            batch = await host.computed(exchange.owner, partial(ask_engine, host.engine, *call, piece))
-            check_sound(host.engine, wrong(batch, len(piece)))
-            found += batch
-        return found
+        result: list[Any] = []
+        for piece in _pieces(items, size):
+            batch = await host.run_on_engine(exchange.owner, partial(call_engine, host.engine, *call, piece))
+            raise_on_fault(host.engine, wrong(batch, len(piece)))
+            result += batch
+        return result
 
     computing = computed()
     if (trace := current.get()) is not None:
         operation = "rerank" if method == "score" else "embeddings"
-        computing = trace_vectors(trace, operation, host.card.name, sum(map(size, given)), computing)
-    return await unless_gone(exchange, computing)
+        computing = trace_vectors(trace, operation, host.card.name, sum(map(size, items)), computing)
+    return await cancel_on_disconnect(exchange, computing)
 
 
-def _pieces(given: Sequence[Any], size: Callable[[Any], int]) -> Iterator[list[Any]]:
+def _pieces(items: Sequence[Any], size: Callable[[Any], int]) -> Iterator[list[Any]]:
     """Yield batches, small enough that other requests need not wait long, and large enough to compute
     efficiently."""
     piece: list[Any] = []
     tokens = 0
-    for one in given:
+    for one in items:
         if piece and tokens + size(one) > PIECE_TOKENS:
             yield piece
             piece, tokens = [], 0
@@ -203,44 +209,49 @@ def _pieces(given: Sequence[Any], size: Callable[[Any], int]) -> Iterator[list[A
 
 
 async def _ids(
-    host: ModelHost, exchange: Exchange, pairs: Sequence[Pair], body_bytes: int, *, add_special_tokens: bool
+    host: ModelServing,
+    exchange: Exchange,
+    pairs: Sequence[Pair],
+    body_bytes: int,
+    *,
+    add_special_tokens: bool,
 ) -> dict[str, tuple[int, ...]]:
     """Encode every text once."""
-    places: dict[str, str] = {}
+    positions: dict[str, str] = {}
     for pair in pairs:
         for side in pair:
-            places.setdefault(side.text, side.place)
-    texts = [TextPrompt(text, None, add_special_tokens, place) for text, place in places.items()]
-    return dict(zip(places, await _encode_all(host, exchange, texts, body_bytes), strict=True))
+            positions.setdefault(side.text, side.param)
+    texts = [TextPrompt(text, None, add_special_tokens, param_path) for text, param_path in positions.items()]
+    return dict(zip(positions, await _encode_all(host, exchange, texts, body_bytes), strict=True))
 
 
 async def _encode_all(
-    host: ModelHost, exchange: Exchange, prompts: Sequence[Prompt], body_bytes: int
+    host: ModelServing, exchange: Exchange, prompts: Sequence[Prompt], body_bytes: int
 ) -> list[tuple[int, ...]]:
-    return await exchange.aside(body_bytes, partial(_encode, host, prompts))
+    return await exchange.offload(body_bytes, partial(_encode, host, prompts))
 
 
-def _encode(host: ModelHost, prompts: Sequence[Prompt], *, cuts: bool = False) -> list[tuple[int, ...]]:
-    found = []
+def _encode(host: ModelServing, prompts: Sequence[Prompt], *, cuts: bool = False) -> list[tuple[int, ...]]:
+    items = []
     most = host.model.prompter.most_tokens
     for prompt in prompts:
         if cuts and isinstance(prompt, TextPrompt):
             cut = replace(prompt, text=prompt.text[: most * LONGEST_TOKEN])
-            found.append(host.model.prompter.encode(cut)[:most])
+            items.append(host.model.prompter.encode(cut)[:most])
             continue
-        found.append(host.model.prompter.encode(prompt, most))
-        _check_length(host, len(found[-1]), prompt.param)
-    return found
+        items.append(host.model.prompter.encode(prompt, most))
+        _check_length(host, len(items[-1]), prompt.param)
+    return items
 
 
-def _check_length(host: ModelHost, tokens: int, place: str) -> None:
+def _check_length(host: ModelServing, tokens: int, param_path: str) -> None:
     most = host.model.prompter.most_tokens
     if tokens > most:
-        raise ContextOverflow.of(tokens, most, place)
+        raise ContextOverflow.of(tokens, most, param_path)
 
 
-def _check_model(host: ModelHost, name: str | None) -> None:
-    check_has_ids(host.card, "this route")
-    if host.model.planner.adapter(name) is not None:
+def _check_model(host: ModelServing, name: str | None) -> None:
+    require_tokenizer(host.card, "this route")
+    if host.model.planner.resolve_adapter(name) is not None:
         message = "Adapters do not support embeddings; use the base model."
         raise BadRequest(message, param="model", code="invalid_value")

@@ -3,7 +3,7 @@
 `StrictProtocol` extends its protocol for httptools, and tokens are written without a message and a coroutine
 each. These internals may change in any version. Therefore nothing else in this package imports uvicorn;
 `INSIDES` lists the members used of each class; the supported versions are bounded on both sides; and
-`tests/http/test_uvicorn_parts.py` fails for a version that has changed them.
+`tests/http/test_uvicorn_internals.py` fails for a version that has changed them.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from dragoman.http.connection.transport import PatientTransport
+from dragoman.http.connection.transport import LingeringTransport
 
 __all__ = [
     "INSIDES",
@@ -26,11 +26,11 @@ __all__ = [
     "RequestResponseCycle",
     "Server",
     "ServerState",
-    "has_left",
+    "corked",
+    "is_disconnected",
     "listens",
     "pass_on",
     "short_cut",
-    "together",
 ]
 
 # fmt: off
@@ -78,7 +78,7 @@ def short_cut(send: object) -> ShortCut | None:
     return written
 
 
-def has_left(send: object) -> bool:
+def is_disconnected(send: object) -> bool:
     """Return whether the client is known to have disconnected, so that its request need not be processed."""
     cycle = getattr(send, "__self__", None)
     return isinstance(cycle, RequestResponseCycle) and cycle.disconnected
@@ -95,25 +95,25 @@ def listens(send: object) -> bool:
 
 
 @contextmanager
-def together(send: object, later: Callable[[Callable[[], None]], None] | None = None) -> Iterator[None]:
+def corked(send: object, later: Callable[[Callable[[], None]], None] | None = None) -> Iterator[None]:
     """Send everything from inside the block together, if possible: the head of a reply and its first bytes.
 
     With `later` it is sent with the next write, or when the function passed to `later` is called.
     """
     cycle = getattr(send, "__self__", None)
     transport = cycle.transport if isinstance(cycle, RequestResponseCycle) else None
-    if not isinstance(transport, PatientTransport):
+    if not isinstance(transport, LingeringTransport):
         yield
         return
-    transport.hold()
+    transport.cork()
     try:
         yield
     finally:
         if later is None:
-            transport.release()
+            transport.uncork()
         else:
-            transport.wait_for_more()
-            later(transport.release)
+            transport.uncork_on_next_write()
+            later(transport.uncork)
 
 
 def pass_on(server: Server, signal: int) -> None:

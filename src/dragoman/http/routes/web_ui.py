@@ -6,8 +6,8 @@ from hashlib import sha256
 from importlib import resources
 
 from dragoman.errors import NotFound
+from dragoman.http.app_state import AppState
 from dragoman.http.exchange import Exchange
-from dragoman.http.host import Host
 
 FOLDER = "/page"
 """The path of all files but the first, which browsers request at the root."""
@@ -49,11 +49,11 @@ def _load(name: str) -> tuple[bytes, bytes]:
     return data, b'"%s"' % sha256(data).hexdigest()[:24].encode()
 
 
-async def show_first(host: Host, exchange: Exchange) -> None:
+async def show_first(host: AppState, exchange: Exchange) -> None:
     await _show(exchange, FIRST)
 
 
-async def show_file(host: Host, exchange: Exchange) -> None:
+async def show_file(host: AppState, exchange: Exchange) -> None:
     name = exchange.path_params["name"]
     if name not in find_files():
         raise NotFound("The web UI has no such file.", code="unknown_path")

@@ -24,9 +24,9 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 
 from dragoman.errors import BadRequest, DragomanError
-from dragoman.http.admission import Budget
+from dragoman.http.admission import ByteBudget
 from dragoman.http.connection.limiter import CountedConnection
-from dragoman.http.connection.transport import PatientTransport, Stall
+from dragoman.http.connection.transport import LingeringTransport, WriteTimeout
 
 logger = logging.getLogger("dragoman.http")
 # Disabled, because it would log data sent by clients.
@@ -39,7 +39,7 @@ READ_BYTES = 16 * 1024
 """Bytes read from the kernel at once, and buffered until they are parsed."""
 SENT_BYTES = 256 * 1024
 """Maximum bytes of a frame sent; a longer message has several."""
-PIECE_BYTES = 2048
+CHUNK_BYTES = 2048
 """Bytes parsed for one socket in its turn: at most 350 frames."""
 TURN_S = 0.002
 """Seconds that the frames of all sockets may take from the event loop; then other work has as long."""
@@ -85,7 +85,7 @@ def _invalid(message: str) -> BadRequest:
     return BadRequest(message, code="invalid_handshake")
 
 
-class Turnstile:
+class FrameScheduler:
     """Parses the input of all sockets in turns, a chunk each, and lets the event loop run in between."""
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class Turnstile:
             asyncio.get_running_loop().call_later(TURN_S, self._turn)
 
 
-class SocketProtocol(asyncio.BufferedProtocol):
+class WebSocketProtocol(asyncio.BufferedProtocol):
     """A WebSocket after its handshake. `app` is an ASGI app."""
 
     def __init__(
@@ -125,16 +125,16 @@ class SocketProtocol(asyncio.BufferedProtocol):
         app: Callable[..., Coroutine[Any, Any, None]],
         scope: Scope,
         accept: bytes,
-        transport: PatientTransport,
-        stall: Stall,
+        transport: LingeringTransport,
+        stall: WriteTimeout,
         counted: CountedConnection,
         *,
-        turnstile: Turnstile,
-        bodies: Budget,
+        turnstile: FrameScheduler,
+        bodies: ByteBudget,
         most_bytes: int,
         writable: bool,
         default_headers: list[tuple[bytes, bytes]],
-        over: Callable[["SocketProtocol"], None],
+        over: Callable[["WebSocketProtocol"], None],
     ) -> None:
         self.transport = transport
         self._loop = asyncio.get_running_loop()
@@ -145,7 +145,7 @@ class SocketProtocol(asyncio.BufferedProtocol):
         self._counted = counted
         self._turnstile = turnstile
         self._bodies = bodies
-        self._held = bodies.of("")
+        self._held = bodies.reserve("")
         """The bytes of the incomplete message."""
         self._default_headers = default_headers
         self._over = over
@@ -235,7 +235,7 @@ class SocketProtocol(asyncio.BufferedProtocol):
         return self._steps
 
     def _read_piece(self) -> None:
-        piece = self._raw[self._at : self._at + PIECE_BYTES]
+        piece = self._raw[self._at : self._at + CHUNK_BYTES]
         self._at += len(piece)
         self._size += len(piece)
         if self._at == len(self._raw):
@@ -273,7 +273,7 @@ class SocketProtocol(asyncio.BufferedProtocol):
 
     def _hold(self) -> None:
         try:
-            self._held.be(self._size)
+            self._held.resize(self._size)
         except DragomanError:
             self._fail(CloseCode.TRY_AGAIN_LATER, "too many large messages; retry soon")
 
@@ -326,7 +326,7 @@ class SocketProtocol(asyncio.BufferedProtocol):
 
     def _begin(self) -> None:
         owner = self._scope.get("dragoman.owner", "")
-        self._held = self._bodies.of(owner)
+        self._held = self._bodies.reserve(owner)
         agreed = [(b"upgrade", b"websocket"), (b"connection", b"Upgrade")]
         self._write_head(101, [*agreed, (b"sec-websocket-accept", self._accept)])
         self._open = True
@@ -349,10 +349,10 @@ class SocketProtocol(asyncio.BufferedProtocol):
 
     def _flush(self) -> None:
         """Write the frames' output, and close the connection after the last of it."""
-        said = self._frames.data_to_send()
-        if said and not self.transport.is_closing():
-            self.transport.write(b"".join(said))
-            if said[-1] == b"":
+        chunks = self._frames.data_to_send()
+        if chunks and not self.transport.is_closing():
+            self.transport.write(b"".join(chunks))
+            if chunks[-1] == b"":
                 code = self._frames.close_sent.code if self._frames.close_sent else 1006
                 self._leave(code)
                 self.transport.close()
@@ -377,7 +377,7 @@ class SocketProtocol(asyncio.BufferedProtocol):
         if not self._gone:
             self._gone = True
             self._raw, self._fragments = b"", []
-            self._held.end()
+            self._held.release()
             self._inbox.clear()
             self._news = {"type": "websocket.disconnect", "code": code}
             self._came.set()
@@ -390,7 +390,7 @@ class SocketProtocol(asyncio.BufferedProtocol):
     def _beat(self) -> None:
         self._timer = self._loop.call_later(PING_S, self._beat)
         if self._heard or self._paused or not self._writable.is_set():
-            # A client that does not read is disconnected by `Stall`.
+            # A client that does not read is disconnected by `WriteTimeout`.
             self._heard = False
         elif self._asked:
             self._leave(CloseCode.ABNORMAL_CLOSURE)
