@@ -10,14 +10,14 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Type
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from dragoman.api.choosing_fields import Metadata
 from dragoman.api.files import ExpiresAfter, keep_seconds
 from dragoman.api.openapi import Operation
-from dragoman.api.read import Reader
-from dragoman.api.reply import OpenAIErrors
+from dragoman.api.reply import OpenAIErrorSerializer
+from dragoman.api.request_decoder import RequestDecoder
+from dragoman.api.sampling_fields import Metadata
 from dragoman.errors import BadRequest, Conflict, DragomanError, ModelNotFound, NotFound
 from dragoman.limits import Limits
-from dragoman.store.records import LineFault, StoredBatch
+from dragoman.store.records import BatchLineError, StoredBatch
 from dragoman.types import Usage
 
 ENDPOINTS: Mapping[str, tuple[str, ...]] = {
@@ -33,11 +33,11 @@ LONGEST_ID = 512
 MOST_FAULTS = 100
 """Maximum number of faulty lines that the `errors` of a batch list, so that the reply stays small."""
 KIND = "openai"
-ERRORS = OpenAIErrors()
+ERRORS = OpenAIErrorSerializer()
 _encode = msgspec.json.Encoder().encode
 
 
-class CreateBatch(Struct, kw_only=True, forbid_unknown_fields=True):
+class CreateBatchRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     input_file_id: Annotated[str, Meta(min_length=1, max_length=256)]
     endpoint: str
     completion_window: Literal["24h"]
@@ -51,18 +51,18 @@ class CreateBatch(Struct, kw_only=True, forbid_unknown_fields=True):
         return keep_seconds("batch", self.output_expires_after)
 
 
-_CREATE = Reader.of(CreateBatch)
+_CREATE = RequestDecoder.for_type(CreateBatchRequest)
 
 
-def read_batch(body: bytes) -> CreateBatch:
-    request: CreateBatch = _CREATE.read(body)
+def read_batch(body: bytes) -> CreateBatchRequest:
+    request: CreateBatchRequest = _CREATE.read(body)
     if request.endpoint not in ENDPOINTS:
         message = f"Invalid value: '{request.endpoint[:128]}'. Supported values are: {', '.join(ENDPOINTS)}."
         raise BadRequest(message, param="endpoint", code="invalid_value")
     return request
 
 
-class Asked(NamedTuple):
+class LineRequest(NamedTuple):
     """The request in a line."""
 
     custom_id: str
@@ -83,7 +83,7 @@ class LineReply(NamedTuple):
 Outcome: TypeAlias = Literal["completed", "failed", "undone"]
 
 
-class LineSpelling(Protocol):
+class BatchLineCodec(Protocol):
     """How an API writes the lines of a batch."""
 
     prefix: ClassVar[str]
@@ -93,10 +93,10 @@ class LineSpelling(Protocol):
 
     def check(
         self, line: bytes, endpoint: str | None, limits: Limits, check_model: Callable[[str], None]
-    ) -> Asked | LineFault:
+    ) -> LineRequest | BatchLineError:
         """Return a line's first fault, or its request; called before anything of the batch is computed."""
 
-    def read(self, line: bytes) -> Asked:
+    def read(self, line: bytes) -> LineRequest:
         """Parse a line that passed `check`."""
 
     def outcome(self, line: bytes) -> Outcome:
@@ -116,7 +116,7 @@ class _Line(Struct):
     body: Raw
 
 
-class _Loose(Struct):
+class _LooseLine(Struct):
     """A line of any types, so that the error messages can be our own."""
 
     custom_id: Any = None
@@ -125,12 +125,12 @@ class _Loose(Struct):
     body: Raw = _NOTHING
 
 
-class _Said(Struct):
+class _OutputLine(Struct):
     custom_id: str
     response: Raw = _NOTHING
 
 
-class _Used(Struct):
+class _UsageFields(Struct):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     input_tokens: int = 0
@@ -146,7 +146,7 @@ class _WithModel(Struct):
 
 
 class _WithUsage(Struct):
-    usage: _Used | None = None
+    usage: _UsageFields | None = None
 
 
 class _WithError(Struct):
@@ -154,8 +154,8 @@ class _WithError(Struct):
 
 
 _line = msgspec.json.Decoder(_Line).decode
-_loose = msgspec.json.Decoder(_Loose).decode
-_said = msgspec.json.Decoder(_Said).decode
+_loose = msgspec.json.Decoder(_LooseLine).decode
+_said = msgspec.json.Decoder(_OutputLine).decode
 _any_object = msgspec.json.Decoder(dict[str, Raw]).decode
 _usage = msgspec.json.Decoder(_WithUsage).decode
 _named = msgspec.json.Decoder(_WithModel).decode
@@ -167,7 +167,7 @@ _UNDONE = {
 _UNDONE_CODES = frozenset(f"batch_{why}" for why in _UNDONE)
 
 
-class OpenAILines:
+class OpenAILineCodec:
     """Reads `{custom_id, method, url, body}`, writes `{id, custom_id, response, error}`."""
 
     prefix: ClassVar[str] = "batch_"
@@ -175,7 +175,7 @@ class OpenAILines:
 
     def check(
         self, line: bytes, endpoint: str | None, limits: Limits, check_model: Callable[[str], None]
-    ) -> Asked | LineFault:
+    ) -> LineRequest | BatchLineError:
         return check_line(line, endpoint, limits, check_model)
 
     def outcome(self, line: bytes) -> Outcome:
@@ -184,9 +184,9 @@ class OpenAILines:
             return "completed"
         return "undone" if error.get("code") in _UNDONE_CODES else "failed"
 
-    def read(self, line: bytes) -> Asked:
+    def read(self, line: bytes) -> LineRequest:
         parsed = _line(line)
-        return Asked(parsed.custom_id, parsed.url, bytes(parsed.body))
+        return LineRequest(parsed.custom_id, parsed.url, bytes(parsed.body))
 
     def write(self, id_: str, custom_id: str, reply: LineReply) -> bytes:
         response: dict[str, Any] = {"status_code": reply.status, "request_id": reply.request_id}
@@ -223,7 +223,7 @@ def model_in(body: bytes) -> str | None:
 def usage_in(body: bytes) -> Usage:
     """Return the usage of a reply in the format of any API."""
     try:
-        used = _usage(body).usage or _Used()
+        used = _usage(body).usage or _UsageFields()
     except msgspec.DecodeError:
         return Usage()
     read = used.prompt_tokens_details or used.input_tokens_details or {}
@@ -245,13 +245,13 @@ def usage_of_line(line: bytes) -> Usage:
 
 def check_line(
     line: bytes, endpoint: str | None, limits: Limits, check_model: Callable[[str], None]
-) -> Asked | LineFault:
+) -> LineRequest | BatchLineError:
     """Return the first fault of a line, or its request; called before anything of the batch is computed.
 
     `endpoint` None allows a line to name any of `ENDPOINTS`.
     """
     if len(line) > limits.body_bytes:
-        return LineFault("limit_exceeded", f"This line is larger than {limits.body_bytes} bytes.")
+        return BatchLineError("limit_exceeded", f"This line is larger than {limits.body_bytes} bytes.")
     try:
         fields = _loose(line)
         members = None if fields.body == _NOTHING else _any_object(fields.body)
@@ -262,53 +262,53 @@ def check_line(
             return _missing(name)
     if not isinstance(fields.custom_id, str) or not 1 <= len(fields.custom_id) <= LONGEST_ID:
         message = f"'custom_id' must be a string of 1 to {LONGEST_ID} characters."
-        return LineFault("invalid_value", message, "custom_id")
+        return BatchLineError("invalid_value", message, "custom_id")
     if fields.method != "POST":
-        return LineFault("invalid_method", "'method' must be POST.", "method")
+        return BatchLineError("invalid_method", "'method' must be POST.", "method")
     if fields.url not in ENDPOINTS or (endpoint is not None and fields.url != endpoint):
         message = "The URL provided for this request does not match the batch endpoint."
-        return LineFault("invalid_url", message, "url")
+        return BatchLineError("invalid_url", message, "url")
     assert members is not None
-    request = Asked(fields.custom_id, fields.url, bytes(fields.body))
+    request = LineRequest(fields.custom_id, fields.url, bytes(fields.body))
     return _fault_of_body(fields.url, members, check_model) or request
 
 
-def _fault_of_json(line: bytes) -> LineFault:
+def _fault_of_json(line: bytes) -> BatchLineError:
     try:
         fields = _any_object(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return LineFault("invalid_json_line", "This line is not a valid JSON object.")
+        return BatchLineError("invalid_json_line", "This line is not a valid JSON object.")
     param = "body" if "body" in fields else None
-    return LineFault("invalid_value", "'body' must be an object: the request.", param)
+    return BatchLineError("invalid_value", "'body' must be an object: the request.", param)
 
 
 def _fault_of_body(
     url: str, members: Mapping[str, Raw], check_model: Callable[[str], None]
-) -> LineFault | None:
-    given = {name: bytes(value) for name, value in members.items() if bytes(value) != b"null"}
+) -> BatchLineError | None:
+    fields = {name: bytes(value) for name, value in members.items() if bytes(value) != b"null"}
     for name in ENDPOINTS[url]:
-        if name not in given:
+        if name not in fields:
             message = f"{name.capitalize()} parameter is required."
-            return LineFault("invalid_request", message, f"body.{name}")
-    if given.get("stream", b"false") != b"false":
+            return BatchLineError("invalid_request", message, f"body.{name}")
+    if fields.get("stream", b"false") != b"false":
         message = "Streaming is not supported in the Batch API."
-        return LineFault("streaming_unsupported", message, "body.stream")
-    if given.get("background", b"false") != b"false":
+        return BatchLineError("streaming_unsupported", message, "body.stream")
+    if fields.get("background", b"false") != b"false":
         message = "A batch always runs in the background; leave out 'background'."
-        return LineFault("unsupported_field", message, "body.background")
+        return BatchLineError("unsupported_field", message, "body.background")
     try:
-        check_model(msgspec.json.decode(given["model"], type=str))
+        check_model(msgspec.json.decode(fields["model"], type=str))
     except ModelNotFound:
-        name = given["model"].decode(errors="replace")[:128].strip('"')
+        name = fields["model"].decode(errors="replace")[:128].strip('"')
         message = f"The provided model '{name}' is not supported by the Batch API."
-        return LineFault("model_not_found", message, "body.model")
+        return BatchLineError("model_not_found", message, "body.model")
     except (msgspec.DecodeError, DragomanError):
-        return LineFault("invalid_value", "'model' must be the name of a model.", "body.model")
+        return BatchLineError("invalid_value", "'model' must be the name of a model.", "body.model")
     return None
 
 
-def _missing(name: str) -> LineFault:
-    return LineFault("missing_required_parameter", f"Missing required parameter: '{name}'.", name)
+def _missing(name: str) -> BatchLineError:
+    return BatchLineError("missing_required_parameter", f"Missing required parameter: '{name}'.", name)
 
 
 # Responses.
@@ -359,7 +359,7 @@ def other_batch() -> Conflict:
 
 
 BATCH_OPERATIONS = (
-    Operation("post", "/v1/batches", "Create a batch of requests", (CreateBatch,)),
+    Operation("post", "/v1/batches", "Create a batch of requests", (CreateBatchRequest,)),
     Operation("get", "/v1/batches", "List batches", query=("after", "limit")),
     Operation("get", "/v1/batches/{id}", "Retrieve a batch and its progress"),
     Operation("post", "/v1/batches/{id}/cancel", "Cancel a batch"),

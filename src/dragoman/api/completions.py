@@ -6,19 +6,19 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from dragoman.api.choosing_fields import IDLE
-from dragoman.api.foreign_fields import COMPLETIONS
-from dragoman.api.read import Ignored, Reader
+from dragoman.api.compat_fields import COMPLETIONS
 from dragoman.api.reply import (
     FIELDS,
     KEEP_ALIVE,
-    Head,
-    OpenAIErrors,
-    Speller,
+    LogprobSerializer,
+    OpenAIErrorSerializer,
+    ReplyEnvelope,
     StreamWriter,
     usage,
     weight_field,
 )
+from dragoman.api.request_decoder import IgnoredFields, RequestDecoder
+from dragoman.api.sampling_fields import IDLE
 from dragoman.api.shared_fields import (
     SharedFields,
     ShortText,
@@ -28,7 +28,7 @@ from dragoman.api.shared_fields import (
     sampling,
     turn_spec,
 )
-from dragoman.errors import ALTERNATIVES, ANSWERS, OUTPUT, STOP, BadRequest, UnknownField
+from dragoman.errors import CHOICE_COUNT, OUTPUT, STOP, TOP_LOGPROBS, BadRequest, UnknownField
 from dragoman.limits import Limits, check_count
 from dragoman.turns.spec import TurnSpec
 from dragoman.types import Answer, Event, IdsPrompt, Prompt, Sampling, TextPrompt, TokenLogprob, Usage
@@ -45,15 +45,15 @@ class CompletionRequest(SharedFields, kw_only=True, forbid_unknown_fields=True):
     logprobs: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
 
 
-READER = Reader.of(CompletionRequest, COMPLETIONS, IDLE)
+READER = RequestDecoder.for_type(CompletionRequest, COMPLETIONS, IDLE)
 
 
-def read(body: bytes, limits: Limits, ignored: Ignored | None = None) -> CompletionRequest:
+def read(body: bytes, limits: Limits, ignored: IgnoredFields | None = None) -> CompletionRequest:
     return check_request(READER.read(body, ignored), limits, ignored)
 
 
 def check_request(
-    request: CompletionRequest, limits: Limits, ignored: Ignored | None = None
+    request: CompletionRequest, limits: Limits, ignored: IgnoredFields | None = None
 ) -> CompletionRequest:
     if _is_batch(request.prompt):
         check_count(len(request.prompt), limits.prompts, "prompt", "prompts")
@@ -96,7 +96,7 @@ def wants_none(request: CompletionRequest) -> bool:
     return request.max_tokens == 0
 
 
-def told_usage(request: CompletionRequest, used: Usage) -> Usage:
+def visible_usage(request: CompletionRequest, used: Usage) -> Usage:
     return replace(used, completion_tokens=0) if wants_none(request) else used
 
 
@@ -110,35 +110,35 @@ def ranks(request: CompletionRequest) -> bool:
 
 
 def prompts(request: CompletionRequest) -> tuple[Prompt, ...]:
-    given = request.prompt
-    if not _is_batch(given):
-        return (_prompt(given, request, "prompt"),)
-    return tuple(_prompt(one, request, f"prompt[{number}]") for number, one in enumerate(given))
+    value = request.prompt
+    if not _is_batch(value):
+        return (_prompt(value, request, "prompt"),)
+    return tuple(_prompt(one, request, f"prompt[{number}]") for number, one in enumerate(value))
 
 
-def _is_batch(given: str | list[Any]) -> bool:
-    return isinstance(given, list) and not all(isinstance(item, int) for item in given)
+def _is_batch(value: str | list[Any]) -> bool:
+    return isinstance(value, list) and not all(isinstance(item, int) for item in value)
 
 
-def _prompt(given: Any, request: CompletionRequest, param: str) -> Prompt:
-    if isinstance(given, str):
-        return TextPrompt(given, request.suffix, request.add_special_tokens is not False)
-    if not isinstance(given, list) or not all(type(item) is int for item in given):
+def _prompt(result: Any, request: CompletionRequest, param: str) -> Prompt:
+    if isinstance(result, str):
+        return TextPrompt(result, request.suffix, request.add_special_tokens is not False)
+    if not isinstance(result, list) or not all(type(item) is int for item in result):
         message = f"'{param}' must be a string or a list of token ids."
         raise BadRequest(message, param=param, code="invalid_value")
     if request.suffix is not None:
         raise BadRequest(
             "suffix needs a text prompt; send the prompt as a string.", param="suffix", code="invalid_value"
         )
-    if not given:
+    if not result:
         raise BadRequest(f"'{param}' must not be an empty list.", param=param, code="invalid_value")
-    return IdsPrompt(tuple(given), param)
+    return IdsPrompt(tuple(result), param)
 
 
 # The reply, full or streamed.
 
 
-ERRORS = OpenAIErrors({**FIELDS, OUTPUT: "response_format", ALTERNATIVES: "logprobs"})
+ERRORS = OpenAIErrorSerializer({**FIELDS, OUTPUT: "response_format", TOP_LOGPROBS: "logprobs"})
 
 
 class Echo(Struct, frozen=True):
@@ -149,16 +149,16 @@ class Echo(Struct, frozen=True):
     logprobs: Sequence[TokenLogprob | None] | None = None
 
 
-class CompletionSpelling:
+class CompletionSerializer:
     object = "text_completion"
     errors = ERRORS
 
-    def __init__(self, speller: Speller, choices: int, *, logprobs: bool) -> None:
+    def __init__(self, speller: LogprobSerializer, choices: int, *, logprobs: bool) -> None:
         self._speller = speller
         self._logprobs = logprobs
         self._offsets = [0] * choices
 
-    def silent(self, event: Event) -> bool:
+    def is_empty(self, event: Event) -> bool:
         return False
 
     def delta(self, event: Event) -> dict[str, Any]:
@@ -182,7 +182,7 @@ class CompletionSpelling:
         return self._speller.completions(entries, ids, 0)
 
 
-class Unanswered:
+class FinishOnlyWriter:
     """A stream writer for `max_tokens` 0: it writes the ends of answers, and no text."""
 
     idle = KEEP_ALIVE
@@ -218,10 +218,10 @@ def opening(
 
 
 def whole(
-    head: Head,
+    head: ReplyEnvelope,
     answers: Sequence[Answer],
     counted: Usage,
-    spelling: CompletionSpelling,
+    spelling: CompletionSerializer,
     prompts: int,
     echoes: Sequence[Echo] = (),
     prompt_ids: Sequence[Sequence[int]] | None = None,
@@ -258,12 +258,12 @@ def whole(
 # Token ids in and out, for clients that tokenize themselves: vLLM's request and reply.
 
 
-GENERATE_ERRORS = OpenAIErrors(
+GENERATE_ERRORS = OpenAIErrorSerializer(
     {
         **{name: f"sampling_params.{name}" for name in Sampling.__struct_fields__},
         OUTPUT: "sampling_params.structured_outputs",
-        ALTERNATIVES: "sampling_params.logprobs",
-        ANSWERS: "sampling_params.n",
+        TOP_LOGPROBS: "sampling_params.logprobs",
+        CHOICE_COUNT: "sampling_params.n",
         STOP: "sampling_params.stop",
     }
 )
@@ -283,7 +283,7 @@ class IdsRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     kv_transfer_params: Any = None
 
 
-_GENERATE = Reader.of(IdsRequest)
+_GENERATE = RequestDecoder.for_type(IdsRequest)
 _BESIDE = ("model", "cache_salt", "priority")
 _NOT_SAMPLING = frozenset({*_BESIDE, "prompt", "stream", "stream_options", "suffix", "echo", "best_of"})
 
@@ -305,8 +305,8 @@ def read_generate(body: bytes, limits: Limits) -> tuple[CompletionRequest, str |
         raise UnknownField(
             f"Unknown field 'sampling_params.{wrong[0]}'.", param=f"sampling_params.{wrong[0]}"
         )
-    said = {name: getattr(asked, name) for name in _BESIDE}
-    fields = {"return_tokens_as_token_ids": True, **params, **said, "prompt": asked.token_ids}
+    mapping = {name: getattr(asked, name) for name in _BESIDE}
+    fields = {"return_tokens_as_token_ids": True, **params, **mapping, "prompt": asked.token_ids}
     request: CompletionRequest = READER.convert(fields, "sampling_params")
     check_longest(request.max_tokens, "sampling_params.max_tokens")
     return check_request(request, limits), asked.request_id
@@ -318,7 +318,7 @@ def generate_spec(request: CompletionRequest) -> TurnSpec:
 
 
 def generate_reply(
-    id_: str, answers: Sequence[Answer], speller: Speller, counted: Usage, *, logprobs: bool
+    id_: str, answers: Sequence[Answer], speller: LogprobSerializer, counted: Usage, *, logprobs: bool
 ) -> dict[str, Any]:
     choices = [
         {

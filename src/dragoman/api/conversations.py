@@ -5,60 +5,60 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from dragoman.api.choosing_fields import Metadata
-from dragoman.api.read import Reader
-from dragoman.api.reply import OpenAIErrors
+from dragoman.api.reply import OpenAIErrorSerializer
+from dragoman.api.request_decoder import RequestDecoder
 from dragoman.api.responses.items import ItemDict
-from dragoman.api.tools import wrong
+from dragoman.api.sampling_fields import Metadata
+from dragoman.api.tools import bad_param
 from dragoman.errors import CONVERSATION, NotFound
 from dragoman.store import StoredConversation
 
 # Metadata of stored objects (conversations, chat completions), which a client may replace later.
 
 
-class ChangeMetadata(Struct, kw_only=True, forbid_unknown_fields=True):
+class ChangeMetadataRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     """A request to replace the metadata, which is all that can be changed. Null removes them."""
 
     metadata: Metadata | None
 
 
-_READER = Reader.of(ChangeMetadata)
+_READER = RequestDecoder.for_type(ChangeMetadataRequest)
 
 
 def read_metadata(body: bytes) -> dict[str, str]:
-    request: ChangeMetadata = _READER.read(body)
+    request: ChangeMetadataRequest = _READER.read(body)
     return request.metadata or {}
 
 
 # Conversations.
 
 
-ERRORS = OpenAIErrors({CONVERSATION: "items"})
+ERRORS = OpenAIErrorSerializer({CONVERSATION: "items"})
 MOST_ITEMS = 20
 """Maximum number of items that one request may add; OpenAI's limit."""
 
 
-class CreateConversation(Struct, kw_only=True, forbid_unknown_fields=True):
+class CreateConversationRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     items: Annotated[list[dict[str, Any]], Meta(max_length=MOST_ITEMS)] | None = None
     metadata: Metadata | None = None
 
 
-class AddItems(Struct, kw_only=True, forbid_unknown_fields=True):
+class AddItemsRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     items: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MOST_ITEMS)]
 
 
-_CREATE = Reader.of(CreateConversation)
-_ADD = Reader.of(AddItems)
+_CREATE = RequestDecoder.for_type(CreateConversationRequest)
+_ADD = RequestDecoder.for_type(AddItemsRequest)
 
 
-def read(body: bytes) -> CreateConversation:
+def read(body: bytes) -> CreateConversationRequest:
     """Read the request; an empty body creates an empty conversation."""
-    request: CreateConversation = _CREATE.read(body or b"{}")
+    request: CreateConversationRequest = _CREATE.read(body or b"{}")
     return request
 
 
 def read_items(body: bytes) -> list[dict[str, Any]]:
-    request: AddItems = _ADD.read(body)
+    request: AddItemsRequest = _ADD.read(body)
     return request.items
 
 
@@ -67,9 +67,9 @@ def check_items(items: Sequence[ItemDict]) -> None:
     seen: set[str] = set()
     for number, item in enumerate(items):
         if item["type"] == "compaction_trigger":
-            raise wrong(f"items[{number}].type", "cannot be stored; send it as input of a response")
+            raise bad_param(f"items[{number}].type", "cannot be stored; send it as input of a response")
         if item["id"] in seen:
-            raise wrong(f"items[{number}].id", "is used by an earlier item; ids must differ")
+            raise bad_param(f"items[{number}].id", "is used by an earlier item; ids must differ")
         seen.add(item["id"])
 
 

@@ -7,9 +7,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from dragoman.api.openapi import PAGE, Operation
-from dragoman.api.read import Reader
-from dragoman.api.reply import OpenAIErrors
-from dragoman.api.tools import wrong
+from dragoman.api.reply import OpenAIErrorSerializer
+from dragoman.api.request_decoder import RequestDecoder
+from dragoman.api.tools import bad_param
 from dragoman.errors import BadRequest
 from dragoman.store.files import CONTENT, FILE, UPLOAD, UPLOAD_PART, StoredFile, StoredUpload
 
@@ -21,8 +21,8 @@ BATCH_S = 30 * 24 * 3600
 """Default retention of batch files, 30 days; also the maximum of `expires_after`."""
 LONGEST_NAME = 1024
 MOST_PARTS = 1024
-FILE_ERRORS = OpenAIErrors({FILE: "file_id", CONTENT: "file"})
-UPLOAD_ERRORS = OpenAIErrors({UPLOAD: "upload_id", UPLOAD_PART: "part_ids", CONTENT: "data"})
+FILE_ERRORS = OpenAIErrorSerializer({FILE: "file_id", CONTENT: "file"})
+UPLOAD_ERRORS = OpenAIErrorSerializer({UPLOAD: "upload_id", UPLOAD_PART: "part_ids", CONTENT: "data"})
 
 
 class ExpiresAfter(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -30,7 +30,7 @@ class ExpiresAfter(Struct, kw_only=True, forbid_unknown_fields=True):
     seconds: Annotated[int, Meta(ge=3600, le=BATCH_S)]
 
 
-class CreateUpload(Struct, kw_only=True, forbid_unknown_fields=True):
+class CreateUploadRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     bytes: Annotated[int, Meta(ge=1, le=2**53)]
     filename: Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME)]
     mime_type: Annotated[str, Meta(max_length=256)]
@@ -38,7 +38,7 @@ class CreateUpload(Struct, kw_only=True, forbid_unknown_fields=True):
     expires_after: ExpiresAfter | None = None
 
 
-class CompleteUpload(Struct, kw_only=True, forbid_unknown_fields=True):
+class CompleteUploadRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     part_ids: Annotated[list[str], Meta(min_length=1, max_length=MOST_PARTS)]
     md5: Annotated[str, Meta(pattern=r"\A[0-9a-fA-F]{32}\Z")] | None = None
 
@@ -54,35 +54,35 @@ class FileForm(Struct, kw_only=True, forbid_unknown_fields=True):
         return keep_seconds(self.purpose, self.expires_after)
 
 
-_CREATE = Reader.of(CreateUpload)
-_COMPLETE = Reader.of(CompleteUpload)
-_FORM = Reader.of(FileForm)
+_CREATE = RequestDecoder.for_type(CreateUploadRequest)
+_COMPLETE = RequestDecoder.for_type(CompleteUploadRequest)
+_FORM = RequestDecoder.for_type(FileForm)
 _any = msgspec.json.Decoder().decode
 
 
-def read_upload(body: bytes) -> CreateUpload:
-    request: CreateUpload = _CREATE.read(body)
+def read_upload(body: bytes) -> CreateUploadRequest:
+    request: CreateUploadRequest = _CREATE.read(body)
     return request
 
 
-def read_completion(body: bytes) -> CompleteUpload:
-    request: CompleteUpload = _COMPLETE.read(body)
+def read_completion(body: bytes) -> CompleteUploadRequest:
+    request: CompleteUploadRequest = _COMPLETE.read(body)
     return request
 
 
 def read_form(values: Mapping[str, str]) -> FileForm:
     """Read form fields such as `{"purpose": "batch", "expires_after[seconds]": "3600"}`, with brackets for
     nesting."""
-    given: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name, value in values.items():
         outer, bracket, inner = name.partition("[")
         if not bracket:
-            given[name] = value
-        elif isinstance(given.setdefault(outer, {}), dict) and inner.endswith("]"):
-            given[outer][inner[:-1]] = value
+            fields[name] = value
+        elif isinstance(fields.setdefault(outer, {}), dict) and inner.endswith("]"):
+            fields[outer][inner[:-1]] = value
         else:
-            raise wrong(name, "is not a valid form field name; write name[inner]")
-    request: FileForm = _FORM.read(msgspec.json.encode(given))
+            raise bad_param(name, "is not a valid form field name; write name[inner]")
+    request: FileForm = _FORM.read(msgspec.json.encode(fields))
     return request
 
 
@@ -167,13 +167,13 @@ FILE_OPERATIONS = (
     Operation("get", "/v1/files/{id}/content", "Download a file"),
 )
 UPLOAD_OPERATIONS = (
-    Operation("post", "/v1/uploads", "Create an upload in parts", (CreateUpload,)),
+    Operation("post", "/v1/uploads", "Create an upload in parts", (CreateUploadRequest,)),
     Operation("post", "/v1/uploads/{id}/parts", "Upload a part", form=_form("data")),
     Operation(
         "post",
         "/v1/uploads/{id}/complete",
         "Complete an upload: join its parts into a file",
-        (CompleteUpload,),
+        (CompleteUploadRequest,),
     ),
     Operation("post", "/v1/uploads/{id}/cancel", "Cancel an upload"),
 )

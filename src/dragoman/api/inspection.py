@@ -7,23 +7,23 @@ from msgspec import Meta, Raw, Struct
 
 from dragoman.api.chat.request import ChatRequest, check_conversation
 from dragoman.api.chat.request import prompt as chat_prompt
-from dragoman.api.choosing_fields import IDLE
-from dragoman.api.foreign_fields import CHAT
-from dragoman.api.read import Ignored, Reader
-from dragoman.api.reply import OpenAIErrors, encode
+from dragoman.api.compat_fields import CHAT
+from dragoman.api.reply import OpenAIErrorSerializer, encode
+from dragoman.api.request_decoder import IgnoredFields, RequestDecoder
+from dragoman.api.sampling_fields import IDLE
 from dragoman.api.shared_fields import TokenId
-from dragoman.api.tools import Declared, Tool, check_tools, for_template
+from dragoman.api.tools import DeclaredTools, Tool, check_tools, for_template
 from dragoman.constrain.schema.json_schema import prepare_schema
-from dragoman.constrain.schema.keywords import Problems
-from dragoman.dialects.declare import Dialect, begins_inside
+from dragoman.constrain.schema.keywords import SchemaProblems
+from dragoman.dialects.declarations import Dialect, prompt_opened_reasoning
 from dragoman.dialects.parser import PIECE, parse
 from dragoman.dialects.registry import get_dialect
 from dragoman.errors import CONVERSATION, BadRequest, SettingsError
 from dragoman.limits import Limits, check_count
-from dragoman.prompt.look import Looked
+from dragoman.prompt.answer_inspection import InspectionRequest
 from dragoman.types import Answer, Prompt, TextPrompt
 
-ERRORS = OpenAIErrors({CONVERSATION: "messages"})
+ERRORS = OpenAIErrorSerializer({CONVERSATION: "messages"})
 MOST_CHUNKS = 16 * 1024
 """Maximum number of chunks in which a text is parsed."""
 
@@ -31,26 +31,26 @@ MOST_CHUNKS = 16 * 1024
 # Tokenize and detokenize, without generating.
 
 
-class TokenizeText(Struct, kw_only=True, forbid_unknown_fields=True):
+class TokenizeTextRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     prompt: str
     model: str | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
 
-class TokenizeChat(ChatRequest, kw_only=True, forbid_unknown_fields=True):
+class TokenizeChatRequest(ChatRequest, kw_only=True, forbid_unknown_fields=True):
     """A chat request, as it would be sent for generation."""
 
     return_token_strs: bool | None = None
 
 
-class Detokenize(Struct, kw_only=True, forbid_unknown_fields=True):
+class DetokenizeRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     tokens: list[TokenId]
     model: str | None = None
     return_token_strs: bool | None = None
 
 
-class CheckSchema(Struct, kw_only=True, forbid_unknown_fields=True):
+class CheckSchemaRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     schema: Any
 
 
@@ -60,24 +60,26 @@ class _Shape(Struct):
     input_ids: Any = None
 
 
-_shape = Reader.of(_Shape)
-_text = Reader.of(TokenizeText)
-_chat = Reader.of(TokenizeChat, CHAT, IDLE)
-_ids = Reader.of(Detokenize)
-_schema = Reader.of(CheckSchema)
+_shape = RequestDecoder.for_type(_Shape)
+_text = RequestDecoder.for_type(TokenizeTextRequest)
+_chat = RequestDecoder.for_type(TokenizeChatRequest, CHAT, IDLE)
+_ids = RequestDecoder.for_type(DetokenizeRequest)
+_schema = RequestDecoder.for_type(CheckSchemaRequest)
 
 
-def read_tokenize(body: bytes, limits: Limits, ignored: Ignored | None = None) -> TokenizeText | TokenizeChat:
+def read_tokenize(
+    body: bytes, limits: Limits, ignored: IgnoredFields | None = None
+) -> TokenizeTextRequest | TokenizeChatRequest:
     if _shape.read(body) == _Shape():
-        text: TokenizeText = _text.read(body, ignored)
+        text: TokenizeTextRequest = _text.read(body, ignored)
         return text
-    chat: TokenizeChat = _chat.read(body, ignored)
+    chat: TokenizeChatRequest = _chat.read(body, ignored)
     check_conversation(chat, limits)
     return chat
 
 
-def prompt(request: TokenizeText | TokenizeChat) -> Prompt:
-    if isinstance(request, TokenizeText):
+def prompt(request: TokenizeTextRequest | TokenizeChatRequest) -> Prompt:
+    if isinstance(request, TokenizeTextRequest):
         return TextPrompt(request.prompt, None, request.add_special_tokens is not False)
     return chat_prompt(request)
 
@@ -86,8 +88,8 @@ def describe_tokens(ids: Sequence[int], max_model_len: int | None) -> dict[str, 
     return {"count": len(ids), "max_model_len": max_model_len, "tokens": ids, "token_strs": None}
 
 
-def read_detokenize(body: bytes, limits: Limits, ignored: Ignored | None = None) -> Detokenize:
-    request: Detokenize = _ids.read(body, ignored)
+def read_detokenize(body: bytes, limits: Limits, ignored: IgnoredFields | None = None) -> DetokenizeRequest:
+    request: DetokenizeRequest = _ids.read(body, ignored)
     return request
 
 
@@ -100,36 +102,36 @@ def check_known(ids: Sequence[int], vocabulary: int, param: str) -> None:
 
 
 def read_schema(body: bytes) -> Any:
-    request: CheckSchema = _schema.read(body)
+    request: CheckSchemaRequest = _schema.read(body)
     return request.schema
 
 
 def look_at_schema(schema: Any, limits: Limits) -> dict[str, Any]:
     """Report whether a constraint can enforce all of a schema, and which parts it cannot."""
-    problems = Problems()
+    problems = SchemaProblems()
     try:
         prepare_schema(schema, problems, "schema", limits, watched=True)
     except BadRequest as error:
         problems.add("", error.message)
-    described = [{"place": f"#{one.place}", "message": one.message} for one in problems.found]
+    described = [{"place": f"#{one.pointer}", "message": one.message} for one in problems.items]
     return {"object": "schema_check", "enforceable": not described, "problems": described}
 
 
 # The parsers as a service: text in, tool calls or reasoning out.
 
 
-class ParseCalls(Struct, kw_only=True, forbid_unknown_fields=True):
+class ParseCallsRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     text: str
     tool_call_parser: str | None = None
     tools: list[Tool] | None = None
 
 
-class ParseReasoning(Struct, kw_only=True, forbid_unknown_fields=True):
+class ParseReasoningRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     text: str
     reasoning_parser: str | None = None
 
 
-class ParseAnswer(Struct, kw_only=True, forbid_unknown_fields=True):
+class ParseAnswerRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     """The output of a model, as text or token ids, and how to parse it."""
 
     text: str | None = None
@@ -144,33 +146,35 @@ class ParseAnswer(Struct, kw_only=True, forbid_unknown_fields=True):
     return_grammar: bool | None = None
 
 
-_answer = Reader.of(ParseAnswer)
-_calls = Reader.of(ParseCalls)
-_reasoning = Reader.of(ParseReasoning)
+_answer = RequestDecoder.for_type(ParseAnswerRequest)
+_calls = RequestDecoder.for_type(ParseCallsRequest)
+_reasoning = RequestDecoder.for_type(ParseReasoningRequest)
 
 
-def read_calls(body: bytes, limits: Limits, ignored: Ignored | None = None) -> ParseCalls:
-    request: ParseCalls = _calls.read(body, ignored)
+def read_calls(body: bytes, limits: Limits, ignored: IgnoredFields | None = None) -> ParseCallsRequest:
+    request: ParseCallsRequest = _calls.read(body, ignored)
     check_count(len(request.text), limits.parsed_chars, "text", "characters")
-    check_tools(Declared.of(request.tools), limits)
+    check_tools(DeclaredTools.of(request.tools), limits)
     return request
 
 
-def read_reasoning(body: bytes, limits: Limits, ignored: Ignored | None = None) -> ParseReasoning:
-    request: ParseReasoning = _reasoning.read(body, ignored)
+def read_reasoning(
+    body: bytes, limits: Limits, ignored: IgnoredFields | None = None
+) -> ParseReasoningRequest:
+    request: ParseReasoningRequest = _reasoning.read(body, ignored)
     check_count(len(request.text), limits.parsed_chars, "text", "characters")
     return request
 
 
-def read_answer(body: bytes, limits: Limits, ignored: Ignored | None = None) -> ParseAnswer:
-    request: ParseAnswer = _answer.read(body, ignored)
+def read_answer(body: bytes, limits: Limits, ignored: IgnoredFields | None = None) -> ParseAnswerRequest:
+    request: ParseAnswerRequest = _answer.read(body, ignored)
     text, ids = request.text or "", request.token_ids
     check_count(len(text), limits.parsed_chars, "text", "characters")
     check_count(len(ids or ()), limits.parsed_chars, "token_ids", "ids")
     check_count(len(request.prompt_token_ids or ()), limits.parsed_chars, "prompt_token_ids", "ids")
     check_count(len(request.template or ""), limits.parsed_chars, "template", "characters")
     check_count(-(-len(text) // (request.chunk or PIECE)), MOST_CHUNKS, "chunk", "pieces of the text")
-    check_tools(Declared.of(request.tools), limits)
+    check_tools(DeclaredTools.of(request.tools), limits)
     if request.dialect is not None and request.template is not None:
         raise _excludes("dialect", "template")
     for name in ("text", "dialect", "template", "chunk") if ids is not None else ():
@@ -184,8 +188,8 @@ def _excludes(one: str, other: str) -> BadRequest:
     return BadRequest(message, param=other, code="invalid_value")
 
 
-def looked_at(request: ParseAnswer) -> Looked:
-    return Looked(
+def looked_at(request: ParseAnswerRequest) -> InspectionRequest:
+    return InspectionRequest(
         text=request.text or "",
         template=request.template,
         tools=tools_of(request),
@@ -195,8 +199,8 @@ def looked_at(request: ParseAnswer) -> Looked:
     )
 
 
-def tools_of(request: ParseAnswer | ParseCalls) -> tuple[dict[str, Any], ...]:
-    return for_template(Declared.of(request.tools).functions)
+def tools_of(request: ParseAnswerRequest | ParseCallsRequest) -> tuple[dict[str, Any], ...]:
+    return for_template(DeclaredTools.of(request.tools).functions)
 
 
 def find_parser(name: str | None, param: str, own: Dialect) -> Dialect:
@@ -207,15 +211,15 @@ def find_parser(name: str | None, param: str, own: Dialect) -> Dialect:
         raise BadRequest(error.message, param=param, code="invalid_value") from None
 
 
-def parse_calls(request: ParseCalls, own: Dialect) -> Answer:
+def parse_calls(request: ParseCallsRequest, own: Dialect) -> Answer:
     """Parse tool calls; reasoning stays in the text, because the client asked for calls only."""
     dialect = find_parser(request.tool_call_parser, "tool_call_parser", own)
     return parse(request.text, dialect, tools_of(request), reasoning=False)
 
 
-def parse_reasoning(request: ParseReasoning, own: Dialect) -> Answer:
+def parse_reasoning(request: ParseReasoningRequest, own: Dialect) -> Answer:
     dialect = find_parser(request.reasoning_parser, "reasoning_parser", own)
-    return parse(request.text, dialect, (), begins_inside(dialect, request.text), calls=False)
+    return parse(request.text, dialect, (), prompt_opened_reasoning(dialect, request.text), calls=False)
 
 
 def calls_reply(answer: Answer) -> dict[str, Any]:

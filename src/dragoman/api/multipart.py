@@ -16,7 +16,7 @@ from urllib.parse import unquote_to_bytes
 
 from msgspec import Struct
 
-from dragoman.errors import BadRequest, BodyTooLarge, UnsupportedMedia
+from dragoman.errors import BadRequest, BodyTooLarge, UnsupportedMediaType
 
 MOST_FIELDS = 16
 HEAD_BYTES = 4096
@@ -32,18 +32,18 @@ _PARAMETER = re.compile(rb';[ \t]*([!#$%&\'*+.^_`|~0-9A-Za-z-]+)=("(?:[^"\\]|\\.
 _HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*(.*)", re.DOTALL)
 
 
-class FieldBegins(Struct, frozen=True):
+class FieldStart(Struct, frozen=True):
     name: str
     filename: str | None
     """The file name, or None for a field that is not a file."""
 
 
-class FieldEnds(Struct, frozen=True):
+class FieldEnd(Struct, frozen=True):
     """The last bytes of the field have arrived."""
 
 
-FormEvent: TypeAlias = FieldBegins | FieldEnds | bytes
-_END = FieldEnds()
+FormEvent: TypeAlias = FieldStart | FieldEnd | bytes
+_END = FieldEnd()
 _Stage: TypeAlias = Literal["start", "head", "data", "boundary", "over"]
 
 
@@ -51,7 +51,7 @@ def boundary_of(content_type: bytes) -> bytes:
     """Return the boundary: `multipart/form-data; boundary=abc` has `abc`."""
     media, _, rest = content_type.partition(b";")
     if media.strip().lower() != MEDIA:
-        raise UnsupportedMedia("Send a form with the header 'Content-Type: multipart/form-data'.")
+        raise UnsupportedMediaType("Send a form with the header 'Content-Type: multipart/form-data'.")
     boundary = _parameters(b";" + rest if rest else b"", "The Content-Type header").get("boundary")
     if boundary is None or not _BOUNDARY.fullmatch(boundary):
         raise _wrong("The Content-Type header has no valid boundary (1 to 70 characters).")
@@ -150,32 +150,32 @@ class FormReader:
         return data
 
 
-def _read_head(head: bytes) -> FieldBegins:
+def _read_head(head: bytes) -> FieldStart:
     lines = head.split(b"\r\n")
     if len(lines) > HEAD_LINES:
         raise BadRequest(f"A form field has more than {HEAD_LINES} headers.", code="limit_exceeded")
-    found: dict[bytes, bytes] = {}
+    mapping: dict[bytes, bytes] = {}
     for line in lines:
         header = _HEADER.fullmatch(line)
         if header is None or re.search(rb"[\x00-\x08\x0a-\x1f\x7f]", line):
             raise _wrong("A form field has a malformed header.")
-        if header[1].lower() in found:
+        if header[1].lower() in mapping:
             raise _wrong("A form field has the same header twice.")
-        found[header[1].lower()] = header[2].strip()
-    if found.get(b"content-transfer-encoding", b"binary").lower() not in (b"binary", b"8bit", b"7bit"):
+        mapping[header[1].lower()] = header[2].strip()
+    if mapping.get(b"content-transfer-encoding", b"binary").lower() not in (b"binary", b"8bit", b"7bit"):
         raise _wrong("Content-Transfer-Encoding is not supported in form fields; send the bytes unencoded.")
-    kind, _, rest = found.get(b"content-disposition", b"").partition(b";")
-    given = _parameters(b";" + rest if rest else b"", "A form field")
-    if kind.strip().lower() != b"form-data" or "name" not in given:
+    kind, _, rest = mapping.get(b"content-disposition", b"").partition(b";")
+    fields = _parameters(b";" + rest if rest else b"", "A form field")
+    if kind.strip().lower() != b"form-data" or "name" not in fields:
         raise _wrong("A form field has no name.")
-    return FieldBegins(_text(given["name"]), _filename(given))
+    return FieldStart(_text(fields["name"]), _filename(fields))
 
 
-def _filename(given: dict[str, bytes]) -> str | None:
+def _filename(fields: dict[str, bytes]) -> str | None:
     """Return the file name; RFC 5987's `filename*=utf-8''a%20b` takes precedence over the plain one."""
-    extended = given.get("filename*")
+    extended = fields.get("filename*")
     if extended is None:
-        plain = given.get("filename")
+        plain = fields.get("filename")
         return None if plain is None else _text(plain)
     charset, quote, rest = extended.partition(b"'")
     if charset.lower() != b"utf-8" or not quote or b"'" not in rest:
@@ -185,18 +185,18 @@ def _filename(given: dict[str, bytes]) -> str | None:
 
 def _parameters(text: bytes, what: str) -> dict[str, bytes]:
     """Parse `; name="a"; filename=b` into a dict of both."""
-    found: dict[str, bytes] = {}
+    fields: dict[str, bytes] = {}
     at = 0
     while at < len(text):
         match = _PARAMETER.match(text, at)
         if match is None:
             raise _wrong(f"{what} has malformed parameters.")
         name, value = match[1].decode("ascii").lower(), match[2]
-        if name in found:
+        if name in fields:
             raise _wrong(f"{what} has the parameter {name} twice.")
-        found[name] = re.sub(rb"\\(.)", rb"\1", value[1:-1]) if value[:1] == b'"' else value
+        fields[name] = re.sub(rb"\\(.)", rb"\1", value[1:-1]) if value[:1] == b'"' else value
         at = match.end()
-    return found
+    return fields
 
 
 def _text(value: bytes) -> str:

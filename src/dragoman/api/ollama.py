@@ -1,6 +1,6 @@
 """Ollama's API: the fields of chat, generate and embed requests, and replies as lines of JSON.
 
-A request is read as a Chat Completions request, whose reader knows Ollama's names (`foreign_fields`), so that
+A request is read as a Chat Completions request, whose reader knows Ollama's names (`compat_fields`), so that
 `options`, `think` and `format` have one meaning in all APIs. This module has what only Ollama's API has.
 """
 
@@ -16,13 +16,13 @@ from msgspec.structs import replace
 
 from dragoman.api.chat import request as chat
 from dragoman.api.chat.request import ChatRequest, MessageBody
-from dragoman.api.choosing_fields import IDLE
-from dragoman.api.foreign_fields import OLLAMA, OLLAMA_VECTORS
-from dragoman.api.parts import read_images
-from dragoman.api.read import Ignored, Reader
-from dragoman.api.reply import Speller, as_known_error, encode, spell_error
+from dragoman.api.compat_fields import OLLAMA, OLLAMA_VECTORS
+from dragoman.api.content_parts import read_images
+from dragoman.api.reply import LogprobSerializer, encode, format_error, to_dragoman_error
+from dragoman.api.request_decoder import IgnoredFields, RequestDecoder
+from dragoman.api.sampling_fields import IDLE
 from dragoman.api.shared_fields import TokenId, check_longest, check_shared, sampling, turn_spec
-from dragoman.errors import ALTERNATIVES, CONVERSATION, OUTPUT, PROMPT, BadRequest, DragomanError
+from dragoman.errors import CONVERSATION, OUTPUT, PROMPT, TOP_LOGPROBS, BadRequest, DragomanError
 from dragoman.limits import Limits, check_count
 from dragoman.turns.spec import TurnSpec
 from dragoman.types import Answer, Conversation, Event, TextPrompt, TokenLogprob, ToolCall, Usage
@@ -37,13 +37,13 @@ MEDIA = b"application/x-ndjson"
 # Requests.
 
 
-class OllamaChat(ChatRequest, kw_only=True, forbid_unknown_fields=True):
+class OllamaChatRequest(ChatRequest, kw_only=True, forbid_unknown_fields=True):
     """A request to /api/chat; it streams unless the client disables that."""
 
     keep_alive: Any = None
 
 
-class OllamaPrompt(OllamaChat, kw_only=True, forbid_unknown_fields=True):
+class OllamaGenerateRequest(OllamaChatRequest, kw_only=True, forbid_unknown_fields=True):
     """A request to /api/generate: a prompt for the chat template or, with `raw` or a suffix, text to
     continue."""
 
@@ -56,7 +56,7 @@ class OllamaPrompt(OllamaChat, kw_only=True, forbid_unknown_fields=True):
     images: list[Any] | None = None
 
 
-class OllamaTexts(Struct, kw_only=True, forbid_unknown_fields=True):
+class OllamaEmbedRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     model: str
     input: str | list[str] | None = None
     prompt: str | None = None
@@ -67,7 +67,7 @@ class OllamaTexts(Struct, kw_only=True, forbid_unknown_fields=True):
     options: dict[str, Any] | None = None
 
 
-class OllamaModel(Struct, kw_only=True, forbid_unknown_fields=True):
+class OllamaModelRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     """A request about a model; older clients send `name`."""
 
     model: str | None = None
@@ -78,33 +78,33 @@ class OllamaModel(Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def meant(self) -> str:
-        if not (said := self.model or self.name):
+        if not (text := self.model or self.name):
             raise BadRequest("'model' is required.", param="model", code="missing_field")
-        return said
+        return text
 
 
 _IDLE = (*IDLE, "keep_alive")
-_chat = Reader.of(OllamaChat, OLLAMA, _IDLE)
-_prompt = Reader.of(OllamaPrompt, OLLAMA, _IDLE)
-_texts = Reader.of(OllamaTexts, OLLAMA_VECTORS, ("keep_alive", "options"))
-_model = Reader.of(OllamaModel)
+_chat = RequestDecoder.for_type(OllamaChatRequest, OLLAMA, _IDLE)
+_prompt = RequestDecoder.for_type(OllamaGenerateRequest, OLLAMA, _IDLE)
+_texts = RequestDecoder.for_type(OllamaEmbedRequest, OLLAMA_VECTORS, ("keep_alive", "options"))
+_model = RequestDecoder.for_type(OllamaModelRequest)
 
 
-def read_chat(body: bytes, limits: Limits, ignored: Ignored | None = None) -> OllamaChat:
-    request: OllamaChat = _chat.read(body, ignored)
+def read_chat(body: bytes, limits: Limits, ignored: IgnoredFields | None = None) -> OllamaChatRequest:
+    request: OllamaChatRequest = _chat.read(body, ignored)
     if request.messages:
         chat.check_request(request, limits)
     _check_single(request)
     return request
 
 
-def _check_single(request: OllamaChat) -> None:
+def _check_single(request: OllamaChatRequest) -> None:
     if (request.n or 1) > 1:
         raise BadRequest("n must be 1; leave it out.", param="n", code="invalid_value")
 
 
-def read_prompt(body: bytes, limits: Limits, ignored: Ignored | None = None) -> OllamaPrompt:
-    request: OllamaPrompt = _prompt.read(body, ignored)
+def read_prompt(body: bytes, limits: Limits, ignored: IgnoredFields | None = None) -> OllamaGenerateRequest:
+    request: OllamaGenerateRequest = _prompt.read(body, ignored)
     if request.messages is not None:
         raise BadRequest("Send a prompt, or messages to /api/chat.", param="messages", code="invalid_value")
     if request.images:
@@ -127,63 +127,65 @@ def read_prompt(body: bytes, limits: Limits, ignored: Ignored | None = None) -> 
     return request
 
 
-def read_texts(body: bytes, limits: Limits, ignored: Ignored | None = None) -> OllamaTexts:
-    request: OllamaTexts = _texts.read(body, ignored)
-    given = texts(request)
-    check_count(len(given), limits.prompts, "input", "inputs")
-    if "" in given:
+def read_texts(body: bytes, limits: Limits, ignored: IgnoredFields | None = None) -> OllamaEmbedRequest:
+    request: OllamaEmbedRequest = _texts.read(body, ignored)
+    items = texts(request)
+    check_count(len(items), limits.prompts, "input", "inputs")
+    if "" in items:
         raise BadRequest("A text of 'input' must not be empty.", param="input", code="invalid_value")
     return request
 
 
-def read_model(body: bytes, ignored: Ignored | None = None) -> OllamaModel:
-    request: OllamaModel = _model.read(body, ignored)
+def read_model(body: bytes, ignored: IgnoredFields | None = None) -> OllamaModelRequest:
+    request: OllamaModelRequest = _model.read(body, ignored)
     return request
 
 
-def texts(request: OllamaTexts) -> list[str]:
+def texts(request: OllamaEmbedRequest) -> list[str]:
     """Return the texts; an empty list asks only to load the model."""
-    given = request.input if request.input is not None else request.prompt
-    return [given] if isinstance(given, str) and given else given if isinstance(given, list) else []
+    value = request.input if request.input is not None else request.prompt
+    return [value] if isinstance(value, str) and value else value if isinstance(value, list) else []
 
 
-def is_raw(request: OllamaPrompt) -> bool:
+def is_raw(request: OllamaGenerateRequest) -> bool:
     return bool(request.raw or request.suffix)
 
 
-def as_chat(request: OllamaPrompt) -> OllamaPrompt:
+def as_chat(request: OllamaGenerateRequest) -> OllamaGenerateRequest:
     """Return the request with its prompt as messages."""
-    said = [MessageBody("system", request.system)] if request.system else []
+    bodies = [MessageBody("system", request.system)] if request.system else []
     asked = MessageBody("user", request.prompt, images=request.images)
-    return replace(request, messages=[*said, asked])
+    return replace(request, messages=[*bodies, asked])
 
 
-def spec(request: OllamaChat) -> TurnSpec:
-    if isinstance(request, OllamaPrompt):
+def spec(request: OllamaChatRequest) -> TurnSpec:
+    if isinstance(request, OllamaGenerateRequest):
         if is_raw(request):
             return _raw_spec(request)
         request = as_chat(request)
     return chat.spec(request)
 
 
-def _raw_spec(request: OllamaPrompt) -> TurnSpec:
+def _raw_spec(request: OllamaGenerateRequest) -> TurnSpec:
     alternatives = (request.top_logprobs or 0) if request.logprobs else None
     asked = sampling(request, max_tokens=request.max_tokens, logprobs=alternatives)
     prompt = TextPrompt(request.prompt or "", request.suffix)
     return turn_spec(request, (prompt,), asked, 1)
 
 
-def streams(request: OllamaChat | OllamaModel) -> bool:
+def streams(request: OllamaChatRequest | OllamaModelRequest) -> bool:
     return request.stream is not False
 
 
-def asks_nothing(request: OllamaChat) -> bool:
+def asks_nothing(request: OllamaChatRequest) -> bool:
     """Return whether the request only loads or unloads the model."""
-    said = request.prompt or request.suffix if isinstance(request, OllamaPrompt) else request.messages
-    return not said
+    value = (
+        request.prompt or request.suffix if isinstance(request, OllamaGenerateRequest) else request.messages
+    )
+    return not value
 
 
-def conversation(request: OllamaPrompt) -> Conversation:
+def conversation(request: OllamaGenerateRequest) -> Conversation:
     return chat.conversation(as_chat(request))
 
 
@@ -194,29 +196,29 @@ _WORDS: Mapping[str, str] = {
     CONVERSATION: "messages",
     PROMPT: "prompt",
     OUTPUT: "format",
-    ALTERNATIVES: "top_logprobs",
+    TOP_LOGPROBS: "top_logprobs",
 }
 
 _FORMATS = ("guided_json", "structured_outputs")
 """The fields that `format` is converted to."""
 
 
-class OllamaErrors:
+class OllamaErrorSerializer:
     def status(self, error: DragomanError) -> int:
         return error.status
 
     def body(self, error: DragomanError) -> dict[str, str | None]:
         """Build the error body: clients read the text; OpenAI's fields are added."""
-        message, param = spell_error(error, _WORDS)
+        message, param = format_error(error, _WORDS)
         if param in _FORMATS:
             message, param = message.replace(f"'{param}'", "'format'"), "format"
         return {"error": message, "type": error.type, "param": param, "code": error.code}
 
     def event(self, error: Exception) -> bytes:
-        return line(self.body(as_known_error(error)))
+        return line(self.body(to_dragoman_error(error)))
 
 
-ERRORS = OllamaErrors()
+ERRORS = OllamaErrorSerializer()
 
 
 def line(payload: Any) -> bytes:
@@ -232,10 +234,10 @@ def now() -> str:
     return stamp(time.time())
 
 
-class OllamaSpelling:
+class OllamaSerializer:
     """Writes answers in Ollama's format; `chats` puts them into `message` instead of `response`."""
 
-    def __init__(self, speller: Speller, *, chats: bool, logprobs: bool, reasoning: bool) -> None:
+    def __init__(self, speller: LogprobSerializer, *, chats: bool, logprobs: bool, reasoning: bool) -> None:
         self._speller = speller
         self._chats = chats
         self._logprobs = logprobs
@@ -248,12 +250,12 @@ class OllamaSpelling:
         calls: Sequence[ToolCall] = (),
         logprobs: Sequence[TokenLogprob] | None = None,
     ) -> dict[str, Any]:
-        said: dict[str, Any] = {"content" if self._chats else "response": text}
+        mapping: dict[str, Any] = {"content" if self._chats else "response": text}
         if reasoning and self._reasoning:
-            said["thinking"] = reasoning
+            mapping["thinking"] = reasoning
         if calls:
-            said["tool_calls"] = [_call(call, index) for index, call in enumerate(calls)]
-        fields: dict[str, Any] = {"message": {"role": "assistant", **said}} if self._chats else said
+            mapping["tool_calls"] = [_call(call, index) for index, call in enumerate(calls)]
+        fields: dict[str, Any] = {"message": {"role": "assistant", **mapping}} if self._chats else mapping
         if self._logprobs and logprobs:
             fields["logprobs"] = self._speller.chat(logprobs)
         return fields
@@ -302,12 +304,12 @@ def _nanoseconds(seconds: float) -> int:
     return int(max(seconds, 0.0) * 1e9)
 
 
-class LineWriter:
+class OllamaLineWriter:
     """Writes events as lines. A call is written once it is complete; `ends` returns the fields of the last
     line."""
 
     def __init__(
-        self, model: str, spelling: OllamaSpelling, ends: Callable[[], dict[str, Any]], *, plain: bool
+        self, model: str, spelling: OllamaSerializer, ends: Callable[[], dict[str, Any]], *, plain: bool
     ) -> None:
         self._head = {"model": model, "created_at": now()}
         self._spelling = spelling
@@ -383,18 +385,18 @@ def done_reason(finish: str | None) -> str:
     return "length" if finish == "length" else "stop"
 
 
-def whole(model: str, spelling: OllamaSpelling, answer: Answer, ends: dict[str, Any]) -> dict[str, Any]:
-    told = {"done": True, "done_reason": done_reason(answer.finish), **ends}
-    return {"model": model, "created_at": now(), **spelling.answer(answer), **told}
+def whole(model: str, spelling: OllamaSerializer, answer: Answer, ends: dict[str, Any]) -> dict[str, Any]:
+    fields = {"done": True, "done_reason": done_reason(answer.finish), **ends}
+    return {"model": model, "created_at": now(), **spelling.answer(answer), **fields}
 
 
-def loaded(request: OllamaChat, model: str) -> dict[str, Any]:
+def loaded(request: OllamaChatRequest, model: str) -> dict[str, Any]:
     """Build the reply to a request without a prompt."""
     reason = "unload" if request.keep_alive in (0, "0", "0s", "0m") else "load"
-    said: dict[str, Any] = {"message": {"role": "assistant", "content": ""}}
-    if isinstance(request, OllamaPrompt):
-        said = {"response": ""}
-    return {"model": model, "created_at": now(), **said, "done": True, "done_reason": reason}
+    fields: dict[str, Any] = {"message": {"role": "assistant", "content": ""}}
+    if isinstance(request, OllamaGenerateRequest):
+        fields = {"response": ""}
+    return {"model": model, "created_at": now(), **fields, "done": True, "done_reason": reason}
 
 
 def vectors_reply(
@@ -419,15 +421,15 @@ def describe_details(details: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def count_parameters(given: str) -> str:
+def count_parameters(text: str) -> str:
     """Format a number of parameters.
 
     >>> count_parameters("134515008"), count_parameters("8030261248"), count_parameters("")
     ('134.52M', '8.03B', '')
     """
-    if not given.isdigit():
+    if not text.isdigit():
         return ""
-    return f"{int(given) / 1e9:.2f}B" if int(given) >= 10**9 else f"{int(given) / 1e6:.2f}M"
+    return f"{int(text) / 1e9:.2f}B" if int(text) >= 10**9 else f"{int(text) / 1e6:.2f}M"
 
 
 def describe_model(

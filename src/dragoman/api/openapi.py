@@ -9,29 +9,34 @@ from msgspec import Struct
 
 from dragoman.api.chat.request import ChatRequest
 from dragoman.api.completions import CompletionRequest, IdsRequest
-from dragoman.api.conversations import AddItems, ChangeMetadata, CreateConversation
+from dragoman.api.conversations import AddItemsRequest, ChangeMetadataRequest, CreateConversationRequest
+from dragoman.api.embeddings import EmbeddingRequest, RerankRequest, ScoreRequest
 from dragoman.api.examples import EXAMPLES, Example
 from dragoman.api.inspection import (
-    CheckSchema,
-    Detokenize,
-    ParseAnswer,
-    ParseCalls,
-    ParseReasoning,
-    TokenizeChat,
-    TokenizeText,
+    CheckSchemaRequest,
+    DetokenizeRequest,
+    ParseAnswerRequest,
+    ParseCallsRequest,
+    ParseReasoningRequest,
+    TokenizeChatRequest,
+    TokenizeTextRequest,
 )
-from dragoman.api.ollama import OllamaChat, OllamaModel, OllamaPrompt, OllamaTexts
+from dragoman.api.ollama import (
+    OllamaChatRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    OllamaModelRequest,
+)
 from dragoman.api.responses.request import ResponseRequest
 from dragoman.api.training import (
     AdapterScale,
-    LoadAdapter,
+    LoadAdapterRequest,
     PauseRequest,
     ResumeRequest,
-    SetRewards,
-    SetScales,
-    UnloadAdapter,
+    SetRewardsRequest,
+    SetScalesRequest,
+    UnloadAdapterRequest,
 )
-from dragoman.api.vectors import EmbeddingRequest, RerankRequest, ScoreRequest
 
 
 class Operation(Struct, frozen=True):
@@ -71,11 +76,13 @@ OPERATIONS: Sequence[Operation] = (
     Operation("get", "/v1/responses/{id}/input_items", "List input items", query=PAGE),
     Operation("post", "/v1/responses/compact", "Compact a context", (ResponseRequest,)),
     Operation("post", "/v1/responses/input_tokens", "Count the tokens of a context", (ResponseRequest,)),
-    Operation("post", "/v1/conversations", "Create a conversation", (CreateConversation,)),
+    Operation("post", "/v1/conversations", "Create a conversation", (CreateConversationRequest,)),
     Operation("get", "/v1/conversations/{id}", "Retrieve a conversation"),
-    Operation("post", "/v1/conversations/{id}", "Update the metadata of a conversation", (ChangeMetadata,)),
+    Operation(
+        "post", "/v1/conversations/{id}", "Update the metadata of a conversation", (ChangeMetadataRequest,)
+    ),
     Operation("delete", "/v1/conversations/{id}", "Delete a conversation with its items"),
-    Operation("post", "/v1/conversations/{id}/items", "Add items to a conversation", (AddItems,)),
+    Operation("post", "/v1/conversations/{id}/items", "Add items to a conversation", (AddItemsRequest,)),
     Operation(
         "get", "/v1/conversations/{id}/items", "List the items of a conversation", query=(*PAGE, "include")
     ),
@@ -89,21 +96,30 @@ OPERATIONS: Sequence[Operation] = (
     ),
     Operation("get", "/v1/chat/completions/{id}", "Retrieve a stored chat completion"),
     Operation(
-        "post", "/v1/chat/completions/{id}", "Update the metadata of a chat completion", (ChangeMetadata,)
+        "post",
+        "/v1/chat/completions/{id}",
+        "Update the metadata of a chat completion",
+        (ChangeMetadataRequest,),
     ),
     Operation("delete", "/v1/chat/completions/{id}", "Delete a stored chat completion"),
     Operation(
         "get", "/v1/chat/completions/{id}/messages", "List the messages of a chat completion", query=PAGE
     ),
     Operation("get", "/v1/trajectories/{id}", "Retrieve prompt and sampled token ids"),
-    Operation("post", "/v1/trajectories/{id}", "Set the rewards of a trajectory", (SetRewards,)),
+    Operation("post", "/v1/trajectories/{id}", "Set the rewards of a trajectory", (SetRewardsRequest,)),
     Operation("post", "/v1/embeddings", "Create embeddings", (EmbeddingRequest,)),
-    Operation("post", "/api/chat", "Answer a conversation (Ollama)", (OllamaChat,), error=OLLAMA_ERROR),
-    Operation("post", "/api/generate", "Answer a prompt (Ollama)", (OllamaPrompt,), error=OLLAMA_ERROR),
-    Operation("post", "/api/embed", "Create embeddings (Ollama)", (OllamaTexts,), error=OLLAMA_ERROR),
-    Operation("post", "/api/embeddings", "Create one embedding (Ollama)", (OllamaTexts,), error=OLLAMA_ERROR),
-    Operation("post", "/api/show", "Describe a model (Ollama)", (OllamaModel,), error=OLLAMA_ERROR),
-    Operation("post", "/api/pull", "Download a model (Ollama)", (OllamaModel,), error=OLLAMA_ERROR),
+    Operation(
+        "post", "/api/chat", "Answer a conversation (Ollama)", (OllamaChatRequest,), error=OLLAMA_ERROR
+    ),
+    Operation(
+        "post", "/api/generate", "Answer a prompt (Ollama)", (OllamaGenerateRequest,), error=OLLAMA_ERROR
+    ),
+    Operation("post", "/api/embed", "Create embeddings (Ollama)", (OllamaEmbedRequest,), error=OLLAMA_ERROR),
+    Operation(
+        "post", "/api/embeddings", "Create one embedding (Ollama)", (OllamaEmbedRequest,), error=OLLAMA_ERROR
+    ),
+    Operation("post", "/api/show", "Describe a model (Ollama)", (OllamaModelRequest,), error=OLLAMA_ERROR),
+    Operation("post", "/api/pull", "Download a model (Ollama)", (OllamaModelRequest,), error=OLLAMA_ERROR),
     Operation("get", "/api/tags", "List models (Ollama)", error=OLLAMA_ERROR),
     Operation("get", "/api/ps", "List loaded models (Ollama)", error=OLLAMA_ERROR),
     Operation("get", "/api/version", "Supported version of Ollama's API", error=OLLAMA_ERROR),
@@ -118,30 +134,39 @@ OPERATIONS: Sequence[Operation] = (
     Operation(
         "post", "/v1/chat/completions/input_tokens", "Count the tokens of a conversation", (ChatRequest,)
     ),
-    Operation("post", "/tokenize", "Tokenize a text or a conversation", (TokenizeText, TokenizeChat)),
-    Operation("post", "/detokenize", "Detokenize token ids", (Detokenize,)),
-    Operation("post", "/v1/check_schema", "Check whether a JSON Schema can be enforced", (CheckSchema,)),
+    Operation(
+        "post", "/tokenize", "Tokenize a text or a conversation", (TokenizeTextRequest, TokenizeChatRequest)
+    ),
+    Operation("post", "/detokenize", "Detokenize token ids", (DetokenizeRequest,)),
+    Operation(
+        "post", "/v1/check_schema", "Check whether a JSON Schema can be enforced", (CheckSchemaRequest,)
+    ),
     Operation("get", "/v1/mcp_servers", "List the configured MCP servers"),
     Operation("get", "/tokenizer_info", "Special tokens and chat template"),
-    Operation("post", "/v1/tokenize", "Same as /tokenize", (TokenizeText, TokenizeChat)),
-    Operation("post", "/v1/detokenize", "Same as /detokenize", (Detokenize,)),
-    Operation("post", "/parse", "Parse a model's output: dialect, events, parts, grammar", (ParseAnswer,)),
-    Operation("get", "/dialects", "List dialects with examples, and the model's own"),
-    Operation("post", "/parse/function_call", "Parse tool calls in a text", (ParseCalls,)),
-    Operation("post", "/parse/reasoning", "Separate reasoning from the answer", (ParseReasoning,)),
+    Operation("post", "/v1/tokenize", "Same as /tokenize", (TokenizeTextRequest, TokenizeChatRequest)),
+    Operation("post", "/v1/detokenize", "Same as /detokenize", (DetokenizeRequest,)),
     Operation(
-        "post", "/parse_function_call", "/parse/function_call with SGLang's reply fields", (ParseCalls,)
+        "post", "/parse", "Parse a model's output: dialect, events, parts, grammar", (ParseAnswerRequest,)
+    ),
+    Operation("get", "/dialects", "List dialects with examples, and the model's own"),
+    Operation("post", "/parse/function_call", "Parse tool calls in a text", (ParseCallsRequest,)),
+    Operation("post", "/parse/reasoning", "Separate reasoning from the answer", (ParseReasoningRequest,)),
+    Operation(
+        "post",
+        "/parse_function_call",
+        "/parse/function_call with SGLang's reply fields",
+        (ParseCallsRequest,),
     ),
     Operation(
-        "post", "/separate_reasoning", "/parse/reasoning with SGLang's reply fields", (ParseReasoning,)
+        "post", "/separate_reasoning", "/parse/reasoning with SGLang's reply fields", (ParseReasoningRequest,)
     ),
     Operation("post", "/v1/engine/pause", "Pause the engine to change its weights", (PauseRequest,)),
     Operation("post", "/v1/engine/resume", "Resume the engine with a new weight version", (ResumeRequest,)),
-    Operation("post", "/v1/load_lora_adapter", "Load an adapter", (LoadAdapter,)),
-    Operation("post", "/v1/unload_lora_adapter", "Unload an adapter", (UnloadAdapter,)),
+    Operation("post", "/v1/load_lora_adapter", "Load an adapter", (LoadAdapterRequest,)),
+    Operation("post", "/v1/unload_lora_adapter", "Unload an adapter", (UnloadAdapterRequest,)),
     Operation("get", "/lora-adapters", "List adapters with their default scales"),
     Operation(
-        "post", "/lora-adapters", "Set the default scales of adapters", (SetScales, list[AdapterScale])
+        "post", "/lora-adapters", "Set the default scales of adapters", (SetScalesRequest, list[AdapterScale])
     ),
     Operation("get", "/v1/models", "List models"),
     Operation("get", "/v1/models/{model}", "Retrieve a model"),

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Raw, Struct
 
-from dragoman.errors import DragomanError, EngineFailed, Part
+from dragoman.errors import DragomanError, EngineFailed, ParamKey
 from dragoman.store import Record, StoredItem
-from dragoman.turns.reading import Pieces
+from dragoman.turns.choice_reader import TokenTable
 from dragoman.types import Answer, Event, TokenLogprob, Usage
 
 # Server-sent events. Payloads are JSON, which has no line breaks, so no text can forge the end of an event.
@@ -31,7 +31,7 @@ def event(payload: Any) -> bytes:
     return b"data: " + encode(payload) + b"\n\n"
 
 
-def around(payload: dict[str, Any], hole: str) -> tuple[bytes, ...]:
+def split_at_placeholder(payload: dict[str, Any], hole: str) -> tuple[bytes, ...]:
     """Encode an event and split it at the placeholder `hole`: only the text between changes from token to
     token.
 
@@ -120,7 +120,7 @@ FIELDS: Mapping[str, str] = {"reuse_prefix": "cache_prompt"}
 """Our fields that all generating requests have under another name."""
 
 
-class ErrorSpelling(Protocol):
+class ErrorSerializer(Protocol):
     def status(self, error: DragomanError) -> int: ...
 
     def body(self, error: DragomanError) -> Any:
@@ -130,37 +130,37 @@ class ErrorSpelling(Protocol):
         """Write the last event of a stream that fails after its headers were sent."""
 
 
-class OpenAIErrors(Struct, frozen=True):
-    """Errors in OpenAI's format; `words` maps parts of a request to field names of the API."""
+class OpenAIErrorSerializer(Struct, frozen=True):
+    """Errors in OpenAI's format; `field_names` maps parts of a request to field names of the API."""
 
-    words: Mapping[str, str] = {}
+    field_names: Mapping[str, str] = {}
 
     def status(self, error: DragomanError) -> int:
         return error.status
 
     def body(self, error: DragomanError) -> dict[str, dict[str, str | None]]:
         """Build the body, which always has all four keys."""
-        message, param = spell_error(error, self.words)
+        message, param = format_error(error, self.field_names)
         return {"error": {"message": message, "type": error.type, "param": param, "code": error.code}}
 
     def event(self, error: Exception) -> bytes:
-        return event(self.body(as_known_error(error)))
+        return event(self.body(to_dragoman_error(error)))
 
 
-def spell_error(error: DragomanError, words: Mapping[str, str]) -> tuple[str, str | None]:
+def format_error(error: DragomanError, field_names: Mapping[str, str]) -> tuple[str, str | None]:
     """Return the message and the field of an error, with the API's field names.
 
     >>> spell_error(BadRequest("'prompt' is empty.", param=Part("prompt")), {"prompt": "input"})
     ("'input' is empty.", 'input')
     """
     part = error.param
-    if not isinstance(part, Part):
+    if not isinstance(part, ParamKey):
         return error.message, part
-    word = str(words.get(part, part))
+    word = str(field_names.get(part, part))
     return error.message.replace(f"'{part}'", f"'{word}'"), word
 
 
-def as_known_error(error: Exception) -> DragomanError:
+def to_dragoman_error(error: Exception) -> DragomanError:
     """Return our own errors unchanged; texts of other exceptions belong in the log."""
     return error if isinstance(error, DragomanError) else EngineFailed("The server failed; see its log.")
 
@@ -172,10 +172,10 @@ LEAST = -9999.0
 """Replaces minus infinity, which JSON does not have; OpenAI uses the same number."""
 
 
-class Speller:
+class LogprobSerializer:
     """Formats tokens as the client requested: as text, or as `token_id:N`."""
 
-    def __init__(self, pieces: Pieces, *, as_ids: bool = False, skip_special: bool = True) -> None:
+    def __init__(self, pieces: TokenTable, *, as_ids: bool = False, skip_special: bool = True) -> None:
         self._pieces = pieces
         self._as_ids = as_ids
         self._unseen = pieces.special if skip_special else frozenset()
@@ -239,11 +239,11 @@ class Speller:
     def _ranked(self, entry: TokenLogprob) -> Raw:
         ranked = {id_: (logprob, rank) for rank, (id_, logprob) in enumerate(entry.top, 1)}
         ranked.setdefault(entry.id, (entry.logprob, 0))
-        told = {
+        fields = {
             str(id_): {"logprob": finite(logprob), "rank": rank or None, "decoded_token": self.token(id_)}
             for id_, (logprob, rank) in ranked.items()
         }
-        return Raw(encode(told))
+        return Raw(encode(fields))
 
 
 def finite(logprob: float) -> float:
@@ -279,12 +279,12 @@ def usage(counted: Usage) -> dict[str, Any]:
 
 ID_BYTES, LOGPROB_BYTES = 8, 64
 """Approximate size in JSON of a token id and of a log probability."""
-HOLE = "\x00"
+PLACEHOLDER = "\x00"
 FRAGMENTS = frozenset({"text", "reasoning", "call_arguments"})
 """Events that are only a fragment of text: almost all of a stream."""
 
 
-class Head(Struct, frozen=True):
+class ReplyEnvelope(Struct, frozen=True):
     """The fields that stay the same in all chunks of a reply."""
 
     id: str
@@ -293,8 +293,8 @@ class Head(Struct, frozen=True):
     fingerprint: str
 
 
-def new_head(prefix: str, model: str, fingerprint: str) -> Head:
-    return Head(prefix + urandom(16).hex(), int(time.time()), model, fingerprint)
+def new_head(prefix: str, model: str, fingerprint: str) -> ReplyEnvelope:
+    return ReplyEnvelope(prefix + urandom(16).hex(), int(time.time()), model, fingerprint)
 
 
 class ChunkOptions(Struct, frozen=True):
@@ -303,15 +303,15 @@ class ChunkOptions(Struct, frozen=True):
     token_ids: bool = False
 
 
-class Spelling(Protocol):
+class ChunkSerializer(Protocol):
     """How an API writes the fields in which streams differ."""
 
     object: str
 
     @property
-    def errors(self) -> ErrorSpelling: ...
+    def errors(self) -> ErrorSerializer: ...
 
-    def silent(self, event: Event) -> bool:
+    def is_empty(self, event: Event) -> bool:
         """Return whether an event has no content; it is written only if it has requested extras."""
 
     def delta(self, event: Event) -> dict[str, Any]:
@@ -320,7 +320,7 @@ class Spelling(Protocol):
     def finish_reason(self, event: Event) -> str | None: ...
 
 
-def about_bytes(answers: Iterable[Answer], told_ids: int = 0, beside_each: int = 0) -> int:
+def estimate_bytes(answers: Iterable[Answer], told_ids: int = 0, beside_each: int = 0) -> int:
     """Estimate the size of a reply with these answers, and `told_ids` prompt ids with log probabilities."""
     size = (ID_BYTES + LOGPROB_BYTES * beside_each) * told_ids
     for answer in answers:
@@ -342,10 +342,10 @@ class StreamWriter:
 
     def __init__(
         self,
-        head: Head,
-        spelling: Spelling,
+        head: ReplyEnvelope,
+        spelling: ChunkSerializer,
         options: ChunkOptions,
-        used: Callable[[], Usage],
+        get_usage: Callable[[], Usage],
         *,
         plain: bool,
         weights: Callable[[], str | None] = lambda: None,
@@ -359,7 +359,7 @@ class StreamWriter:
         }
         self._spelling = spelling
         self._options = options
-        self._used = used
+        self._used = get_usage
         self._weights = weights
         self._logprobs = not plain
         self._plain = plain and not options.token_ids and not options.running_usage
@@ -379,7 +379,7 @@ class StreamWriter:
             return encode(event.text).join(parts)
         if event.error is not None:
             return self._spelling.errors.event(event.error)
-        if self._spelling.silent(event) and not self._beside(event):
+        if self._spelling.is_empty(event) and not self._beside(event):
             return b""
         return self.chunk(event, self._spelling.delta(event))
 
@@ -388,10 +388,10 @@ class StreamWriter:
         return bool((self._options.token_ids and event.ids) or (self._logprobs and event.logprobs))
 
     def _cut(self, event: Event) -> tuple[bytes, ...]:
-        example = Event(event.kind, event.choice, HOLE, call=event.call)
-        if self._spelling.silent(example):
+        example = Event(event.kind, event.choice, PLACEHOLDER, call=event.call)
+        if self._spelling.is_empty(example):
             return ()
-        return around(self._payload(example, self._spelling.delta(example)), HOLE)
+        return split_at_placeholder(self._payload(example, self._spelling.delta(example)), PLACEHOLDER)
 
     def chunk(self, about: Event, fields: dict[str, Any], extra: dict[str, Any] | None = None) -> bytes:
         return event({**self._payload(about, fields), **(extra or {})})

@@ -11,7 +11,8 @@ from msgspec.json import encode
 from msgspec.msgpack import encode as pack
 from msgspec.structs import replace
 
-from dragoman.api.choosing_fields import (
+from dragoman.api.request_decoder import IgnoredFields, RequestDecoder
+from dragoman.api.sampling_fields import (
     SamplerFields,
     check_samplers,
     given_samplers,
@@ -19,22 +20,21 @@ from dragoman.api.choosing_fields import (
     read_wanted,
     samplers,
 )
-from dragoman.api.read import Ignored, Reader
 from dragoman.errors import BadRequest, SettingsError
 from dragoman.limits import Limits
 from dragoman.prompt.template import check_kwargs
 from dragoman.settings import PresetSettings, Settings
 from dragoman.turns.spec import (
-    AdapterWish,
-    Calling,
+    AdapterRequest,
     History,
+    ParseOptions,
     Preset,
     PresetPair,
-    Reading,
-    Thinking,
+    ReasoningTokenLimit,
+    ToolCallPolicy,
     TurnSpec,
 )
-from dragoman.types import Prompt, Restoring, Sampling
+from dragoman.types import Prompt, ReasoningRestore, Sampling
 
 Scale: TypeAlias = Annotated[float, Meta(ge=-100, le=100)]
 
@@ -49,22 +49,22 @@ class LoraEntry(Struct, forbid_unknown_fields=True):
 Lora: TypeAlias = Annotated[str, Meta(max_length=512)] | Annotated[list[LoraEntry], Meta(max_length=64)]
 
 
-def wishes(lora: Lora | None) -> tuple[AdapterWish, ...] | None:
+def adapter_requests(lora: Lora | None) -> tuple[AdapterRequest, ...] | None:
     """Return the adapters of a request, or None if the model's name decides."""
     if lora is None:
         return None
     if isinstance(lora, str):
-        return (AdapterWish(lora, 1.0, "lora"),)
+        return (AdapterRequest(lora, 1.0, "lora"),)
     return tuple(_wish(entry, f"lora[{number}]") for number, entry in enumerate(lora))
 
 
-def _wish(entry: LoraEntry, place: str) -> AdapterWish:
+def _wish(entry: LoraEntry, param: str) -> AdapterRequest:
     scale = 1.0 if entry.scale is None else entry.scale
     if entry.name is not None and entry.id is None:
-        return AdapterWish(entry.name, scale, place)
+        return AdapterRequest(entry.name, scale, param)
     if entry.id is not None and entry.name is None:
-        return AdapterWish(entry.id, scale, place)
-    raise BadRequest(f"'{place}' must have a name or an id.", param=place, code="invalid_value")
+        return AdapterRequest(entry.id, scale, param)
+    raise BadRequest(f"'{param}' must have a name or an id.", param=param, code="invalid_value")
 
 
 Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
@@ -149,7 +149,7 @@ class SharedFields(SamplerFields, kw_only=True):
         return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
 
-def check_shared(fields: SharedFields, ignored: Ignored | None = None) -> None:
+def check_shared(fields: SharedFields, ignored: IgnoredFields | None = None) -> None:
     """Check rules across fields; types and ranges were checked while decoding, and the turn checks counts."""
     read_wanted(fields)
     check_samplers(fields)
@@ -206,8 +206,8 @@ def _penalises(fields: SharedFields) -> bool:
     )
 
 
-def check_longest(given: int | None, param: str) -> None:
-    if given == 0:
+def check_longest(number: int | None, param: str) -> None:
+    if number == 0:
         message = f"{param} must be at least 1, or -1 for as many as fit."
         raise BadRequest(message, param=param, code="invalid_value")
 
@@ -215,8 +215,8 @@ def check_longest(given: int | None, param: str) -> None:
 def list_chosen(fields: SharedFields) -> frozenset[str]:
     """Return the sampling fields that the client set, which defaults must not override."""
     values = _temperature(fields), _typical_p(fields), fields.dry_sequence_breakers, *_plain_values(fields)
-    said = [name for name, value in zip(_DECIDED, values, strict=True) if value is not None]
-    return frozenset((*said, *given_samplers(fields)))
+    texts = [name for name, value in zip(_DECIDED, values, strict=True) if value is not None]
+    return frozenset((*texts, *given_samplers(fields)))
 
 
 def _temperature(fields: SharedFields) -> float | None:
@@ -233,22 +233,22 @@ def turn_spec(
     prompts: tuple[Prompt, ...],
     asked: Sampling,
     n: int,
-    reading: Reading | None = None,
-    calling: Calling | None = None,
-    thinking: Thinking | None = None,
+    reading: ParseOptions | None = None,
+    calling: ToolCallPolicy | None = None,
+    thinking: ReasoningTokenLimit | None = None,
 ) -> TurnSpec:
     """Build the turn from the fields of a request, independent of the API."""
     return TurnSpec(
         model=fields.model,
-        adapters=wishes(fields.lora),
+        adapters=adapter_requests(fields.lora),
         prompts=prompts,
         sampling=asked,
         chosen=list_chosen(fields),
         dry_breakers=tuple(fields.dry_sequence_breakers or ()),
-        reading=reading,
-        wanted=read_wanted(fields),
-        calling=calling,
-        thinking=thinking,
+        parsing=reading,
+        output_constraint=read_wanted(fields),
+        tool_policy=calling,
+        reasoning_limit=thinking,
         history=fields.history if isinstance(fields, TemplateFields) else None,
         restore_reasoning=fields.restore_reasoning if isinstance(fields, TemplateFields) else None,
         n=n,
@@ -270,11 +270,11 @@ LONGEST_TERMS = 1024
 """Maximum size of a cache key in bytes. Requests with tools and schemas are longer, and are not cached."""
 
 
-class KnownTerms:
+class TurnSpecCache:
     """Cache of turns, keyed by all request fields but `said`; most requests repeat the other fields."""
 
-    def __init__(self, kind: type[SharedFields], said: str) -> None:
-        self._values = attrgetter(*(name for name in kind.__struct_fields__ if name != said))
+    def __init__(self, kind: type[SharedFields], text: str) -> None:
+        self._values = attrgetter(*(name for name in kind.__struct_fields__ if name != text))
         self._kept: dict[bytes, TurnSpec] = {}
 
     def key(self, fields: SharedFields) -> bytes:
@@ -347,10 +347,10 @@ class ReasoningFields(SharedFields, kw_only=True):
     @property
     def thinks(self) -> bool | None:
         """Whether to reason; None if the request does not say."""
-        said = self.enable_thinking
-        if said is None and self.reasoning:
-            said = self.reasoning.enabled
-        return False if said is None and self.effort == "none" else said
+        outcome = self.enable_thinking
+        if outcome is None and self.reasoning:
+            outcome = self.reasoning.enabled
+        return False if outcome is None and self.effort == "none" else outcome
 
 
 def check_reasoning(fields: ReasoningFields) -> None:
@@ -369,52 +369,56 @@ def check_reasoning(fields: ReasoningFields) -> None:
         raise BadRequest(message, param=budgets[1][0], code="invalid_value")
 
 
-def thinking(fields: ReasoningFields) -> Thinking | None:
+def thinking(fields: ReasoningFields) -> ReasoningTokenLimit | None:
     """Return the limit of reasoning tokens; effort `none` is a soft limit of 0, for engines that can end
     reasoning."""
     for param, tokens in _budgets(fields):
-        return Thinking(tokens=tokens, param=param) if tokens >= 0 else None
-    return Thinking(tokens=0, param="reasoning_effort", soft=True) if fields.effort == "none" else None
+        return ReasoningTokenLimit(tokens=tokens, param=param) if tokens >= 0 else None
+    return (
+        ReasoningTokenLimit(tokens=0, param="reasoning_effort", soft=True)
+        if fields.effort == "none"
+        else None
+    )
 
 
 def _budgets(fields: ReasoningFields) -> list[tuple[str, int]]:
-    given = [(name, getattr(fields, name)) for name in BUDGETS]
+    items = [(name, getattr(fields, name)) for name in BUDGETS]
     if fields.reasoning:
-        given.append(("reasoning.max_tokens", fields.reasoning.max_tokens))
-    return [(name, tokens) for name, tokens in given if tokens is not None]
+        items.append(("reasoning.max_tokens", fields.reasoning.max_tokens))
+    return [(name, tokens) for name, tokens in items if tokens is not None]
 
 
-def thought_text(given: Any) -> str:
+def thought_text(result: Any) -> str:
     """Return the text of reasoning such as `{"type": "thinking", "thinking": "Hm."}`, under any of its field
     names."""
-    if isinstance(given, str):
-        return given
-    if isinstance(given, list):
-        return "".join(thought_text(part) for part in given)
-    if not isinstance(given, dict):
+    if isinstance(result, str):
+        return result
+    if isinstance(result, list):
+        return "".join(thought_text(part) for part in result)
+    if not isinstance(result, dict):
         return ""
     names = ("thinking", "reasoning", "text", "content", "summary")
-    return next((text for name in names if (text := thought_text(given.get(name)))), "")
+    return next((text for name in names if (text := thought_text(result.get(name)))), "")
 
 
 class TemplateFields(ReasoningFields, kw_only=True):
     history: History | None = None
-    restore_reasoning: Restoring | None = None
+    restore_reasoning: ReasoningRestore | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     template_vars: dict[str, Any] | None = None
 
 
 def check_template(fields: TemplateFields, limits: Limits) -> None:
     """Check template variables even if nothing is rendered: all routes reject the same requests."""
-    for given in (fields.chat_template_kwargs, fields.template_vars):
-        check_kwargs(given or {}, limits.template_kwargs_chars)
+    for mapping in (fields.chat_template_kwargs, fields.template_vars):
+        check_kwargs(mapping or {}, limits.template_kwargs_chars)
 
 
 def template_kwargs(fields: TemplateFields, verbosity: Verbosity | None) -> dict[str, Any]:
     """Return the template variables; those that the client names directly override other fields."""
     named = {"enable_thinking": fields.thinks, "reasoning_effort": fields.effort, "verbosity": verbosity}
-    given = {name: value for name, value in named.items() if value is not None}
-    return {**given, **(fields.template_vars or {}), **(fields.chat_template_kwargs or {})}
+    mapping = {name: value for name, value in named.items() if value is not None}
+    return {**mapping, **(fields.template_vars or {}), **(fields.chat_template_kwargs or {})}
 
 
 # The operator's presets, in the format of a request.
@@ -430,7 +434,7 @@ class PresetFields(TemplateFields, kw_only=True, forbid_unknown_fields=True):
     pass
 
 
-_PRESETS = Reader.of(PresetFields)
+_PRESETS = RequestDecoder.for_type(PresetFields)
 
 
 def read_presets(settings: Settings) -> tuple[PresetPair, dict[str, PresetPair]]:
@@ -447,9 +451,9 @@ def read_presets(settings: Settings) -> tuple[PresetPair, dict[str, PresetPair]]
     return PresetPair(open_, _preset(settings.override, "override", settings.limits)), named
 
 
-def _preset(told: dict[str, Any], name: str, limits: Limits) -> Preset:
+def _preset(result: dict[str, Any], name: str, limits: Limits) -> Preset:
     try:
-        fields: PresetFields = _PRESETS.read(encode(told))
+        fields: PresetFields = _PRESETS.read(encode(result))
         for each in fields.__struct_fields__:
             if getattr(fields, each) is not None and each not in _FOR_ALL:
                 raise BadRequest(f"'{each}' cannot be preset; clients set it in each request.")
@@ -460,15 +464,15 @@ def _preset(told: dict[str, Any], name: str, limits: Limits) -> Preset:
         asked = sampling(fields, max_tokens=fields.max_tokens, logprobs=None)
     except BadRequest as error:
         raise SettingsError(f"`{name}`: {error.message}", param=name) from None
-    given, chosen = given_samplers(fields), list_chosen(fields)
+    mapping, chosen = given_samplers(fields), list_chosen(fields)
     lists = {
         "stop": fields.stops,
         "bad_words": fields.bad_words,
         "dry_breakers": fields.dry_sequence_breakers,
     }
     return Preset(
-        sampling={each: getattr(asked, each) for each in chosen - given.keys() - lists.keys()},
-        samplers=given,
+        sampling={each: getattr(asked, each) for each in chosen - mapping.keys() - lists.keys()},
+        samplers=mapping,
         lists={each: tuple(texts or ()) for each, texts in lists.items() if each in chosen},
         max_tokens=asked.max_tokens or None,
         template_kwargs=template_kwargs(fields, None),

@@ -13,8 +13,8 @@ from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
 from dragoman.mcp import McpTool
 from dragoman.mcp.servers import AllowedTools, RequireApproval
-from dragoman.turns.reading import INPUT
-from dragoman.turns.spec import Calling
+from dragoman.turns.choice_reader import INPUT
+from dragoman.turns.spec import ToolCallPolicy
 
 MAX_NAME = 256
 ECHOED = frozenset({"cache_control", "id"})
@@ -44,7 +44,7 @@ class CustomTool(Struct, forbid_unknown_fields=True):
     format: CustomFormat | None = None
 
 
-def as_function(tool: CustomTool, place: str, *, grammar: str = "format.grammar") -> dict[str, Any]:
+def as_function(tool: CustomTool, param: str, *, grammar: str = "format.grammar") -> dict[str, Any]:
     """Return the function that represents a custom tool. It is strict, so that its input can be parsed.
 
     `grammar` is the path of the tool's grammar, relative to `place`, for errors.
@@ -54,7 +54,7 @@ def as_function(tool: CustomTool, place: str, *, grammar: str = "format.grammar"
         "description": _description(tool),
         "parameters": {
             "type": "object",
-            "properties": {INPUT: _schema(tool.format, f"{place}.{grammar}")},
+            "properties": {INPUT: _schema(tool.format, f"{param}.{grammar}")},
             "required": [INPUT],
             "additionalProperties": False,
         },
@@ -67,11 +67,11 @@ def as_arguments(text: str) -> str:
     return encode_json({INPUT: text}).decode()
 
 
-def _schema(wanted: CustomFormat | None, place: str) -> dict[str, Any]:
+def _schema(wanted: CustomFormat | None, param: str) -> dict[str, Any]:
     if wanted is None or wanted.type == "text":
         return {"type": "string"}
     if wanted.grammar is None:
-        raise BadRequest(f"'{place}' is required.", param=place, code="missing_field")
+        raise BadRequest(f"'{param}' is required.", param=param, code="missing_field")
     if wanted.grammar.syntax == "lark":
         return {"type": "string", LARK: wanted.grammar.definition}
     return {"type": "string", "pattern": f"^(?:{wanted.grammar.definition})$"}
@@ -84,8 +84,8 @@ def _description(tool: CustomTool) -> str | None:
     if grammar is None:
         return tool.description
     kind = "this Lark grammar" if grammar.syntax == "lark" else "this regular expression"
-    said = f"The input must match {kind}:\n{grammar.definition}"
-    return f"{tool.description}\n\n{said}" if tool.description else said
+    text = f"The input must match {kind}:\n{grammar.definition}"
+    return f"{tool.description}\n\n{text}" if tool.description else text
 
 
 # All tools of a request.
@@ -103,12 +103,12 @@ class Tool(Struct, forbid_unknown_fields=True):
     require_approval: RequireApproval = None
 
 
-class Declared(Struct, frozen=True):
+class DeclaredTools(Struct, frozen=True):
     """The functions of a request, from `tools` or `functions`."""
 
     field: str
     functions: Sequence[Function]
-    places: Sequence[str]
+    params: Sequence[str]
     """The field of each declaration: `tools[2].function`."""
     custom: frozenset[str] = frozenset()
     """Names of the functions that represent custom tools."""
@@ -116,72 +116,70 @@ class Declared(Struct, frozen=True):
     """Name of the field with each function's schema."""
 
     @classmethod
-    def of(cls, tools: Sequence[Tool] | None, functions: Sequence[Function] | None = None) -> "Declared":
+    def of(cls, tools: Sequence[Tool] | None, functions: Sequence[Function] | None = None) -> "DeclaredTools":
         if not tools and not functions:
             return _NONE
         if functions and not tools:
             return cls("functions", functions, [f"functions[{number}]" for number in range(len(functions))])
         known = [(number, tool) for number, tool in enumerate(tools or ()) if tool.type != "mcp"]
         converted = [_function(tool, f"tools[{number}]") for number, tool in known]
-        places = [f"tools[{number}].{tool.type}" for number, tool in known]
-        return cls(
-            "tools", converted, places, frozenset(tool.custom.name for _, tool in known if tool.custom)
-        )
+        paths = [f"tools[{number}].{tool.type}" for number, tool in known]
+        return cls("tools", converted, paths, frozenset(tool.custom.name for _, tool in known if tool.custom))
 
     def placed(self) -> Iterator[tuple[str, Function]]:
-        return zip(self.places, self.functions, strict=True)
+        return zip(self.params, self.functions, strict=True)
 
 
-_NONE = Declared("tools", (), ())
+_NONE = DeclaredTools("tools", (), ())
 
 
-def _function(tool: Tool, place: str) -> Function:
-    given = tool.function if tool.type == "function" else tool.custom
-    if given is None or (tool.function is not None and tool.custom is not None):
-        raise wrong(place, f"must have only a '{tool.type}' beside its type")
-    return as_function(given, f"{place}.custom") if isinstance(given, CustomTool) else given
+def _function(tool: Tool, param: str) -> Function:
+    item = tool.function if tool.type == "function" else tool.custom
+    if item is None or (tool.function is not None and tool.custom is not None):
+        raise bad_param(param, f"must have only a '{tool.type}' beside its type")
+    return as_function(item, f"{param}.custom") if isinstance(item, CustomTool) else item
 
 
-def check_tools(declared: Declared, limits: Limits) -> None:
+def check_tools(declared: DeclaredTools, limits: Limits) -> None:
     """Raise at the first invalid tool, with its field: `tools[3].function.name`."""
     check_count(len(declared.functions), limits.tools, declared.field, declared.field)
     _check_functions(declared.placed(), declared.schema)
     _check_bytes(declared, limits.tool_bytes)
 
 
-def _check_bytes(declared: Declared, most: int) -> None:
+def _check_bytes(declared: DeclaredTools, most: int) -> None:
     try:
         size = len(encode_json(declared.functions))
     except RecursionError:
-        raise wrong(declared.field, "is nested too deeply") from None
+        raise bad_param(declared.field, "is nested too deeply") from None
     check_count(size, most, declared.field, f"bytes of {declared.field}")
 
 
 def _check_functions(placed: Iterable[tuple[str, Function]], schema: str) -> None:
     seen: set[str] = set()
-    for place, function in placed:
+    for param, function in placed:
         name = function.get("name")
         if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
-            raise wrong(f"{place}.name", f"must be a string of 1 to {MAX_NAME} characters")
+            raise bad_param(f"{param}.name", f"must be a string of 1 to {MAX_NAME} characters")
         if name in seen:
-            raise wrong(f"{place}.name", f"{name!r} is used twice; names must differ")
+            raise bad_param(f"{param}.name", f"{name!r} is used twice; names must differ")
         seen.add(name)
         if not isinstance(function.get("description"), str | None):
-            raise wrong(f"{place}.description", "must be a string")
-        _check_parameters(function.get("parameters"), f"{place}.{schema}")
+            raise bad_param(f"{param}.description", "must be a string")
+        _check_parameters(function.get("parameters"), f"{param}.{schema}")
         if function.get("strict") not in (None, False, True):
-            raise wrong(f"{place}.strict", "must be true or false")
+            raise bad_param(f"{param}.strict", "must be true or false")
 
 
-def _check_parameters(schema: Any, place: str) -> None:
+def _check_parameters(schema: Any, param: str) -> None:
     if schema is None:
         return
     if not isinstance(schema, dict):
-        raise wrong(place, "must be a JSON Schema object")
+        raise bad_param(param, "must be a JSON Schema object")
     if schema.get("type", "object") != "object":
-        raise wrong(f"{place}.type", "must be 'object': arguments are passed by name")
+        raise bad_param(f"{param}.type", "must be 'object': arguments are passed by name")
     if not isinstance(schema.get("properties", {}), dict):
-        raise wrong(f"{place}.properties", "must be an object")
+        raise bad_param(f"{param}.properties", "must be an object")
 
 
 def for_template(functions: Iterable[Function]) -> tuple[Function, ...]:
@@ -208,110 +206,110 @@ def free_name(name: str, label: str, taken: Container[str]) -> str:
 
 
 def name_tools(
-    declared: Declared, listed: Mapping[str, Sequence[McpTool]]
+    declared: DeclaredTools, listed: Mapping[str, Sequence[McpTool]]
 ) -> tuple[list[Function], dict[str, tuple[str, str]]]:
     """Return the tools of MCP servers as functions, and for each name its server and tool."""
     taken = {function["name"] for function in declared.functions}
     functions: list[Function] = []
-    found: dict[str, tuple[str, str]] = {}
+    fields: dict[str, tuple[str, str]] = {}
     for label, offered in listed.items():
         for tool in offered:
             name = free_name(tool.name, label, taken)
             taken.add(name)
-            found[name] = (label, tool.name)
+            fields[name] = (label, tool.name)
             functions.append({"name": name, "description": tool.description, "parameters": tool.input_schema})
-    return functions, found
+    return functions, fields
 
 
-def wrong(place: str, what: str) -> BadRequest:
-    return BadRequest(f"'{place}' {what}.", param=place, code="invalid_value")
+def bad_param(param: str, what: str) -> BadRequest:
+    return BadRequest(f"'{param}' {what}.", param=param, code="invalid_value")
 
 
 # Tool choice.
 
 
-def calling(choice: Any, param: str, declared: Declared) -> Calling | None:
+def read_tool_policy(choice: Any, param: str, declared: DeclaredTools) -> ToolCallPolicy | None:
     """Return the tool choice, or one for strict tools; None leaves the model free.
 
-    `"required"` is `Calling(required=True)`, `{"type": "function", "function": {"name": "f"}}` is
-    `Calling(required=True, named=True, names=("f",))`.
+    `"required"` is `ToolCallPolicy(required=True)`, `{"type": "function", "function": {"name": "f"}}` is
+    `ToolCallPolicy(required=True, named=True, names=("f",))`.
     """
     if choice == "none":
         return None
     strict = _strict(declared)
     if choice in (None, "auto"):
-        return None if strict is None else Calling(param=strict)
+        return None if strict is None else ToolCallPolicy(param=strict)
     asked = _read_asked(choice, param)
     _check_declared(asked.names, param, declared)
     return replace(asked, param=param)
 
 
-def ease_calling(found: Calling | None, declared: Declared) -> Calling | None:
+def relax_tool_policy(policy: ToolCallPolicy | None, declared: DeclaredTools) -> ToolCallPolicy | None:
     """Return the tool choice after a call was made: a required call is not required again."""
-    if found is None or not found.required:
-        return found
-    allowed = None if found.named or found.names is None else replace(found, required=False)
-    return allowed or calling(None, found.param, declared)
+    if policy is None or not policy.required:
+        return policy
+    allowed = None if policy.named or policy.names is None else replace(policy, required=False)
+    return allowed or read_tool_policy(None, policy.param, declared)
 
 
-def _strict(declared: Declared) -> str | None:
+def _strict(declared: DeclaredTools) -> str | None:
     """Return the field of the first strict tool, or None."""
-    places = (f"{place}.strict" for place, function in declared.placed() if function.get("strict"))
-    return next(places, None)
+    paths = (f"{param}.strict" for param, function in declared.placed() if function.get("strict"))
+    return next(paths, None)
 
 
-def _read_asked(choice: Any, param: str) -> Calling:
+def _read_asked(choice: Any, param: str) -> ToolCallPolicy:
     if choice == "required":
-        return Calling(required=True)
+        return ToolCallPolicy(required=True)
     if not isinstance(choice, Mapping):
         raise _unknown(param)
     if param == "function_call":
-        return Calling(required=True, named=True, names=(_name(choice, param),))
+        return ToolCallPolicy(required=True, named=True, names=(_name(choice, param),))
     kind = choice.get("type", "function")
     if kind == "allowed_tools":
         return _read_allowed(choice.get("allowed_tools", choice), f"{param}.allowed_tools")
     if kind in KINDS:
-        return Calling(required=True, named=True, names=(_tool_name(choice, param),))
+        return ToolCallPolicy(required=True, named=True, names=(_tool_name(choice, param),))
     raise _unknown(param)
 
 
-def _read_allowed(asked: Any, param: str) -> Calling:
+def _read_allowed(asked: Any, param: str) -> ToolCallPolicy:
     if not isinstance(asked, Mapping):
-        raise wrong(param, "must be an object")
+        raise bad_param(param, "must be an object")
     mode, tools = asked.get("mode", "auto"), asked.get("tools")
     if mode not in ("auto", "required"):
-        raise wrong(f"{param}.mode", "must be auto or required")
+        raise bad_param(f"{param}.mode", "must be auto or required")
     if not isinstance(tools, Sequence) or isinstance(tools, str) or not tools:
-        raise wrong(f"{param}.tools", "must be a list of at least one tool")
+        raise bad_param(f"{param}.tools", "must be a list of at least one tool")
     names = [_tool_name(tool, f"{param}.tools[{number}]") for number, tool in enumerate(tools)]
-    return Calling(required=mode == "required", names=tuple(dict.fromkeys(names)))
+    return ToolCallPolicy(required=mode == "required", names=tuple(dict.fromkeys(names)))
 
 
 def _tool_name(tool: Any, param: str) -> str:
     """Read `{"type": "function", "function": {"name": "f"}}`, or the flat form of the Responses API."""
     if not isinstance(tool, Mapping):
-        raise wrong(param, "must be an object")
+        raise bad_param(param, "must be an object")
     kind = tool.get("type", "function")
     if kind not in KINDS:
-        raise wrong(f"{param}.type", "must be function or custom")
+        raise bad_param(f"{param}.type", "must be function or custom")
     inner = tool.get(kind)
     if inner is None:
         return _name(tool, f"{param}.{kind}")
     if not isinstance(inner, Mapping):
-        raise wrong(f"{param}.{kind}", "must be an object")
+        raise bad_param(f"{param}.{kind}", "must be an object")
     return _name(inner, f"{param}.{kind}")
 
 
-def _name(given: Mapping[str, Any], param: str) -> str:
-    name = given.get("name")
+def _name(fields: Mapping[str, Any], param: str) -> str:
+    name = fields.get("name")
     if not isinstance(name, str):
-        raise wrong(f"{param}.name", "must be the name of a tool")
+        raise bad_param(f"{param}.name", "must be the name of a tool")
     return name
 
 
-def _check_declared(names: tuple[str, ...] | None, param: str, declared: Declared) -> None:
+def _check_declared(names: tuple[str, ...] | None, param: str, declared: DeclaredTools) -> None:
     if not declared.functions:
-        raise wrong(param, "requires a call, but the request has no tools; send tools")
+        raise bad_param(param, "requires a call, but the request has no tools; send tools")
     available = dict.fromkeys(function["name"] for function in declared.functions)
     missing = [name for name in names or () if name not in available]
     if missing:
@@ -322,5 +320,5 @@ def _check_declared(names: tuple[str, ...] | None, param: str, declared: Declare
 
 def _unknown(param: str) -> BadRequest:
     if param == "function_call":
-        return wrong(param, 'must be auto, none or {"name": ...}')
-    return wrong(param, "must be auto, none, required, a tool, or allowed_tools")
+        return bad_param(param, 'must be auto, none or {"name": ...}')
+    return bad_param(param, "must be auto, none, required, a tool, or allowed_tools")

@@ -12,11 +12,11 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct, field
 
-from dragoman.api.read import Reader
+from dragoman.api.request_decoder import RequestDecoder
 from dragoman.errors import NotFound, TrajectoryTooLarge
 from dragoman.limits import check_count
 from dragoman.store import Record
-from dragoman.types import Traced
+from dragoman.types import TurnRecord
 
 MOST_IDS = 4 * 1024 * 1024
 """Maximum number of ids in one reply."""
@@ -28,20 +28,20 @@ Rewards = Annotated[dict[Annotated[str, Meta(max_length=64)], Reward], Meta(max_
 _encode = msgspec.json.Encoder().encode
 
 
-class Trace(Struct, kw_only=True):
+class StoredTrajectory(Struct, kw_only=True):
     """The turns of one answer as they are stored."""
 
-    turns: list[Traced]
+    turns: list[TurnRecord]
     rewards: dict[str, float] = field(default_factory=dict)
 
 
-class Rewarded(Struct):
+class StoredRewards(Struct):
     """The same, decoded without the turns."""
 
     rewards: dict[str, float] = field(default_factory=dict)
 
 
-class SetRewards(Struct, forbid_unknown_fields=True):
+class SetRewardsRequest(Struct, forbid_unknown_fields=True):
     rewards: Rewards | None = None
     reward: Reward | None = None
     """Short for `rewards: {"reward": ...}`."""
@@ -73,14 +73,14 @@ class Segment(Struct):
     """Why the first prompt does not continue the answer before it, if there was one."""
 
 
-_READER = Reader.of(SetRewards)
-_trace = msgspec.json.Decoder(Trace).decode
-_rewards = msgspec.json.Decoder(Rewarded).decode
+_READER = RequestDecoder.for_type(SetRewardsRequest)
+_trace = msgspec.json.Decoder(StoredTrajectory).decode
+_rewards = msgspec.json.Decoder(StoredRewards).decode
 
 
 def read_rewards(body: bytes) -> dict[str, float]:
-    given: SetRewards = _READER.read(body)
-    return given.all
+    request: SetRewardsRequest = _READER.read(body)
+    return request.all
 
 
 def record(
@@ -88,7 +88,7 @@ def record(
     owner: str,
     created_at: float,
     model: str,
-    turns: Sequence[Traced],
+    turns: Sequence[TurnRecord],
     *,
     previous: str | None = None,
     conversation: str | None = None,
@@ -101,12 +101,12 @@ def record(
         status="completed",
         model=model,
         metadata={"conversation": conversation} if conversation else {},
-        previous=previous or next((turn.after for turn in turns if turn.after), None),
-        body=_encode(Trace(turns=list(turns))),
+        previous=previous or next((turn.continues for turn in turns if turn.continues), None),
+        body=_encode(StoredTrajectory(turns=list(turns))),
     )
 
 
-def trace_of(record: Record) -> Trace:
+def trace_of(record: Record) -> StoredTrajectory:
     return _trace(record.body)
 
 
@@ -118,16 +118,16 @@ def add_rewards(record: Record, rewards: dict[str, float]) -> bytes:
     return _encode(trace)
 
 
-def segments(turns: Iterable[Traced]) -> list[Segment]:
-    made: list[Segment] = []
+def segments(turns: Iterable[TurnRecord]) -> list[Segment]:
+    result: list[Segment] = []
     for turn in turns:
-        if not made or tuple(made[-1].ids) != turn.prompt[: len(made[-1].ids)]:
-            made.append(Segment([], [], [], [], [], [], split=turn.split or None))
-        _extend(made[-1], turn)
-    return made
+        if not result or tuple(result[-1].ids) != turn.prompt[: len(result[-1].ids)]:
+            result.append(Segment([], [], [], [], [], [], split=turn.break_reason or None))
+        _extend(result[-1], turn)
+    return result
 
 
-def _extend(segment: Segment, turn: Traced) -> None:
+def _extend(segment: Segment, turn: TurnRecord) -> None:
     prompt = turn.prompt[len(segment.ids) :]
     segment.ids += [*prompt, *turn.ids]
     segment.mask += [0] * len(prompt) + [1] * len(turn.ids)
@@ -139,20 +139,20 @@ def _extend(segment: Segment, turn: Traced) -> None:
     segment.finish, segment.choice = turn.finish, turn.choice
 
 
-def leading_to(prompt: tuple[int, ...], traces: Sequence[Trace]) -> list[Traced]:
+def leading_to(prompt: tuple[int, ...], traces: Sequence[StoredTrajectory]) -> list[TurnRecord]:
     """Return the turns that a prompt continues: for each answer, the choice that the next one continued."""
-    found: list[list[Traced]] = []
+    items: list[list[TurnRecord]] = []
     for trace in reversed(traces):
         taken = _goes_on_from(trace, prompt)
-        found.append([turn for turn in trace.turns if turn.choice == taken])
-        prompt = found[-1][0].prompt if found[-1] else prompt
-    return [turn for turns in reversed(found) for turn in turns]
+        items.append([turn for turn in trace.turns if turn.choice == taken])
+        prompt = items[-1][0].prompt if items[-1] else prompt
+    return [turn for turns in reversed(items) for turn in turns]
 
 
-def _goes_on_from(trace: Trace, prompt: tuple[int, ...]) -> int:
+def _goes_on_from(trace: StoredTrajectory, prompt: tuple[int, ...]) -> int:
     """Return the choice that a prompt continues; the last id may be an end token that the template writes
     otherwise."""
-    kept = (turn.choice for turn in trace.turns if turn.all[:-1] == prompt[: turn.count - 1])
+    kept = (turn.choice for turn in trace.turns if turn.all_ids[:-1] == prompt[: turn.total_ids - 1])
     return next(kept, 0)
 
 
@@ -160,17 +160,17 @@ def sequences(records: Sequence[Record], most_ids: int | None = None) -> list[Se
     """Return the sequences of all choices of the last answer; records are in the order of creation."""
     *before, last = [trace_of(one) for one in records]
     # All choices have one prompt, so the turns before it are searched once.
-    known: dict[tuple[int, ...], list[Traced]] = {}
-    made: list[Segment] = []
+    known: dict[tuple[int, ...], list[TurnRecord]] = {}
+    result: list[Segment] = []
     for choice in sorted({turn.choice for turn in last.turns}):
         turns = [turn for turn in last.turns if turn.choice == choice]
         prompt = turns[0].prompt
         if prompt not in known:
             known[prompt] = leading_to(prompt, before)
-        made += segments([*known[prompt], *turns])
-        if most_ids is not None and sum(len(segment.ids) for segment in made) > most_ids:
+        result += segments([*known[prompt], *turns])
+        if most_ids is not None and sum(len(segment.ids) for segment in result) > most_ids:
             raise TrajectoryTooLarge
-    return made
+    return result
 
 
 def rewards(records: Sequence[Record]) -> dict[str, float]:
@@ -208,8 +208,8 @@ class ResumeRequest(Struct, forbid_unknown_fields=True):
     weight_version: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
 
 
-_pause = Reader.of(PauseRequest)
-_resume = Reader.of(ResumeRequest)
+_pause = RequestDecoder.for_type(PauseRequest)
+_resume = RequestDecoder.for_type(ResumeRequest)
 
 
 def read_pause(body: bytes) -> None:
@@ -229,7 +229,7 @@ def describe_engine(*, paused: bool, version: str | None) -> dict[str, Any]:
 # LoRA adapters that are loaded and unloaded while a model is served.
 
 
-class LoadAdapter(Struct, kw_only=True, forbid_unknown_fields=True):
+class LoadAdapterRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     """vLLM's request to load an adapter."""
 
     lora_name: Annotated[str, Meta(min_length=1, max_length=512)]
@@ -237,7 +237,7 @@ class LoadAdapter(Struct, kw_only=True, forbid_unknown_fields=True):
     load_inplace: bool | None = None
 
 
-class UnloadAdapter(Struct, kw_only=True, forbid_unknown_fields=True):
+class UnloadAdapterRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     lora_name: Annotated[str, Meta(min_length=1, max_length=512)]
     lora_int_id: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     """Ignored: only the name counts, as in vLLM."""
@@ -248,27 +248,27 @@ class AdapterScale(Struct, kw_only=True, forbid_unknown_fields=True):
     scale: Annotated[float, Meta(ge=-100, le=100)]
 
 
-class SetScales(Struct, forbid_unknown_fields=True):
+class SetScalesRequest(Struct, forbid_unknown_fields=True):
     """Default scales; as in llama-server, the body may also be the list alone."""
 
     adapters: list[AdapterScale]
 
 
-_load = Reader.of(LoadAdapter)
-_unload = Reader.of(UnloadAdapter)
-_scales = Reader.of(SetScales)
+_load = RequestDecoder.for_type(LoadAdapterRequest)
+_unload = RequestDecoder.for_type(UnloadAdapterRequest)
+_scales = RequestDecoder.for_type(SetScalesRequest)
 
 
-def read_load(body: bytes) -> LoadAdapter:
-    request: LoadAdapter = _load.read(body)
+def read_load(body: bytes) -> LoadAdapterRequest:
+    request: LoadAdapterRequest = _load.read(body)
     return request
 
 
-def read_unload(body: bytes) -> UnloadAdapter:
-    request: UnloadAdapter = _unload.read(body)
+def read_unload(body: bytes) -> UnloadAdapterRequest:
+    request: UnloadAdapterRequest = _unload.read(body)
     return request
 
 
 def read_scales(body: bytes) -> dict[int, float]:
-    request: SetScales = _scales.read(b'{"adapters":%s}' % body if body.lstrip()[:1] == b"[" else body)
+    request: SetScalesRequest = _scales.read(b'{"adapters":%s}' % body if body.lstrip()[:1] == b"[" else body)
     return {each.id: each.scale for each in request.adapters}

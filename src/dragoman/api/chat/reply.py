@@ -3,17 +3,25 @@
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from dragoman.api.reply import FIELDS, Head, OpenAIErrors, Speller, StreamWriter, usage, weight_field
-from dragoman.errors import ALTERNATIVES, CONVERSATION, OUTPUT, PROMPT
+from dragoman.api.reply import (
+    FIELDS,
+    LogprobSerializer,
+    OpenAIErrorSerializer,
+    ReplyEnvelope,
+    StreamWriter,
+    usage,
+    weight_field,
+)
+from dragoman.errors import CONVERSATION, OUTPUT, PROMPT, TOP_LOGPROBS
 from dragoman.types import Answer, Event, TokenLogprob, ToolCall, Usage
 
-ERRORS = OpenAIErrors(
+ERRORS = OpenAIErrorSerializer(
     {
         **FIELDS,
         CONVERSATION: "messages",
         PROMPT: "messages",
         OUTPUT: "response_format",
-        ALTERNATIVES: "top_logprobs",
+        TOP_LOGPROBS: "top_logprobs",
     }
 )
 
@@ -22,7 +30,7 @@ NO_THOUGHT = {"reasoning_content": None}
 """Clients written for vLLM and SGLang read this field of a message even if it is absent."""
 
 
-class ChatSpelling:
+class ChatSerializer:
     """Writes answers in the Chat Completions format.
 
     `legacy` writes a call as `function_call`, for clients that sent `functions`; `reasoning` includes
@@ -38,7 +46,7 @@ class ChatSpelling:
 
     def __init__(
         self,
-        speller: Speller,
+        speller: LogprobSerializer,
         *,
         logprobs: bool = False,
         legacy: bool = False,
@@ -57,7 +65,7 @@ class ChatSpelling:
         self._custom_calls: set[tuple[int, int]] = set()
         self._called: set[int] = set()
 
-    def silent(self, event: Event) -> bool:
+    def is_empty(self, event: Event) -> bool:
         return event.kind in ("call_close", "unseen") or (event.kind == "reasoning" and not self._reasoning)
 
     def delta(self, event: Event) -> dict[str, Any]:
@@ -85,11 +93,13 @@ class ChatSpelling:
         head = {"id": event.call_id, "type": "function"}
         return self._call(event, {"name": event.text, "arguments": ""}, head)
 
-    def _call(self, event: Event, said: dict[str, str], head: dict[str, str] | None = None) -> dict[str, Any]:
+    def _call(
+        self, event: Event, fields: dict[str, str], head: dict[str, str] | None = None
+    ) -> dict[str, Any]:
         if self._legacy:
-            return {"function_call": said}
-        kind = "custom" if "input" in said else "function"
-        return {"tool_calls": [{"index": event.call, **(head or {}), kind: said}]}
+            return {"function_call": fields}
+        kind = "custom" if "input" in fields else "function"
+        return {"tool_calls": [{"index": event.call, **(head or {}), kind: fields}]}
 
     def thought(self, text: str) -> dict[str, Any]:
         # The same text under two names: some clients read the first, some the second.
@@ -127,7 +137,7 @@ def _function(call: ToolCall) -> dict[str, str]:
 
 def opening(
     writer: StreamWriter,
-    spelling: ChatSpelling,
+    spelling: ChatSerializer,
     choices: int,
     echoed: str,
     prompt_ids: Sequence[int] | None,
@@ -143,10 +153,10 @@ def opening(
 
 
 def whole(
-    head: Head,
+    head: ReplyEnvelope,
     answers: Iterable[Answer],
     counted: Usage,
-    spelling: ChatSpelling,
+    spelling: ChatSerializer,
     *,
     echoed: str = "",
     prompt_ids: Sequence[int] | None = None,
@@ -168,7 +178,7 @@ def whole(
     }
 
 
-def _choice(answer: Answer, spelling: ChatSpelling, echoed: str, token_ids: bool) -> dict[str, Any]:
+def _choice(answer: Answer, spelling: ChatSerializer, echoed: str, token_ids: bool) -> dict[str, Any]:
     message: dict[str, Any] = {
         "role": "assistant",
         # Null means no content beside the calls.

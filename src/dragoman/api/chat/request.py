@@ -8,10 +8,17 @@ from msgspec import Meta, Struct
 from msgspec.json import encode as encode_json
 from msgspec.structs import replace
 
-from dragoman.api.choosing_fields import IDLE, read_wanted
-from dragoman.api.foreign_fields import CHAT, ECHOED_IN_CALLS, ECHOED_IN_MESSAGES
-from dragoman.api.parts import Gallery, ImageList, join_parts, read_images, read_part, tell_part
-from dragoman.api.read import Ignored, Reader
+from dragoman.api.compat_fields import CHAT, ECHOED_IN_CALLS, ECHOED_IN_MESSAGES
+from dragoman.api.content_parts import (
+    ConversationMedia,
+    ImageList,
+    join_parts,
+    read_images,
+    read_part,
+    template_part,
+)
+from dragoman.api.request_decoder import IgnoredFields, RequestDecoder
+from dragoman.api.sampling_fields import IDLE, read_wanted
 from dragoman.api.shared_fields import (
     Longest,
     Natural,
@@ -30,22 +37,22 @@ from dragoman.api.shared_fields import (
     turn_spec,
 )
 from dragoman.api.tools import (
-    Declared,
+    DeclaredTools,
     Function,
     Tool,
     as_arguments,
-    calling,
+    bad_param,
     check_tools,
-    ease_calling,
     for_template,
     name_tools,
-    wrong,
+    read_tool_policy,
+    relax_tool_policy,
 )
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
 from dragoman.mcp import McpTool
-from dragoman.turns.spec import Calling, Reading, TurnSpec
-from dragoman.turns.tool_loop import ServerWish
+from dragoman.turns.spec import ParseOptions, ToolCallPolicy, TurnSpec
+from dragoman.turns.tool_loop import McpServerRequest
 from dragoman.types import Conversation, IdsPrompt, Message, Prompt, Role, ToolCall
 
 # Messages: how they are checked and converted for the template.
@@ -130,9 +137,9 @@ def check_messages(messages: Sequence[MessageBody], limits: Limits, known: int =
         _shown(messages).check(limits, "messages")
 
 
-def _shown(messages: Sequence[MessageBody]) -> Gallery:
+def _shown(messages: Sequence[MessageBody]) -> ConversationMedia:
     """Return the decoded images and audio of the messages."""
-    gallery = Gallery()
+    gallery = ConversationMedia()
     for message in messages:
         if isinstance(message.images, ImageList):
             gallery.add(message.images.read)
@@ -166,14 +173,14 @@ def _is_thought(body: MessageBody, part: dict[str, Any]) -> bool:
 def _said(body: MessageBody) -> str | list[dict[str, Any]] | None:
     if not isinstance(body.content, list):
         return body.content
-    return [tell_part(part, "content") for part in body.content if not _is_thought(body, part)]
+    return [template_part(part, "content") for part in body.content if not _is_thought(body, part)]
 
 
 def _thoughts(body: MessageBody) -> str | None:
     """Return reasoning in content parts, or in the fields of other services and SDKs."""
     content = body.content if isinstance(body.content, list) else ()
     several = ([part for part in content if _is_thought(body, part)], *_elsewhere(body))
-    return next((text for given in several if given and (text := thought_text(given))), None)
+    return next((text for value in several if value and (text := thought_text(value))), None)
 
 
 _elsewhere = attrgetter("thinking_blocks", "reasoning_details", "reasoning_items")
@@ -182,9 +189,9 @@ _NOWHERE = (None, None, None)
 
 def _beside(images: list[Any], content: str | list[dict[str, Any]] | None) -> list[dict[str, Any]]:
     """Put images before the text about them."""
-    said = content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []
+    value = content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []
     shown = images.read if isinstance(images, ImageList) else ()
-    return [*(tell_part(part, "images") for part in shown), *said]
+    return [*(template_part(part, "images") for part in shown), *value]
 
 
 def _tool_calls(body: MessageBody) -> list[ToolCall]:
@@ -252,8 +259,8 @@ class ChatRequest(TemplateFields, kw_only=True, forbid_unknown_fields=True):
         return self.include_reasoning is not False and not excluded
 
     @property
-    def declared(self) -> Declared:
-        return Declared.of(self.tools, self.functions)
+    def declared(self) -> DeclaredTools:
+        return DeclaredTools.of(self.tools, self.functions)
 
     @property
     def legacy(self) -> bool:
@@ -261,11 +268,11 @@ class ChatRequest(TemplateFields, kw_only=True, forbid_unknown_fields=True):
         return bool(self.functions)
 
     @property
-    def calling(self) -> Calling | None:
+    def calling(self) -> ToolCallPolicy | None:
         """The tool choice, from `tool_choice` or `function_call`."""
         legacy = self.tool_choice is None and self.function_call is not None
         name = "function_call" if legacy else "tool_choice"
-        return calling(getattr(self, name), name, self.declared)
+        return read_tool_policy(getattr(self, name), name, self.declared)
 
     @property
     def names_a_tool(self) -> bool:
@@ -273,17 +280,17 @@ class ChatRequest(TemplateFields, kw_only=True, forbid_unknown_fields=True):
         return asked is not None and asked.named
 
 
-READER = Reader.of(ChatRequest, CHAT, IDLE)
+READER = RequestDecoder.for_type(ChatRequest, CHAT, IDLE)
 
 
-def read(body: bytes, limits: Limits, ignored: Ignored | None = None) -> ChatRequest:
+def read(body: bytes, limits: Limits, ignored: IgnoredFields | None = None) -> ChatRequest:
     request: ChatRequest = READER.read(body, ignored)
     check_request(request, limits, ignored)
     return request
 
 
 def check_request(
-    request: ChatRequest, limits: Limits, ignored: Ignored | None = None, known: int = 0
+    request: ChatRequest, limits: Limits, ignored: IgnoredFields | None = None, known: int = 0
 ) -> None:
     """Validate a request; the first `known` messages were checked before."""
     check_conversation(request, limits, known)
@@ -293,7 +300,7 @@ def check_request(
         ignored.add("stream_reasoning")
 
 
-def read_to_render(body: bytes, limits: Limits, ignored: Ignored | None = None) -> ChatRequest:
+def read_to_render(body: bytes, limits: Limits, ignored: IgnoredFields | None = None) -> ChatRequest:
     """Read a request for the routes that stop at the prompt, where tools are only a part of the prompt."""
     request: ChatRequest = READER.read(body, ignored)
     check_conversation(request, limits)
@@ -316,11 +323,11 @@ def spec(request: ChatRequest, known: tuple[Message, ...] = ()) -> TurnSpec:
     )
 
 
-def _reading(request: ChatRequest) -> Reading:
+def _reading(request: ChatRequest) -> ParseOptions:
     tools = for_template(request.declared.functions)
     unwanted = "none" in (request.tool_choice, request.function_call) or request.parse_tool_calls is False
     single = request.legacy or request.parallel_tool_calls is False or request.names_a_tool
-    return Reading(
+    return ParseOptions(
         tools=tools,
         calls=bool(tools) and not unwanted,
         reasoning=request.separate_reasoning is not False and request.reasoning_format != "none",
@@ -328,7 +335,7 @@ def _reading(request: ChatRequest) -> Reading:
         verbatim=read_wanted(request) is not None,
         custom=request.declared.custom,
         logprobs="text" if request.logprobs_content_only else "all",
-        places=tuple(f"{place}.parameters" for place in request.declared.places),
+        params=tuple(f"{param}.parameters" for param in request.declared.params),
     )
 
 
@@ -414,7 +421,7 @@ def conversation(request: ChatRequest, known: tuple[Message, ...] = ()) -> Conve
         template_kwargs=template_kwargs(request, request.verbosity),
         response_prefix=request.response_prefix or "",
         media=shown.media,
-        places=shown.places,
+        media_params=shown.params,
     )
 
 
@@ -425,29 +432,33 @@ def has_servers(request: ChatRequest) -> bool:
     return any(tool.type == "mcp" for tool in request.tools or ())
 
 
-def wishes(request: ChatRequest) -> list[ServerWish]:
+def requested_servers(request: ChatRequest) -> list[McpServerRequest]:
     """Return the MCP servers that the request names; their tools run without approval."""
     _check_servers(request)
     return [
-        ServerWish(label=tool.server_label or "", allowed_tools=tool.allowed_tools, require_approval="never")
+        McpServerRequest(
+            label=tool.server_label or "", allowed_tools=tool.allowed_tools, require_approval="never"
+        )
         for _, tool in _list_servers(request)
     ]
 
 
 def _check_servers(request: ChatRequest) -> None:
     seen: set[str] = set()
-    for place, tool in _list_servers(request):
+    for param_path, tool in _list_servers(request):
         if not tool.server_label:
-            raise wrong(f"{place}.server_label", "must be the label of one of this server's MCP servers")
+            raise bad_param(
+                f"{param_path}.server_label", "must be the label of one of this server's MCP servers"
+            )
         if tool.server_label in seen:
-            raise wrong(f"{place}.server_label", "is used twice; labels must differ")
+            raise bad_param(f"{param_path}.server_label", "is used twice; labels must differ")
         seen.add(tool.server_label)
         if tool.require_approval != "never":
             message = (
                 'Chat Completions has no way to ask for approval: send require_approval "never", or use the'
                 " Responses API."
             )
-            raise BadRequest(message, param=f"{place}.require_approval", code="invalid_value")
+            raise BadRequest(message, param=f"{param_path}.require_approval", code="invalid_value")
     if seen and request.ids is not None:
         param, _ = request.ids
         message = f"The tools of an MCP server cannot be added to a prompt of token ids; leave out {param}."
@@ -462,13 +473,13 @@ def _list_servers(request: ChatRequest) -> Iterator[tuple[str, Tool]]:
             yield f"tools[{number}]", tool
 
 
-def with_tools(
+def with_mcp_tools(
     request: ChatRequest, listed: Mapping[str, Sequence[McpTool]]
 ) -> tuple[ChatRequest, dict[str, tuple[str, str]]]:
     """Return the request with functions for the servers' tools, and for each function its server and tool."""
-    functions, found = name_tools(request.declared, listed)
+    functions, fields = name_tools(request.declared, listed)
     tools = [tool for tool in request.tools or () if tool.type != "mcp"]
-    return replace(request, tools=[*tools, *(Tool(function=each) for each in functions)]), found
+    return replace(request, tools=[*tools, *(Tool(function=each) for each in functions)]), fields
 
 
 def without_servers(request: ChatRequest) -> TurnSpec:
@@ -477,11 +488,11 @@ def without_servers(request: ChatRequest) -> TurnSpec:
     return spec(replace(request, tool_choice=None))
 
 
-def after_calls(request: ChatRequest) -> TurnSpec:
+def follow_up_spec(request: ChatRequest) -> TurnSpec:
     """Return the turn for requests after the first, in which a required call has already been made."""
     asked, first = request.calling, spec(request)
-    if asked is None or not asked.required or first.reading is None:
+    if asked is None or not asked.required or first.parsing is None:
         return first
     single = request.legacy or request.parallel_tool_calls is False
-    reading = replace(first.reading, most_calls=1 if single else None)
-    return replace(first, calling=ease_calling(asked, request.declared), reading=reading)
+    reading = replace(first.parsing, most_calls=1 if single else None)
+    return replace(first, tool_policy=relax_tool_policy(asked, request.declared), parsing=reading)

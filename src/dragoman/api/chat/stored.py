@@ -10,13 +10,13 @@ from dragoman.api.chat.request import ChatRequest, MessageBody, MessageToolCall
 from dragoman.api.reply import KEEP_ALIVE, StreamWriter
 from dragoman.errors import NotFound
 from dragoman.store import Record, StoredItem
-from dragoman.types import Answer, Event, Fold, Message, ToolCall
+from dragoman.types import Answer, Event, EventFold, Message, ToolCall
 
 _encode = msgspec.json.Encoder().encode
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
-class KeptStream:
+class RecordingWriter:
     """Writes a stream and collects its events into the stored answers.
 
     The finish chunk of every choice is held back until `end`: by then the answer is stored, so a client that
@@ -27,7 +27,7 @@ class KeptStream:
 
     def __init__(self, writer: StreamWriter, choices: int) -> None:
         self._writer = writer
-        self._fold = Fold(choices)
+        self._fold = EventFold(choices)
         self._held: list[Event] = []
         self._failed = False
 
@@ -78,8 +78,8 @@ def record(reply: dict[str, Any], request: ChatRequest, request_id: str, owner: 
     )
 
 
-def _messages(id_: str, given: Sequence[MessageBody]) -> tuple[StoredItem, ...]:
-    named = [(f"{id_}-{number}", message) for number, message in enumerate(given)]
+def _messages(id_: str, bodies: Sequence[MessageBody]) -> tuple[StoredItem, ...]:
+    named = [(f"{id_}-{number}", message) for number, message in enumerate(bodies)]
     return tuple(StoredItem(name, _encode(_message(name, message))) for name, message in named)
 
 
@@ -128,7 +128,7 @@ def read_calls(body: bytes) -> list[Message]:
         reply = _reply(body)
     except msgspec.MsgspecError:
         return []
-    told = [choice.message for choice in reply.choices if choice.message.reasoning_content]
+    answers = [choice.message for choice in reply.choices if choice.message.reasoning_content]
     return [
         Message(
             role="assistant",
@@ -140,7 +140,7 @@ def read_calls(body: bytes) -> list[Message]:
                 if call.function is not None
             ),
         )
-        for answer in told
+        for answer in answers
         if answer.tool_calls and not reply.cache_salt
     ]
 

@@ -7,12 +7,12 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from dragoman.api.batches import Asked, LineReply, Outcome
+from dragoman.api.batches import LineReply, LineRequest, Outcome
 from dragoman.api.openapi import Operation
-from dragoman.api.read import Reader
+from dragoman.api.request_decoder import RequestDecoder
 from dragoman.errors import BadRequest, Conflict
 from dragoman.limits import Limits, check_count
-from dragoman.store.records import LineFault, StoredBatch
+from dragoman.store.records import BatchLineError, StoredBatch
 
 KIND = "anthropic"
 PATH = "/v1/messages/batches"
@@ -26,34 +26,34 @@ class MessageLine(Struct, forbid_unknown_fields=True):
     """A request to /v1/messages, without `stream`."""
 
 
-class CreateMessageBatch(Struct, kw_only=True, forbid_unknown_fields=True):
+class CreateMessageBatchRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     requests: Annotated[list[MessageLine], Meta(min_length=1)]
 
 
-_CREATE = Reader.of(CreateMessageBatch)
+_CREATE = RequestDecoder.for_type(CreateMessageBatchRequest)
 
 
 def read_batch(body: bytes, limits: Limits) -> list[bytes]:
     """Return the lines of the requests."""
-    request: CreateMessageBatch = _CREATE.read(body)
+    request: CreateMessageBatchRequest = _CREATE.read(body)
     check_count(len(request.requests), limits.batch_lines, "requests", "requests of a batch")
     seen: set[str] = set()
     for number, line in enumerate(request.requests):
-        place = f"requests[{number}]"
+        param = f"requests[{number}]"
         if line.custom_id in seen:
-            message = f"'{place}.custom_id' is used by another request; ids must differ."
-            raise BadRequest(message, param=f"{place}.custom_id", code="invalid_value")
+            message = f"'{param}.custom_id' is used by another request; ids must differ."
+            raise BadRequest(message, param=f"{param}.custom_id", code="invalid_value")
         seen.add(line.custom_id)
         if line.params.get("stream"):
-            message = f"'{place}.params.stream' is not supported in batches; leave it out."
-            raise BadRequest(message, param=f"{place}.params.stream", code="invalid_value")
+            message = f"'{param}.params.stream' is not supported in batches; leave it out."
+            raise BadRequest(message, param=f"{param}.params.stream", code="invalid_value")
     return [_encode(line) + b"\n" for line in request.requests]
 
 
 # Lines.
 
 
-class _Asking(Struct):
+class _ParamsLine(Struct):
     custom_id: str
     params: Raw
 
@@ -62,17 +62,17 @@ class _Result(Struct):
     type: str
 
 
-class _Resulting(Struct):
+class _ResultLine(Struct):
     result: _Result
 
 
-_asking = msgspec.json.Decoder(_Asking).decode
-_resulting = msgspec.json.Decoder(_Resulting).decode
+_asking = msgspec.json.Decoder(_ParamsLine).decode
+_resulting = msgspec.json.Decoder(_ResultLine).decode
 _OUTCOMES: Mapping[str, Outcome] = {"succeeded": "completed", "errored": "failed"}
 _UNDONE = {"cancelled": "canceled", "expired": "expired"}
 
 
-class MessageLines:
+class MessagesLineCodec:
     """Reads `{custom_id, params}`, writes `{custom_id, result}`; all results are in one file."""
 
     prefix: ClassVar[str] = "msgbatch_"
@@ -80,13 +80,13 @@ class MessageLines:
 
     def check(
         self, line: bytes, endpoint: str | None, limits: Limits, check_model: Callable[[str], None]
-    ) -> Asked | LineFault:
+    ) -> LineRequest | BatchLineError:
         """Parse a line; the lines were checked when the batch was created."""
         return self.read(line)
 
-    def read(self, line: bytes) -> Asked:
+    def read(self, line: bytes) -> LineRequest:
         asked = _asking(line)
-        return Asked(asked.custom_id, ENDPOINT, bytes(asked.params))
+        return LineRequest(asked.custom_id, ENDPOINT, bytes(asked.params))
 
     def outcome(self, line: bytes) -> Outcome:
         return _OUTCOMES.get(_resulting(line).result.type, "undone")
@@ -158,7 +158,7 @@ def not_ended(id_: str) -> Conflict:
 
 
 MESSAGE_BATCH_OPERATIONS = (
-    Operation("post", PATH, "Create a batch of messages", (CreateMessageBatch,)),
+    Operation("post", PATH, "Create a batch of messages", (CreateMessageBatchRequest,)),
     Operation("get", PATH, "List message batches", query=("after_id", "before_id", "limit")),
     Operation("get", f"{PATH}/{{id}}", "Retrieve a message batch and its progress"),
     Operation("delete", f"{PATH}/{{id}}", "Delete an ended message batch"),

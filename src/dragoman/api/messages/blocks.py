@@ -11,9 +11,9 @@ import msgspec
 from msgspec import Struct
 from msgspec.json import encode as encode_json
 
-from dragoman.api.foreign_fields import ECHOED_IN_MESSAGES
-from dragoman.api.parts import Gallery, join_parts, read_media_part, tell_part
-from dragoman.api.read import Ignored, Reader
+from dragoman.api.compat_fields import ECHOED_IN_MESSAGES
+from dragoman.api.content_parts import ConversationMedia, join_parts, read_media_part, template_part
+from dragoman.api.request_decoder import IgnoredFields, RequestDecoder
 from dragoman.api.shared_fields import ShortText
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
@@ -159,19 +159,19 @@ Block: TypeAlias = (
     | McpResultBlock
     | CompactionBlock
 )
-BLOCKS: Mapping[str, Reader] = {
-    "text": Reader.of(TextBlock),
-    "image": Reader.of(ImageBlock),
-    "document": Reader.of(DocumentBlock),
-    "search_result": Reader.of(SearchResultBlock),
-    "thinking": Reader.of(ThinkingBlock),
-    "redacted_thinking": Reader.of(RedactedBlock),
-    "tool_use": Reader.of(ToolUseBlock),
-    "tool_result": Reader.of(ToolResultBlock),
-    "tool_reference": Reader.of(ToolReferenceBlock),
-    "mcp_tool_use": Reader.of(McpUseBlock),
-    "mcp_tool_result": Reader.of(McpResultBlock),
-    "compaction": Reader.of(CompactionBlock),
+BLOCKS: Mapping[str, RequestDecoder] = {
+    "text": RequestDecoder.for_type(TextBlock),
+    "image": RequestDecoder.for_type(ImageBlock),
+    "document": RequestDecoder.for_type(DocumentBlock),
+    "search_result": RequestDecoder.for_type(SearchResultBlock),
+    "thinking": RequestDecoder.for_type(ThinkingBlock),
+    "redacted_thinking": RequestDecoder.for_type(RedactedBlock),
+    "tool_use": RequestDecoder.for_type(ToolUseBlock),
+    "tool_result": RequestDecoder.for_type(ToolResultBlock),
+    "tool_reference": RequestDecoder.for_type(ToolReferenceBlock),
+    "mcp_tool_use": RequestDecoder.for_type(McpUseBlock),
+    "mcp_tool_result": RequestDecoder.for_type(McpResultBlock),
+    "compaction": RequestDecoder.for_type(CompactionBlock),
 }
 WHERE: Mapping[str, frozenset[str]] = {
     "user": frozenset({"text", "image", "document", "search_result", "tool_result", "compaction"}),
@@ -204,7 +204,10 @@ REFUSED_BLOCKS: Mapping[str, str] = {
     for name in names.split()
 }
 """The reason for rejecting each block type."""
-_SOURCES: Mapping[str, Reader] = {"text": Reader.of(TextSource), "content": Reader.of(PartsSource)}
+_SOURCES: Mapping[str, RequestDecoder] = {
+    "text": RequestDecoder.for_type(TextSource),
+    "content": RequestDecoder.for_type(PartsSource),
+}
 REFUSED_SOURCES: Mapping[str, str] = {
     "base64": "send the text of the document as a source of type text",
     "url": "the server does not fetch documents; send the text as a source of type text",
@@ -212,81 +215,81 @@ REFUSED_SOURCES: Mapping[str, str] = {
 }
 
 
-def read_block(given: Any, place: str, role: str, ignored: Ignored) -> Block:
+def read_block(result: Any, param: str, role: str, ignored: IgnoredFields) -> Block:
     """Parse a block; raise if it is not allowed in a message of this role."""
-    kind = given.get("type") if isinstance(given, dict) else None
+    kind = result.get("type") if isinstance(result, dict) else None
     if not isinstance(kind, str):
-        raise BadRequest(f"'{place}.type' must be a string.", param=f"{place}.type", code="invalid_value")
+        raise BadRequest(f"'{param}.type' must be a string.", param=f"{param}.type", code="invalid_value")
     if kind in REFUSED_BLOCKS:
-        raise _unsupported(place, kind, REFUSED_BLOCKS[kind])
+        raise _unsupported(param, kind, REFUSED_BLOCKS[kind])
     if kind not in WHERE[role]:
         allowed = ", ".join(sorted(WHERE[role]))
-        message = f"'{place}.type' is {kind[:64]!r}; allowed here are: {allowed}."
-        raise BadRequest(message, param=f"{place}.type", code="invalid_value")
-    return _converted(BLOCKS[kind], given, place, ignored)  # type: ignore[no-any-return]
+        message = f"'{param}.type' is {kind[:64]!r}; allowed here are: {allowed}."
+        raise BadRequest(message, param=f"{param}.type", code="invalid_value")
+    return _converted(BLOCKS[kind], result, param, ignored)  # type: ignore[no-any-return]
 
 
-def _converted(reader: Reader, given: dict[str, Any], place: str, ignored: Ignored) -> Any:
+def _converted(reader: RequestDecoder, fields: dict[str, Any], param: str, ignored: IgnoredFields) -> Any:
     try:
-        return msgspec.convert(given, reader.decoder.type)
+        return msgspec.convert(fields, reader.decoder.type)
     except (msgspec.ValidationError, RecursionError):
-        return reader.convert(given, place, ignored)
+        return reader.convert(fields, param, ignored)
 
 
-def _unsupported(place: str, kind: str, reason: str) -> BadRequest:
-    message = f"'{place}' has the type {kind!r}, which is not supported: {reason}."
-    return BadRequest(message, param=place, code="unsupported_content")
+def _unsupported(param: str, kind: str, reason: str) -> BadRequest:
+    message = f"'{param}' has the type {kind!r}, which is not supported: {reason}."
+    return BadRequest(message, param=param, code="unsupported_content")
 
 
 class BlockReader:
     """Converts blocks to content parts; `gallery` collects their media."""
 
-    def __init__(self, limits: Limits, ignored: Ignored) -> None:
-        self.gallery = Gallery()
+    def __init__(self, limits: Limits, ignored: IgnoredFields) -> None:
+        self.gallery = ConversationMedia()
         self.limits = limits
         self.ignored = ignored
 
-    def parts(self, content: Content, place: str, role: str) -> list[dict[str, Any]]:
+    def parts(self, content: Content, param: str, role: str) -> list[dict[str, Any]]:
         if isinstance(content, str):
             return [_text(content)]
-        found: list[dict[str, Any]] = []
+        rows: list[dict[str, Any]] = []
         for number, each in enumerate(content):
-            at = f"{place}[{number}]"
-            found += self.block_parts(read_block(each, at, role, self.ignored), at)
-        return found
+            at = f"{param}[{number}]"
+            rows += self.block_parts(read_block(each, at, role, self.ignored), at)
+        return rows
 
-    def block_parts(self, block: Block, place: str) -> list[dict[str, Any]]:
+    def block_parts(self, block: Block, param: str) -> list[dict[str, Any]]:
         match block:
             case TextBlock():
                 return [_text(block.text)]
             case ImageBlock():
-                read = read_media_part({"source": block.source}, "image", self.limits, place)
+                read = read_media_part({"source": block.source}, "image", self.limits, param)
                 self.gallery.add([read])
-                return [tell_part(read, place)]
+                return [template_part(read, param)]
             case DocumentBlock():
-                return self._document_parts(block, place)
+                return self._document_parts(block, param)
             case SearchResultBlock():
-                _check_uncited(block.citations, place)
-                texts = [each["text"] for each in self.parts(block.content, f"{place}.content", "system")]
+                _check_uncited(block.citations, param)
+                texts = [each["text"] for each in self.parts(block.content, f"{param}.content", "system")]
                 return [_text(f"{block.title}\n{block.source}\n\n" + "\n".join(texts))]
             case ToolReferenceBlock():
                 return [_text(block.tool_name)]
         raise AssertionError(block)
 
-    def _document_parts(self, block: DocumentBlock, place: str) -> list[dict[str, Any]]:
+    def _document_parts(self, block: DocumentBlock, param: str) -> list[dict[str, Any]]:
         """Return a document's title, context and contents: one text, unless it has images."""
-        _check_uncited(block.citations, place)
+        _check_uncited(block.citations, param)
         kind = str(block.source.get("type"))
         if kind in REFUSED_SOURCES:
-            raise _unsupported(f"{place}.source", kind, REFUSED_SOURCES[kind])
+            raise _unsupported(f"{param}.source", kind, REFUSED_SOURCES[kind])
         if kind not in _SOURCES:
-            message = f"'{place}.source.type' must be text or content."
-            raise BadRequest(message, param=f"{place}.source.type", code="invalid_value")
-        source = _converted(_SOURCES[kind], block.source, f"{place}.source", self.ignored)
+            message = f"'{param}.source.type' must be text or content."
+            raise BadRequest(message, param=f"{param}.source.type", code="invalid_value")
+        source = _converted(_SOURCES[kind], block.source, f"{param}.source", self.ignored)
         if isinstance(source, TextSource):
             parts = [_text(source.data)]
         else:
-            parts = self.parts(source.content, f"{place}.source.content", "document")
+            parts = self.parts(source.content, f"{param}.source.content", "document")
         head = [_text(text) for text in (block.title, block.context) if text]
         if any(part["type"] != "text" for part in parts):
             return [*head, *parts]
@@ -298,10 +301,10 @@ def _text(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-def _check_uncited(citations: CitationsConfig | None, place: str) -> None:
+def _check_uncited(citations: CitationsConfig | None, param: str) -> None:
     if citations is not None and citations.enabled:
-        message = f"'{place}.citations' is not supported: answers have no citations; leave it out."
-        raise BadRequest(message, param=f"{place}.citations", code="unsupported_field")
+        message = f"'{param}.citations' is not supported: answers have no citations; leave it out."
+        raise BadRequest(message, param=f"{param}.citations", code="unsupported_field")
 
 
 # Thinking that the client stores for the server, with a signature that shows whether it was changed.
@@ -320,20 +323,20 @@ def sign(thinking: str, seal: Seal, *, shown: bool) -> str:
     return seal(DIGEST + digest_of(thinking) if shown else HIDDEN + thinking)
 
 
-def recall_thinking(block: ThinkingBlock | RedactedBlock, place: str, unseal: Unseal) -> str:
+def recall_thinking(block: ThinkingBlock | RedactedBlock, param: str, unseal: Unseal) -> str:
     """Return the thinking of a block. With signatures of other servers, it is the text in the block."""
-    given, signature = (
+    text, signature = (
         ("", block.data) if isinstance(block, RedactedBlock) else (block.thinking, block.signature or "")
     )
-    said = unseal(signature) or ""
-    if said.startswith(HIDDEN):
-        known = said.removeprefix(HIDDEN)
-        changed = given not in ("", known)
+    value = unseal(signature) or ""
+    if value.startswith(HIDDEN):
+        known = value.removeprefix(HIDDEN)
+        changed = text not in ("", known)
     else:
-        known, changed = given, said.startswith(DIGEST) and said != DIGEST + digest_of(given)
+        known, changed = text, value.startswith(DIGEST) and value != DIGEST + digest_of(text)
     if changed:
-        message = f"'{place}.signature' does not match the thinking; send the block unchanged."
-        raise BadRequest(message, param=f"{place}.signature", code="invalid_signature")
+        message = f"'{param}.signature' does not match the thinking; send the block unchanged."
+        raise BadRequest(message, param=f"{param}.signature", code="invalid_signature")
     return known
 
 
@@ -363,10 +366,10 @@ class MessageParam(Struct, forbid_unknown_fields=True):
 SUMMARY = "Summary of the conversation so far:\n"
 
 
-class Telling:
+class BlockMessageBuilder:
     """The messages so far, and the parts of the current assistant message."""
 
-    def __init__(self, unseal: Unseal, ignored: Ignored, limits: Limits) -> None:
+    def __init__(self, unseal: Unseal, ignored: IgnoredFields, limits: Limits) -> None:
         self.reader = BlockReader(limits, ignored)
         self.referenced: set[str] = set()
         """Tools that results of a tool search have named."""
@@ -378,7 +381,7 @@ class Telling:
         self._calls: list[ToolCall] = []
         self._known: set[str] = set()
 
-    def tell(self, system: Content | None, messages: Sequence[MessageParam]) -> tuple[Message, ...]:
+    def build(self, system: Content | None, messages: Sequence[MessageParam]) -> tuple[Message, ...]:
         if system:
             self._told.append(Message(role="system", content=self._parts(system, "system", "system")))
         last_user = max((at for at, each in enumerate(messages) if each.role == "user"), default=-1)
@@ -388,31 +391,31 @@ class Telling:
             self._take(message, f"messages[{number}].content")
         return tuple(self._told)
 
-    def _take(self, message: MessageParam, place: str) -> None:
+    def _take(self, message: MessageParam, param: str) -> None:
         content = message.content
         if message.role == "system":
-            self._told.append(Message(role="system", content=self._parts(content or "", place, "system")))
+            self._told.append(Message(role="system", content=self._parts(content or "", param, "system")))
         elif isinstance(content, str | None):
             self._told.append(Message(role=message.role, content=content or ""))
         elif message.role == "user":
-            self._take_user(content, place)
+            self._take_user(content, param)
         else:
-            for block, at in self._blocks(content, place, "assistant"):
+            for block, at in self._blocks(content, param, "assistant"):
                 self._take_said(block, at)
             self._close(empty=not content)
 
-    def _blocks(self, content: list[dict[str, Any]], place: str, role: str) -> Iterator[tuple[Block, str]]:
-        for number, given in enumerate(content):
-            yield read_block(given, at := f"{place}[{number}]", role, self._ignored), at
+    def _blocks(self, content: list[dict[str, Any]], param: str, role: str) -> Iterator[tuple[Block, str]]:
+        for number, fields in enumerate(content):
+            yield read_block(fields, at := f"{param}[{number}]", role, self._ignored), at
 
-    def _parts(self, content: Content, place: str, role: str) -> Content:
+    def _parts(self, content: Content, param: str, role: str) -> Content:
         """Keep a string a string and parts parts: some templates depend on it."""
-        return content if isinstance(content, str) else self.reader.parts(content, place, role)
+        return content if isinstance(content, str) else self.reader.parts(content, param, role)
 
-    def _take_user(self, content: list[dict[str, Any]], place: str) -> None:
+    def _take_user(self, content: list[dict[str, Any]], param: str) -> None:
         """Add a user message; tool results come first, because they belong to the calls before them."""
         parts: list[dict[str, Any]] = []
-        for block, at in self._blocks(content, place, "user"):
+        for block, at in self._blocks(content, param, "user"):
             if isinstance(block, ToolResultBlock):
                 self._take_result(block, at)
             elif isinstance(block, CompactionBlock):
@@ -422,34 +425,34 @@ class Telling:
         if parts:
             self._told.append(Message(role="user", content=parts))
 
-    def _take_said(self, block: Block, place: str) -> None:
+    def _take_said(self, block: Block, param: str) -> None:
         match block:
             case TextBlock():
                 self._texts.append(block.text)
             case ThinkingBlock() | RedactedBlock():
-                self._reasoning.append(recall_thinking(block, place, self._unseal))
+                self._reasoning.append(recall_thinking(block, param, self._unseal))
             case ToolUseBlock() | McpUseBlock():
                 self._known.add(block.id)
                 arguments = encode_json(block.input).decode()
                 self._calls.append(ToolCall(id=block.id, name=block.name, arguments=arguments))
             case McpResultBlock():
                 self._close()
-                self._take_result(block, place)
+                self._take_result(block, param)
             case CompactionBlock():
                 self._summarise(block)
 
-    def _take_result(self, block: ToolResultBlock | McpResultBlock, place: str) -> None:
+    def _take_result(self, block: ToolResultBlock | McpResultBlock, param: str) -> None:
         if block.tool_use_id not in self._known:
-            message = f"'{place}.tool_use_id' does not match any earlier tool_use; send the id of one."
-            raise BadRequest(message, param=f"{place}.tool_use_id", code="invalid_value")
+            message = f"'{param}.tool_use_id' does not match any earlier tool_use; send the id of one."
+            raise BadRequest(message, param=f"{param}.tool_use_id", code="invalid_value")
         content = "" if block.content is None else block.content
-        told = self._parts(content, f"{place}.content", "tool")
+        value = self._parts(content, f"{param}.content", "tool")
         if isinstance(content, list):
             named = (each["tool_name"] for each in content if each.get("type") == "tool_reference")
             self.referenced.update(named)
         if block.is_error:
-            told = _as_error(told)
-        self._told.append(Message(role="tool", content=told, tool_call_id=block.tool_use_id))
+            value = _as_error(value)
+        self._told.append(Message(role="tool", content=value, tool_call_id=block.tool_use_id))
 
     def _summarise(self, block: CompactionBlock) -> None:
         """Replace all earlier messages but instructions by the summary."""
@@ -462,19 +465,19 @@ class Telling:
     def _close(self, *, empty: bool = False) -> None:
         if not (self._reasoning or self._texts or self._calls or empty):
             return
-        said = Message(
+        message = Message(
             role="assistant",
             content="".join(self._texts) or (None if self._calls else ""),
             reasoning="".join(self._reasoning) or None,
             tool_calls=tuple(self._calls),
         )
-        self._told.append(said)
+        self._told.append(message)
         self._reasoning, self._texts, self._calls = [], [], []
 
 
-def _as_error(told: Content) -> Content:
+def _as_error(value: Content) -> Content:
     """Mark a result as an error, in the format of failed calls of the server's own tools."""
-    text = told if isinstance(told, str) else join_parts(told)
+    text = value if isinstance(value, str) else join_parts(value)
     if text[:5].lower() == "error":
-        return told
-    return f"Error: {text}" if isinstance(told, str) else [{"type": "text", "text": "Error: "}, *told]
+        return value
+    return f"Error: {text}" if isinstance(value, str) else [{"type": "text", "text": "Error: "}, *value]

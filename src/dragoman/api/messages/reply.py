@@ -12,12 +12,12 @@ import msgspec
 from msgspec import Struct
 
 from dragoman.api.messages.blocks import Seal, sign
-from dragoman.api.reply import FIELDS, Head, as_known_error, encode, spell_error
+from dragoman.api.reply import FIELDS, ReplyEnvelope, encode, format_error, to_dragoman_error
 from dragoman.errors import CONVERSATION, OUTPUT, PROMPT, STOP, ContextOverflow, DragomanError, ServerFull
 from dragoman.mcp import CallResult
 from dragoman.media import Media
-from dragoman.media.read import MEDIA_TYPES, mention
-from dragoman.turns.tool_loop import Outcome
+from dragoman.media.headers import MEDIA_TYPES, mention
+from dragoman.turns.tool_loop import CallOutcome
 from dragoman.types import Event, ToolCall, Usage
 
 # Errors.
@@ -37,8 +37,8 @@ TYPES: Mapping[int, str] = {
 OVERLOADED = 529
 
 
-class MessageErrors(Struct, frozen=True):
-    words: Mapping[str, str] = {}
+class MessagesErrorSerializer(Struct, frozen=True):
+    field_names: Mapping[str, str] = {}
 
     def status(self, error: DragomanError) -> int:
         """Return the status: 529 for a server at capacity, 429 for a key over its own limit."""
@@ -46,7 +46,7 @@ class MessageErrors(Struct, frozen=True):
 
     def body(self, error: DragomanError) -> dict[str, Any]:
         """Build the error body, with `param` and `code` as in OpenAI's API, which Anthropic's lacks."""
-        message, param = spell_error(error, self.words)
+        message, param = format_error(error, self.field_names)
         if isinstance(error, ContextOverflow):
             # Claude Code compacts a conversation when it reads this message.
             counted = (
@@ -55,15 +55,15 @@ class MessageErrors(Struct, frozen=True):
             message = f"prompt is too long: {counted}"
         status = self.status(error)
         kind = TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-        said = {"type": kind, "message": message, "param": param, "code": error.code}
+        fields = {"type": kind, "message": message, "param": param, "code": error.code}
         details = {"details": {"error_code": error.code}} if error.code else {}
-        return {"type": "error", "error": {**said, **details}}
+        return {"type": "error", "error": {**fields, **details}}
 
     def event(self, error: Exception) -> bytes:
-        return _event("error", self.body(as_known_error(error)))
+        return _event("error", self.body(to_dragoman_error(error)))
 
 
-ERRORS = MessageErrors(
+ERRORS = MessagesErrorSerializer(
     {
         **FIELDS,
         CONVERSATION: "messages",
@@ -80,15 +80,15 @@ HEADER = b"anthropic-version"
 
 def spell_head(head: Mapping[bytes, bytes], now: float) -> dict[bytes, bytes]:
     """Return reply headers under the names that Anthropic's clients read."""
-    told = {b"request-id": head[b"x-request-id"]}
+    mapping = {b"request-id": head[b"x-request-id"]}
     for of in (b"requests", b"tokens"):
         for name in (b"limit", b"remaining"):
             if (value := head.get(b"x-ratelimit-%b-%b" % (name, of))) is not None:
-                told[b"anthropic-ratelimit-%b-%b" % (of, name)] = value
+                mapping[b"anthropic-ratelimit-%b-%b" % (of, name)] = value
         if (wait := head.get(b"x-ratelimit-reset-%b" % of)) is not None:
             when = _spell_time(now + int(wait.rstrip(b"s")))
-            told[b"anthropic-ratelimit-%b-reset" % of] = when.encode()
-    return told
+            mapping[b"anthropic-ratelimit-%b-reset" % of] = when.encode()
+    return mapping
 
 
 def describe_model(name: str, created: float, context: int | None) -> dict[str, Any]:
@@ -103,13 +103,13 @@ def describe_model(name: str, created: float, context: int | None) -> dict[str, 
     }
 
 
-def list_page(found: Sequence[Mapping[str, Any]], *, more: bool = False) -> dict[str, Any]:
+def list_page(items: Sequence[Mapping[str, Any]], *, more: bool = False) -> dict[str, Any]:
     ends = (
-        {"first_id": found[0]["id"], "last_id": found[-1]["id"]}
-        if found
+        {"first_id": items[0]["id"], "last_id": items[-1]["id"]}
+        if items
         else {"first_id": None, "last_id": None}
     )
-    return {"data": found, "has_more": more, **ends}
+    return {"data": items, "has_more": more, **ends}
 
 
 def _spell_time(seconds: float) -> str:
@@ -134,7 +134,7 @@ def _event(kind: str, payload: Fields) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), encode(payload))
 
 
-class MessageTerms(Struct, frozen=True, kw_only=True):
+class MessageOptions(Struct, frozen=True, kw_only=True):
     """How to write an answer for a request."""
 
     seal: Seal
@@ -153,7 +153,7 @@ class MessageTerms(Struct, frozen=True, kw_only=True):
     """Usage of generating the summary."""
     pauses: bool = False
     """Whether to return only the summary."""
-    served: Mapping[str, tuple[str, str]] = {}
+    server_tools: Mapping[str, tuple[str, str]] = {}
     """Tools that the server runs: each with its MCP server's label and its name there."""
 
 
@@ -166,11 +166,11 @@ class MessageWriter:
     idle = PING
 
     def __init__(
-        self, head: Head, told: MessageTerms, used: Callable[[], Usage], *, keeps: bool = False
+        self, head: ReplyEnvelope, options: MessageOptions, used: Callable[[], Usage], *, keeps: bool = False
     ) -> None:
         """Create a writer; `keeps` collects the blocks for a full message."""
         self._head = head
-        self._told = told
+        self._told = options
         self._used = used
         self._keeps = keeps
         self.content: list[Fields] = []
@@ -190,9 +190,9 @@ class MessageWriter:
         """Whether tool results were written last, which the model has not seen yet."""
         self._finish = Event("finish", 0)
 
-        if told.summary is not None:
+        if options.summary is not None:
             self._index = 0
-            self.content.append({"type": "compaction", "content": told.summary})
+            self.content.append({"type": "compaction", "content": options.summary})
 
     def opening(self) -> bytes:
         message = self._message([], None, None)
@@ -239,8 +239,8 @@ class MessageWriter:
         return self._close() if kind == "call_close" else b""
 
     def _begin_call(self, event: Event) -> Fields:
-        if event.text in self._told.served:
-            label, name = self._told.served[event.text]
+        if event.text in self._told.server_tools:
+            label, name = self._told.server_tools[event.text]
             return {
                 "type": "mcp_tool_use",
                 "id": event.call_id,
@@ -251,7 +251,7 @@ class MessageWriter:
         self._called = True
         return {"type": "tool_use", "id": event.call_id, "name": event.text, "input": {}}
 
-    def write_results(self, calls: Sequence[ToolCall], outcomes: Sequence[Outcome]) -> bytes:
+    def write_results(self, calls: Sequence[ToolCall], outcomes: Sequence[CallOutcome]) -> bytes:
         """Write the results of calls that the server made."""
         written = [self._close()]
         for call, outcome in zip(calls, outcomes, strict=True):
@@ -378,13 +378,13 @@ class MessageWriter:
 
     def usage(self) -> Fields:
         used = self._used()
-        said = 0 if self._told.silent else used.completion_tokens
-        now = {**_usage(used), "output_tokens": said}
+        number = 0 if self._told.silent else used.completion_tokens
+        now = {**_usage(used), "output_tokens": number}
         iterations = {}
         if (summed := self._told.summed) is not None:
-            told = [] if self._told.pauses else [{"type": "message", **now}]
-            iterations = {"iterations": [{"type": "compaction", **_usage(summed)}, *told]}
-        thought = {"thinking_tokens": min(used.reasoning_tokens, said)}
+            rows = [] if self._told.pauses else [{"type": "message", **now}]
+            iterations = {"iterations": [{"type": "compaction", **_usage(summed)}, *rows]}
+        thought = {"thinking_tokens": min(used.reasoning_tokens, number)}
         return {**now, "output_tokens_details": thought, "service_tier": "standard", **iterations}
 
 

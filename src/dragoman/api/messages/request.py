@@ -7,11 +7,11 @@ from msgspec import Meta, Struct, field
 from msgspec.json import encode as encode_json
 from msgspec.structs import replace
 
-from dragoman.api.choosing_fields import IDLE, JsonSchema, read_wanted
-from dragoman.api.foreign_fields import MESSAGES
-from dragoman.api.messages.blocks import Content, MessageParam, Telling, Unseal
-from dragoman.api.parts import Gallery
-from dragoman.api.read import Ignored, Reader
+from dragoman.api.compat_fields import MESSAGES
+from dragoman.api.content_parts import ConversationMedia
+from dragoman.api.messages.blocks import BlockMessageBuilder, Content, MessageParam, Unseal
+from dragoman.api.request_decoder import IgnoredFields, RequestDecoder
+from dragoman.api.sampling_fields import IDLE, JsonSchema, read_wanted
 from dragoman.api.shared_fields import (
     Effort,
     Natural,
@@ -26,20 +26,20 @@ from dragoman.api.shared_fields import (
 )
 from dragoman.api.shared_fields import thinking as budget_beside
 from dragoman.api.tools import (
-    Declared,
+    DeclaredTools,
     Function,
-    calling,
+    bad_param,
     check_tools,
-    ease_calling,
     for_template,
     name_tools,
-    wrong,
+    read_tool_policy,
+    relax_tool_policy,
 )
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
 from dragoman.mcp import McpTool
-from dragoman.turns.spec import Calling, Reading, Thinking, TurnSpec, Wanted
-from dragoman.turns.tool_loop import ServerWish
+from dragoman.turns.spec import OutputConstraint, ParseOptions, ReasoningTokenLimit, ToolCallPolicy, TurnSpec
+from dragoman.turns.tool_loop import McpServerRequest
 from dragoman.types import Conversation, Message
 
 # Tools: the client's own, and those of MCP servers.
@@ -60,7 +60,7 @@ class ToolParam(Struct, forbid_unknown_fields=True):
     cache_control: Any = None
 
 
-class ToolUse(Struct, forbid_unknown_fields=True):
+class ToolConfig(Struct, forbid_unknown_fields=True):
     enabled: bool | None = None
     defer_loading: bool | None = None
 
@@ -70,13 +70,13 @@ class ToolsetParam(Struct, forbid_unknown_fields=True):
 
     mcp_server_name: ShortText
     type: Literal["mcp_toolset"] = "mcp_toolset"
-    default_config: ToolUse | None = None
-    configs: dict[str, ToolUse] | None = None
+    default_config: ToolConfig | None = None
+    configs: dict[str, ToolConfig] | None = None
     tools: None = None
     cache_control: Any = None
 
 
-class ServerTools(Struct, forbid_unknown_fields=True):
+class ServerToolConfig(Struct, forbid_unknown_fields=True):
     enabled: bool | None = None
     allowed_tools: list[str] | None = None
 
@@ -86,7 +86,7 @@ class ServerParam(Struct, forbid_unknown_fields=True):
     url: Annotated[str, Meta(max_length=4096)]
     type: Literal["url"] = "url"
     authorization_token: str | None = None
-    tool_configuration: ServerTools | None = None
+    tool_configuration: ServerToolConfig | None = None
 
 
 class ToolChoice(Struct, forbid_unknown_fields=True):
@@ -95,7 +95,10 @@ class ToolChoice(Struct, forbid_unknown_fields=True):
     disable_parallel_tool_use: bool | None = None
 
 
-TOOLS: Mapping[str, Reader] = {"custom": Reader.of(ToolParam), "mcp_toolset": Reader.of(ToolsetParam)}
+TOOLS: Mapping[str, RequestDecoder] = {
+    "custom": RequestDecoder.for_type(ToolParam),
+    "mcp_toolset": RequestDecoder.for_type(ToolsetParam),
+}
 
 
 # Fields that determine the answer.
@@ -119,7 +122,7 @@ class OutputConfig(Struct, forbid_unknown_fields=True):
     task_budget: Any = None
 
 
-class Amount(Struct, forbid_unknown_fields=True):
+class EditAmount(Struct, forbid_unknown_fields=True):
     type: Literal["input_tokens", "tool_uses", "thinking_turns", "all"]
     value: Natural = 0
 
@@ -127,9 +130,9 @@ class Amount(Struct, forbid_unknown_fields=True):
 class ContextEdit(Struct, forbid_unknown_fields=True):
     exact: ClassVar[bool] = True
     type: Literal["clear_tool_uses_20250919", "clear_thinking_20251015", "compact_20260112"]
-    trigger: Amount | None = None
-    keep: Amount | Literal["all"] | None = None
-    clear_at_least: Amount | None = None
+    trigger: EditAmount | None = None
+    keep: EditAmount | Literal["all"] | None = None
+    clear_at_least: EditAmount | None = None
     clear_tool_inputs: bool | list[str] | None = None
     exclude_tools: list[str] | None = None
     instructions: str | None = None
@@ -181,14 +184,14 @@ class MessagesRequest(TemplateFields, kw_only=True, forbid_unknown_fields=True):
     betas: Any = None
     billing_policy: Any = None
 
-    def formats(self) -> Iterator[Wanted]:
+    def formats(self) -> Iterator[OutputConstraint]:
         beside = self.output_config.format if self.output_config else None
         for wish, param in (
             (beside, "output_config.format.schema"),
             (self.output_format, "output_format.schema"),
         ):
             if wish is not None:
-                yield Wanted(syntax="json_schema", value=wish.schema_, param=param)
+                yield OutputConstraint(syntax="json_schema", value=wish.schema_, param=param)
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -197,9 +200,9 @@ class MessagesRequest(TemplateFields, kw_only=True, forbid_unknown_fields=True):
     @property
     def effort(self) -> Effort | None:
         """The latest effort set: a message may change it from there on."""
-        said = [each.output_config.effort for each in self.messages or () if each.output_config]
+        items = [each.output_config.effort for each in self.messages or () if each.output_config]
         asked = self.output_config.effort if self.output_config else None
-        return next((effort for effort in reversed(said) if effort), None) or asked or super().effort
+        return next((effort for effort in reversed(items) if effort), None) or asked or super().effort
 
     @property
     def thinks(self) -> bool | None:
@@ -219,7 +222,7 @@ class MessagesRequest(TemplateFields, kw_only=True, forbid_unknown_fields=True):
         return self.context_management.edits if self.context_management else ()
 
 
-READER = Reader.of(MessagesRequest, MESSAGES, (*IDLE, *HARMLESS.split()))
+READER = RequestDecoder.for_type(MessagesRequest, MESSAGES, (*IDLE, *HARMLESS.split()))
 NOT_HERE = {
     "echo": "a message contains only the answer",
     "prompt_logprobs": "a message has no log probabilities",
@@ -230,23 +233,23 @@ NOT_HERE = {
 }
 
 
-class AskedMessage(Struct, frozen=True, kw_only=True):
+class ParsedMessagesRequest(Struct, frozen=True, kw_only=True):
     """A validated request, with the values derived from it."""
 
     request: MessagesRequest
     messages: tuple[Message, ...]
-    declared: Declared
+    declared: DeclaredTools
     """Tools that the client runs and that are offered now."""
-    servers: Sequence[ServerWish] = ()
-    gallery: Gallery
+    servers: Sequence[McpServerRequest] = ()
+    gallery: ConversationMedia
     """The media of the messages."""
 
 
 def read(
-    body: bytes, limits: Limits, unseal: Unseal, ignored: Ignored | None = None, *, counts: bool = False
-) -> AskedMessage:
+    body: bytes, limits: Limits, unseal: Unseal, ignored: IgnoredFields | None = None, *, counts: bool = False
+) -> ParsedMessagesRequest:
     """Read and validate a request; `counts` requires no fields about the answer, for counting tokens."""
-    ignored = ignored or Ignored("error")
+    ignored = ignored or IgnoredFields("error")
     request: MessagesRequest = READER.read(body, ignored)
     for name in () if counts else ("model", "max_tokens"):
         if getattr(request, name) is None:
@@ -258,8 +261,8 @@ def read(
     check_shared(request)
     check_reasoning(request)
     check_template(request, limits)
-    telling = Telling(unseal, ignored, limits)
-    messages = telling.tell(request.system, request.messages)
+    telling = BlockMessageBuilder(unseal, ignored, limits)
+    messages = telling.build(request.system, request.messages)
     gallery = telling.reader.gallery
     gallery.check(limits, "messages")
     if messages[-1].role == "assistant" and messages[-1].tool_calls:
@@ -268,7 +271,7 @@ def read(
     declared, toolsets = _declared(request, messages, telling.referenced, ignored)
     check_tools(declared, limits)
     servers = [*_wishes(request, toolsets)]
-    asked = AskedMessage(
+    asked = ParsedMessagesRequest(
         request=request, messages=messages, declared=declared, servers=servers, gallery=gallery
     )
     if not asked.servers:
@@ -292,52 +295,52 @@ def _check_here(request: MessagesRequest) -> None:
             code="unsupported_field",
         )
     if "" in (request.stop_sequences or ()):
-        raise wrong("stop_sequences", "must not contain an empty string")
+        raise bad_param("stop_sequences", "must not contain an empty string")
     kinds = [each.type for each in request.edits]
     if len(kinds) > len(set(kinds)):
         # Each edit requires counting the tokens of the prompt.
-        raise wrong("context_management.edits", "must have each type of edit at most once")
+        raise bad_param("context_management.edits", "must have each type of edit at most once")
     thinking = request.thinking
     if thinking is not None and thinking.type == "enabled" and thinking.budget_tokens is None:
-        place = "thinking.budget_tokens"
-        raise BadRequest(f"'{place}' is required.", param=place, code="missing_field")
+        param = "thinking.budget_tokens"
+        raise BadRequest(f"'{param}' is required.", param=param, code="missing_field")
 
 
 def _declared(
-    request: MessagesRequest, messages: Sequence[Message], referenced: set[str], ignored: Ignored
-) -> tuple[Declared, dict[str, ToolsetParam]]:
+    request: MessagesRequest, messages: Sequence[Message], referenced: set[str], ignored: IgnoredFields
+) -> tuple[DeclaredTools, dict[str, ToolsetParam]]:
     """Return the tools; a tool with `defer_loading` is declared only after the conversation has named it."""
     tools = request.tools or ()
     called = {call.name for message in messages for call in message.tool_calls}
     known = referenced | called | {request.tool_choice.name if request.tool_choice else ""}
     functions: list[Function] = []
-    places: list[str] = []
+    paths: list[str] = []
     toolsets: dict[str, ToolsetParam] = {}
-    for number, given in enumerate(tools):
-        place = f"tools[{number}]"
-        tool = _read_tool(given, place, ignored)
+    for number, fields in enumerate(tools):
+        param = f"tools[{number}]"
+        tool = _read_tool(fields, param, ignored)
         if isinstance(tool, ToolsetParam):
             toolsets[tool.mcp_server_name] = tool
         elif not tool.defer_loading or tool.name in known:
             functions.append(_function(tool))
-            places.append(place)
+            paths.append(param)
     if tools and not functions and not toolsets:
-        raise wrong("tools", "must have at least one tool without defer_loading")
-    return Declared("tools", functions, places, schema="input_schema"), toolsets
+        raise bad_param("tools", "must have at least one tool without defer_loading")
+    return DeclaredTools("tools", functions, paths, schema="input_schema"), toolsets
 
 
-def _read_tool(given: dict[str, Any], place: str, ignored: Ignored) -> ToolParam | ToolsetParam:
-    kind = given.get("type") or "custom"
+def _read_tool(fields: dict[str, Any], param: str, ignored: IgnoredFields) -> ToolParam | ToolsetParam:
+    kind = fields.get("type") or "custom"
     if kind not in TOOLS:
         message = (
-            f"'{place}' has the type {str(kind)[:64]!r}, which this server does not support; declare the tool"
+            f"'{param}' has the type {str(kind)[:64]!r}, which this server does not support; declare the tool"
             " with a name and an input_schema, and run it yourself."
         )
-        raise BadRequest(message, param=f"{place}.type", code="unsupported_tool")
-    tool: ToolParam | ToolsetParam = TOOLS[kind].convert(given, place, ignored)
+        raise BadRequest(message, param=f"{param}.type", code="unsupported_tool")
+    tool: ToolParam | ToolsetParam = TOOLS[kind].convert(fields, param, ignored)
     if isinstance(tool, ToolParam) and tool.allowed_callers and "direct" not in tool.allowed_callers:
-        raise wrong(
-            f"{place}.allowed_callers",
+        raise bad_param(
+            f"{param}.allowed_callers",
             "must contain 'direct': the server runs no code that could call the tool",
         )
     return tool
@@ -356,19 +359,19 @@ def _function(tool: ToolParam) -> Function:
     }
 
 
-def _wishes(request: MessagesRequest, toolsets: dict[str, ToolsetParam]) -> Iterator[ServerWish]:
+def _wishes(request: MessagesRequest, toolsets: dict[str, ToolsetParam]) -> Iterator[McpServerRequest]:
     """Yield the MCP servers to list tools from. Calls need no approval: this API cannot ask for it."""
     servers = request.mcp_servers or ()
     names = [server.name for server in servers]
     for number, server in enumerate(servers):
-        place = f"mcp_servers[{number}]"
+        param = f"mcp_servers[{number}]"
         if server.name in names[:number]:
-            raise wrong(f"{place}.name", "is used twice; names must differ")
-        options = server.tool_configuration or ServerTools()
+            raise bad_param(f"{param}.name", "is used twice; names must differ")
+        options = server.tool_configuration or ServerToolConfig()
         allowed = _allowed(toolsets.pop(server.name, None), options)
         if options.enabled is False or allowed == []:
             continue
-        yield ServerWish(
+        yield McpServerRequest(
             label=server.name,
             url=server.url,
             authorization=server.authorization_token,
@@ -377,12 +380,12 @@ def _wishes(request: MessagesRequest, toolsets: dict[str, ToolsetParam]) -> Iter
         )
     for name in toolsets:
         # A server from the operator's settings.
-        yield ServerWish(
-            label=name, allowed_tools=_allowed(toolsets[name], ServerTools()), require_approval="never"
+        yield McpServerRequest(
+            label=name, allowed_tools=_allowed(toolsets[name], ServerToolConfig()), require_approval="never"
         )
 
 
-def _allowed(toolset: ToolsetParam | None, options: ServerTools) -> list[str] | None:
+def _allowed(toolset: ToolsetParam | None, options: ServerToolConfig) -> list[str] | None:
     """Return the names of allowed tools; None allows all."""
     if toolset is None:
         return options.allowed_tools
@@ -390,23 +393,23 @@ def _allowed(toolset: ToolsetParam | None, options: ServerTools) -> list[str] | 
     if toolset.default_config is not None and toolset.default_config.enabled is False:
         return [name for name, config in configs.items() if config.enabled]
     if any(config.enabled is False for config in configs.values()):
-        place = "tools[].configs"
-        message = f"'{place}' disables tools; set default_config.enabled to false and enable the others."
-        raise BadRequest(message, param=place, code="unsupported_field")
+        param = "tools[].configs"
+        message = f"'{param}' disables tools; set default_config.enabled to false and enable the others."
+        raise BadRequest(message, param=param, code="unsupported_field")
     return options.allowed_tools
 
 
 def with_tools(
-    asked: AskedMessage, listed: Mapping[str, Sequence[McpTool]]
-) -> tuple[AskedMessage, dict[str, tuple[str, str]]]:
+    asked: ParsedMessagesRequest, listed: Mapping[str, Sequence[McpTool]]
+) -> tuple[ParsedMessagesRequest, dict[str, tuple[str, str]]]:
     """Return the request with the servers' tools, and for each of these its server and name there."""
-    more, found = name_tools(asked.declared, listed)
+    more, fields = name_tools(asked.declared, listed)
     functions = [*asked.declared.functions, *more]
-    places = [*asked.declared.places, *["mcp_servers"] * len(more)]
-    return replace(asked, declared=replace(asked.declared, functions=functions, places=places)), found
+    paths = [*asked.declared.params, *["mcp_servers"] * len(more)]
+    return replace(asked, declared=replace(asked.declared, functions=functions, params=paths)), fields
 
 
-def without_servers(asked: AskedMessage) -> TurnSpec:
+def without_servers(asked: ParsedMessagesRequest) -> TurnSpec:
     """Return the turn as far as it is determined before the MCP servers list tools, which `tool_choice` may
     name."""
     return spec(replace(asked, request=replace(asked.request, tool_choice=None)))
@@ -418,16 +421,16 @@ def without_servers(asked: AskedMessage) -> TurnSpec:
 _CHOICES: Mapping[str, str] = {"auto": "auto", "none": "none", "any": "required"}
 
 
-def read_calling(asked: AskedMessage) -> Calling | None:
+def read_calling(asked: ParsedMessagesRequest) -> ToolCallPolicy | None:
     choice = asked.request.tool_choice
     if choice is None or choice.type != "tool":
         if choice is not None and choice.name is not None:
-            raise wrong("tool_choice.name", "is only valid with type tool")
-        return calling(_CHOICES[choice.type] if choice else None, "tool_choice", asked.declared)
-    return calling({"type": "function", "name": choice.name}, "tool_choice", asked.declared)
+            raise bad_param("tool_choice.name", "is only valid with type tool")
+        return read_tool_policy(_CHOICES[choice.type] if choice else None, "tool_choice", asked.declared)
+    return read_tool_policy({"type": "function", "name": choice.name}, "tool_choice", asked.declared)
 
 
-def conversation(asked: AskedMessage) -> Conversation:
+def conversation(asked: ParsedMessagesRequest) -> Conversation:
     continues = asked.messages[-1].role == "assistant"
     return Conversation(
         messages=asked.messages,
@@ -436,39 +439,39 @@ def conversation(asked: AskedMessage) -> Conversation:
         continue_final_message=continues,
         template_kwargs=template_kwargs(asked.request, None),
         media=asked.gallery.media,
-        places=asked.gallery.places,
+        media_params=asked.gallery.params,
     )
 
 
-def spec(asked: AskedMessage) -> TurnSpec:
-    request, told = asked.request, conversation(asked)
+def spec(asked: ParsedMessagesRequest) -> TurnSpec:
+    request, result = asked.request, conversation(asked)
     choice, calls = request.tool_choice, read_calling(asked)
     single = bool(choice and choice.disable_parallel_tool_use) or (calls is not None and calls.named)
-    reading = Reading(
-        tools=told.tools,
-        calls=bool(told.tools) and not (choice and choice.type == "none"),
+    reading = ParseOptions(
+        tools=result.tools,
+        calls=bool(result.tools) and not (choice and choice.type == "none"),
         most_calls=1 if single else None,
         verbatim=read_wanted(request) is not None,
-        places=tuple(f"{place}.input_schema" for place in asked.declared.places),
+        params=tuple(f"{param}.input_schema" for param in asked.declared.params),
     )
     most = 1 if request.wants_none else request.max_tokens
     chosen = sampling(request, max_tokens=most, logprobs=None)
-    return turn_spec(request, (told,), chosen, 1, reading, calls, _budget(request))
+    return turn_spec(request, (result,), chosen, 1, reading, calls, _budget(request))
 
 
-def _budget(request: MessagesRequest) -> Thinking | None:
+def _budget(request: MessagesRequest) -> ReasoningTokenLimit | None:
     """Return the limit of reasoning tokens; engines that cannot enforce it get it only through the prompt."""
     asked = request.thinking
     if asked is not None and asked.type == "enabled" and asked.budget_tokens is not None:
-        return Thinking(tokens=asked.budget_tokens, param="thinking.budget_tokens", soft=True)
+        return ReasoningTokenLimit(tokens=asked.budget_tokens, param="thinking.budget_tokens", soft=True)
     return budget_beside(request)
 
 
-def after_calls(asked: AskedMessage) -> TurnSpec:
+def after_calls(asked: ParsedMessagesRequest) -> TurnSpec:
     """Return the turn for requests after the first, in which a required call has already been made."""
     first, calls = spec(asked), read_calling(asked)
-    if calls is None or not calls.required or first.reading is None:
+    if calls is None or not calls.required or first.parsing is None:
         return first
     single = asked.request.tool_choice and asked.request.tool_choice.disable_parallel_tool_use
-    reading = replace(first.reading, most_calls=1 if single else None)
-    return replace(first, calling=ease_calling(calls, asked.declared), reading=reading)
+    reading = replace(first.parsing, most_calls=1 if single else None)
+    return replace(first, tool_policy=relax_tool_policy(calls, asked.declared), parsing=reading)

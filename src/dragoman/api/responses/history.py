@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct
 
-from dragoman.api.parts import Gallery, MediaPart, part_text, tell_part
+from dragoman.api.content_parts import ConversationMedia, MediaPart, part_text, template_part
+from dragoman.api.responses.event_encoder import ItemEventEncoder
 from dragoman.api.responses.items import CALLS, SILENT, ItemDict, Parts, leaves, lines, plainly, read_shown
-from dragoman.api.responses.output import ItemPlace
 from dragoman.api.tools import as_arguments
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
@@ -37,7 +37,7 @@ def messages(
     instructions: str | None,
     unseal: Unseal,
     visible: Visible,
-    gallery: Gallery | None = None,
+    gallery: ConversationMedia | None = None,
     modalities: Set[MediaKind] = frozenset(),
 ) -> tuple[Message, ...]:
     """Convert items to messages: `[reasoning, function_call, function_call_output]` becomes an assistant's
@@ -48,25 +48,25 @@ def messages(
     """
     _check_pairs(items)
     start, kept = _after_compaction(items)
-    told = _Telling(items, unseal, visible, gallery or Gallery(), modalities)
+    builder = ItemMessageBuilder(items, unseal, visible, gallery or ConversationMedia(), modalities)
     shown = [*kept, *items[start:]]
     # An item of additional tools has the role developer, too, but no content.
-    told.systems = [item["content"] for item in shown if item.get("role") in HEADS and "content" in item]
+    builder.systems = [item["content"] for item in shown if item.get("role") in HEADS and "content" in item]
     if instructions is not None:
-        told.say("system", instructions)
+        builder.add_message("system", instructions)
     for item in shown:
-        told.take(item)
-    return told.finished()
+        builder.add_item(item)
+    return builder.finished()
 
 
 def pending_approvals(items: Sequence[ItemDict]) -> list[tuple[ItemDict, ItemDict]]:
     """Return the approved requests whose calls were not made yet, each with its approval."""
-    made, answers = _find_approved(items), _answers(items)
+    texts, answers = _find_approved(items), _answers(items)
     return [
         (item, answers[item["id"]])
         for item in items
         if item["type"] == "mcp_approval_request"
-        and item["id"] not in made
+        and item["id"] not in texts
         and answers.get(item["id"], {}).get("approve")
     ]
 
@@ -74,15 +74,15 @@ def pending_approvals(items: Sequence[ItemDict]) -> list[tuple[ItemDict, ItemDic
 def beginnings(items: Sequence[ItemDict]) -> list[int]:
     """Return the positions at which a context may begin: at user messages, never between a call and its
     output."""
-    found: list[int] = []
+    numbers: list[int] = []
     waiting: set[str] = set()
     for number, item in reversed(list(enumerate(items))):
         if (answered := _find_answered_call(item)) is not None:
             waiting.add(answered)
         waiting -= _names(item)
         if item.get("role") == "user" and not waiting:
-            found.append(number)
-    return found[::-1]
+            numbers.append(number)
+    return numbers[::-1]
 
 
 def _find_approved(items: Sequence[ItemDict]) -> set[str | None]:
@@ -134,7 +134,7 @@ def _call_id(item: ItemDict) -> str:
     return str(item.get("call_id", item["id"]))
 
 
-class _Telling:
+class ItemMessageBuilder:
     """The messages so far, and the parts of the current assistant message."""
 
     def __init__(
@@ -142,7 +142,7 @@ class _Telling:
         items: Sequence[ItemDict],
         unseal: Unseal,
         visible: Visible,
-        gallery: Gallery,
+        gallery: ConversationMedia,
         modalities: Set[MediaKind],
     ) -> None:
         self._gallery = gallery
@@ -162,7 +162,7 @@ class _Telling:
         self._close()
         return tuple(self._told)
 
-    def take(self, item: ItemDict) -> None:
+    def add_item(self, item: ItemDict) -> None:
         match item["type"]:
             case "message":
                 self._message(item["role"], item["content"])
@@ -191,21 +191,21 @@ class _Telling:
         kinds = {part.media.kind for part in parts if isinstance(part, MediaPart)}
         return bool(kinds) and kinds <= self._modalities
 
-    def say(self, role: Role, content: Content) -> None:
+    def add_message(self, role: Role, content: Content) -> None:
         self._close()
         self._told.append(Message(role=role, content=content))
 
     def _summary(self, text: str, kept: Sequence[ItemDict]) -> None:
-        self.say("system", SUMMARY + text)
+        self.add_message("system", SUMMARY + text)
         for item in kept:
             if item["role"] not in HEADS or item["content"] not in self.systems:
-                self.take(read_shown(item, Limits(), "input"))
+                self.add_item(read_shown(item, Limits(), "input"))
 
     def _message(self, role: Role, parts: Parts) -> None:
         if role == "assistant":
             self._texts.extend(part_text(part, "input") for part in parts)
         else:
-            self.say(role, self._content(parts))
+            self.add_message(role, self._content(parts))
 
     def _call(self, id_: str, space: str | None, name: str, arguments: str) -> None:
         self._calls.append(ToolCall(id=id_, name=self._visible(space, name), arguments=arguments or "{}"))
@@ -252,23 +252,23 @@ class _Telling:
             raise BadRequest(message, param="input", code="invalid_encrypted_content")
         return text
 
-    def _content(self, given: str | Parts) -> Content:
-        if isinstance(given, str):
-            return given
-        self._gallery.add(given)
-        parts = [tell_part(part, "input") for part in given]
+    def _content(self, value: str | Parts) -> Content:
+        if isinstance(value, str):
+            return value
+        self._gallery.add(value)
+        parts = [template_part(part, "input") for part in value]
         return str(parts[0]["text"]) if len(parts) == 1 and "text" in parts[0] else parts
 
     def _close(self) -> None:
         """Add the consecutive parts of the assistant as one message."""
         if self._reasoning or self._texts or self._calls:
-            said = Message(
+            message = Message(
                 role="assistant",
                 content=_join_texts(self._texts) if self._texts else None,
                 reasoning=BETWEEN_THOUGHTS.join(self._reasoning) if self._reasoning else None,
                 tool_calls=tuple(self._calls),
             )
-            self._told.append(said)
+            self._told.append(message)
         self._reasoning, self._texts, self._calls = [], [], []
 
 
@@ -280,8 +280,8 @@ def _outcome(item: ItemDict) -> str:
     """Return the result of a call, or its error in the format that the model gets in every API."""
     texts = [item["output"]] if item.get("output") is not None else []
     if (error := item.get("error")) is not None:
-        said = [text for key, text in leaves(error, "message") if key in ("message", "text")]
-        texts.append("Error: " + "\n".join(said or lines(error, "error")))
+        items = [text for key, text in leaves(error, "message") if key in ("message", "text")]
+        texts.append("Error: " + "\n".join(items or lines(error, "error")))
     return "\n".join(texts)
 
 
@@ -304,7 +304,7 @@ _KEPT = "\0"
 """Prefix of a sealed summary that contains messages."""
 
 
-class Compacted(Struct, frozen=True):
+class CompactionResult(Struct, frozen=True):
     item: ItemDict
     """The summary item, with the sealed messages."""
     kept: list[ItemDict]
@@ -319,20 +319,22 @@ def is_triggered(inputs: Sequence[ItemDict]) -> bool:
     """Return whether the client asks only for a compaction."""
     triggers = [number for number, item in enumerate(inputs) if item.get("type") == TRIGGER]
     if triggers and triggers[0] != len(inputs) - 1:
-        place = f"input[{triggers[0]}]"
+        param = f"input[{triggers[0]}]"
         raise BadRequest(
-            f"A {TRIGGER} must be the last item of the input.", param=place, code="invalid_value"
+            f"A {TRIGGER} must be the last item of the input.", param=param, code="invalid_value"
         )
     return bool(triggers)
 
 
-def to_summarise(items: Sequence[ItemDict], id_: str) -> list[ItemDict]:
+def with_summary_request(items: Sequence[ItemDict], id_: str) -> list[ItemDict]:
     """Return the conversation with the request for its summary at the end."""
     asked = {"id": id_, "type": "message", "role": "user", "content": [{"type": "input_text", "text": ASK}]}
     return [*(item for item in items if item.get("type") != TRIGGER), asked]
 
 
-def compact(items: Sequence[ItemDict], summary: str, seal: Callable[[str], str], id_: str) -> Compacted:
+def compact(
+    items: Sequence[ItemDict], summary: str, seal: Callable[[str], str], id_: str
+) -> CompactionResult:
     """Build a compaction; it keeps system messages, and the last exchange if it is not answered yet."""
     kept = [item for item in items if item.get("role") in HEADS]
     users = [number for number, item in enumerate(items) if item.get("role") == "user"]
@@ -343,7 +345,7 @@ def compact(items: Sequence[ItemDict], summary: str, seal: Callable[[str], str],
         kept += [item for item in rest if item.get("type") != TRIGGER]
     sealed = [item for item in kept if item.get("role") in _SEALED]
     compaction = {"id": id_, "type": "compaction", "encrypted_content": seal(_pack(summary, sealed))}
-    return Compacted(compaction, [item for item in kept if item.get("role") not in _SEALED])
+    return CompactionResult(compaction, [item for item in kept if item.get("role") not in _SEALED])
 
 
 def _pack(summary: str, kept: list[ItemDict]) -> str:
@@ -360,5 +362,5 @@ def _unpack(sealed: str) -> tuple[str, Sequence[ItemDict]]:
     return text, kept
 
 
-def compaction_events(place: ItemPlace, item: ItemDict) -> bytes:
-    return place.added({**item, "encrypted_content": ""}) + place.done(item)
+def compaction_events(encoder: ItemEventEncoder, item: ItemDict) -> bytes:
+    return encoder.added({**item, "encrypted_content": ""}) + encoder.done(item)

@@ -12,12 +12,19 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta, Struct, field
 
-from dragoman.api.parts import MEDIA_PARTS, Gallery, MediaPart, part_text, read_media_part, read_part
-from dragoman.api.read import Reader
+from dragoman.api.content_parts import (
+    MEDIA_PARTS,
+    ConversationMedia,
+    MediaPart,
+    part_text,
+    read_media_part,
+    read_part,
+)
+from dragoman.api.request_decoder import RequestDecoder
 from dragoman.api.shared_fields import ShortText
-from dragoman.api.tools import wrong
+from dragoman.api.tools import bad_param
 from dragoman.errors import BadRequest
-from dragoman.json_amount import values
+from dragoman.json_size import values
 from dragoman.limits import Limits, check_count
 
 # All item types, and the defaults of their fields.
@@ -141,21 +148,21 @@ class PairedItem(HostedItem):
     call_id: Name
 
 
-class Kind(Struct, frozen=True):
-    reader: Reader
+class ItemKind(Struct, frozen=True):
+    reader: RequestDecoder
     prefix: str
     """Prefix of item ids; empty for types without own ids."""
     defaults: Mapping[str, Any]
     """Fields that SDKs require, with their default values."""
 
 
-def _kind(item: type[ItemBase], prefix: str, **defaults: Any) -> Kind:
-    return Kind(Reader.of(item), prefix, defaults)
+def _kind(item: type[ItemBase], prefix: str, **defaults: Any) -> ItemKind:
+    return ItemKind(RequestDecoder.for_type(item), prefix, defaults)
 
 
 DONE: Mapping[str, Any] = {"status": "completed"}
 
-KINDS: Mapping[str, Kind] = {
+KINDS: Mapping[str, ItemKind] = {
     "message": _kind(MessageItem, "msg_", **DONE),
     "reasoning": _kind(ReasoningItem, "rs_", summary=[], **DONE),
     "function_call": _kind(FunctionCallItem, "fc_", **DONE),
@@ -250,7 +257,7 @@ PARTED = ("content", "output", "outputs", "results", "summary")
 _decode = msgspec.json.Decoder().decode
 
 
-class ToldItems(Struct, frozen=True):
+class ContextItems(Struct, frozen=True):
     """The items of a request: the context it continues, and its input."""
 
     before: list[ItemDict]
@@ -260,7 +267,7 @@ class ToldItems(Struct, frozen=True):
 
 
 def normalise(
-    given: str | Sequence[ItemDict] | None,
+    value: str | Sequence[ItemDict] | None,
     new_id: Callable[[str], str],
     field: str = "input",
     limits: Limits | None = None,
@@ -270,34 +277,34 @@ def normalise(
 
     `"hi"` is one user message. Items that were normalised before do not change.
     """
-    if isinstance(given, str):
-        given = [{"role": "user", "content": given}]
+    if isinstance(value, str):
+        value = [{"role": "user", "content": value}]
     limits = limits or Limits()
-    check_count(sum(map(_parts, given or ())), limits.content_parts, field, "parts of content")
-    items = [_normal(item, f"{field}[{number}]", new_id, limits) for number, item in enumerate(given or ())]
+    check_count(sum(map(_parts, value or ())), limits.content_parts, field, "parts of content")
+    items = [_normal(item, f"{field}[{number}]", new_id, limits) for number, item in enumerate(value or ())]
     check_shown(items, limits, field)
     return items
 
 
-def _normal(given: ItemDict, place: str, new_id: Callable[[str], str], limits: Limits) -> ItemDict:
-    item = {key: value for key, value in given.items() if value is not None}
-    item["type"] = name = _type(item, place)
+def _normal(fields: ItemDict, param: str, new_id: Callable[[str], str], limits: Limits) -> ItemDict:
+    item = {key: value for key, value in fields.items() if value is not None}
+    item["type"] = name = _type(item, param)
     kind = KINDS[name]
-    kind.reader.convert(item, place)
+    kind.reader.convert(item, param)
     if name == "message":
-        item["content"] = _content(item["content"], f"{place}.content", item["role"], limits)
+        item["content"] = _content(item["content"], f"{param}.content", item["role"], limits)
     if name == "mcp_call" and "content" in item:
-        item["content"] = _content(item["content"], f"{place}.content", "user", limits)
+        item["content"] = _content(item["content"], f"{param}.content", "user", limits)
     if isinstance(item.get("output"), list) and name in OUTPUTS:
-        item["output"] = _content(item["output"], f"{place}.output", "user", limits)
+        item["output"] = _content(item["output"], f"{param}.output", "user", limits)
     if name == SCREEN and "output" in item:
-        item["output"] = _read_screen(item["output"], limits, f"{place}.output")
+        item["output"] = _read_screen(item["output"], limits, f"{param}.output")
     if kind.prefix and "id" not in item:
         item["id"] = new_id(kind.prefix)
     return {**{key: value for key, value in kind.defaults.items() if key not in item}, **item}
 
 
-def _type(item: ItemDict, place: str) -> str:
+def _type(item: ItemDict, param: str) -> str:
     """Return the type; without one, an item with a role is a message, one with only an id a reference."""
     name = item.get(
         "type", "message" if "role" in item else "item_reference" if set(item) == {"id"} else None
@@ -306,27 +313,27 @@ def _type(item: ItemDict, place: str) -> str:
         message = (
             "A configuration_update item is not supported; send reasoning and text as fields of the request."
         )
-        raise BadRequest(message, param=place, code="unsupported_content")
+        raise BadRequest(message, param=param, code="unsupported_content")
     if name is None:
-        raise BadRequest(f"'{place}.type' is required.", param=f"{place}.type", code="missing_field")
+        raise BadRequest(f"'{param}.type' is required.", param=f"{param}.type", code="missing_field")
     if not isinstance(name, str):
-        raise wrong(f"{place}.type", "must be a string")
+        raise bad_param(f"{param}.type", "must be a string")
     if name not in KINDS:
-        raise wrong(f"{place}.type", f"is {name[:64]!r}, which is not a valid item type")
+        raise bad_param(f"{param}.type", f"is {name[:64]!r}, which is not a valid item type")
     return name
 
 
-def _content(content: str | Parts, place: str, role: str, limits: Limits) -> Parts:
+def _content(content: str | Parts, param: str, role: str, limits: Limits) -> Parts:
     if isinstance(content, str):
         content = [{"type": "input_text", "text": content}]
-    return [_part(part, f"{place}[{n}]", role, limits) for n, part in enumerate(content)]
+    return [_part(part, f"{param}[{n}]", role, limits) for n, part in enumerate(content)]
 
 
-def _part(part: dict[str, Any], place: str, role: str, limits: Limits) -> dict[str, Any]:
+def _part(part: dict[str, Any], param: str, role: str, limits: Limits) -> dict[str, Any]:
     if role != "assistant":
-        read = read_part(part, limits, place)
+        read = read_part(part, limits, param)
         return read if isinstance(read, MediaPart) else {**read, "type": "input_text", "text": read["text"]}
-    text = part_text(part, place)
+    text = part_text(part, param)
     return (
         part
         if part["type"] == "refusal"
@@ -334,11 +341,11 @@ def _part(part: dict[str, Any], place: str, role: str, limits: Limits) -> dict[s
     )
 
 
-def _read_screen(output: Any, limits: Limits, place: str) -> Any:
+def _read_screen(output: Any, limits: Limits, param: str) -> Any:
     """Decode a screenshot. An invalid one stays as it is, and becomes text, as for models without vision."""
     if isinstance(output, dict) and str(output.get("image_url")).startswith("data:"):
         with suppress(BadRequest):
-            return read_media_part(output, "image", limits, place)
+            return read_media_part(output, "image", limits, param)
     return output
 
 
@@ -358,8 +365,8 @@ def check_shown(items: Iterable[ItemDict], limits: Limits, field: str) -> None:
     show_items(items).check(limits, field)
 
 
-def show_items(items: Iterable[ItemDict]) -> Gallery:
-    gallery = Gallery()
+def show_items(items: Iterable[ItemDict]) -> ConversationMedia:
+    gallery = ConversationMedia()
     for item in items:
         for name in SHOWING:
             parts = item.get(name)
@@ -381,36 +388,36 @@ def references(items: Sequence[ItemDict]) -> list[str]:
     return [item["id"] for item in items if item["type"] == "item_reference"]
 
 
-def tell_items(
+def resolve_references(
     stored: Sequence[bytes],
     inputs: Sequence[ItemDict],
-    found: Mapping[str, bytes],
+    fields: Mapping[str, bytes],
     limits: Limits,
     field: str = "input",
     size: int = 0,
-) -> ToldItems:
+) -> ContextItems:
     """Return the stored items, and the inputs with references resolved; `size` is that of both.
 
     The total, with each item as often as it is referenced, is checked against the limits before any is
     decoded.
     """
-    meant = _count_references(inputs, found, field)
-    bodies = [*((body, 1) for body in stored), *((found[id_], times) for id_, times in meant.items())]
+    meant = _count_references(inputs, fields, field)
+    bodies = [*((body, 1) for body in stored), *((fields[id_], times) for id_, times in meant.items())]
     _check_values(bodies, limits.json_values, field)
-    known = {id_: read_shown(_decode(found[id_]), limits, field) for id_ in meant}
+    known = {id_: read_shown(_decode(fields[id_]), limits, field) for id_ in meant}
     before = [read_shown(_decode(body), limits, field) for body in stored]
     after = [known[item["id"]] if item["type"] == "item_reference" else item for item in inputs]
     check_size([*before, *after], limits, field)
     check_shown([*before, *after], limits, field)
-    return ToldItems(before, after, size)
+    return ContextItems(before, after, size)
 
 
 def _count_references(
-    inputs: Sequence[ItemDict], found: Mapping[str, bytes], field: str
+    inputs: Sequence[ItemDict], fields: Mapping[str, bytes], field: str
 ) -> Mapping[str, int]:
     """Count how often each stored item is referenced."""
     for number, item in enumerate(inputs):
-        if item["type"] == "item_reference" and item["id"] not in found:
+        if item["type"] == "item_reference" and item["id"] not in fields:
             message = f"No item found with id {item['id'][:64]!r}; send the item itself."
             raise BadRequest(message, param=f"{field}[{number}].id", code="item_not_found")
     return Counter(references(inputs))
@@ -450,4 +457,4 @@ def check_size(items: Iterable[ItemDict], limits: Limits, field: str = "input") 
 
 
 def _parts(item: ItemDict) -> int:
-    return sum(len(given) for name in PARTED if isinstance(given := item.get(name), list))
+    return sum(len(value) for name in PARTED if isinstance(value := item.get(name), list))

@@ -7,12 +7,12 @@ import msgspec
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
-from dragoman.api.choosing_fields import IDLE, Description, JsonSchema, SchemaName, read_wanted
-from dragoman.api.foreign_fields import RESPONSES
-from dragoman.api.parts import Gallery
-from dragoman.api.read import Ignored, Reader
+from dragoman.api.compat_fields import RESPONSES
+from dragoman.api.content_parts import ConversationMedia
+from dragoman.api.request_decoder import IgnoredFields, RequestDecoder
 from dragoman.api.responses.history import BETWEEN_THOUGHTS, Visible, messages
-from dragoman.api.responses.tools import HOSTED, Offer, echo, offer_tools
+from dragoman.api.responses.tools import HOSTED, ModelTools, echo, offer_tools
+from dragoman.api.sampling_fields import IDLE, Description, JsonSchema, SchemaName, read_wanted
 from dragoman.api.shared_fields import (
     Longest,
     Natural,
@@ -30,11 +30,11 @@ from dragoman.api.shared_fields import (
     thinking,
     turn_spec,
 )
-from dragoman.api.tools import calling, ease_calling, for_template, wrong
+from dragoman.api.tools import bad_param, for_template, read_tool_policy, relax_tool_policy
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
 from dragoman.media import MediaKind
-from dragoman.turns.spec import Calling, Reading, TurnSpec, Wanted
+from dragoman.turns.spec import OutputConstraint, ParseOptions, ToolCallPolicy, TurnSpec
 from dragoman.types import Conversation, Sampling
 
 PARAM = "tool_choice"
@@ -120,17 +120,17 @@ class ResponseRequest(TemplateFields, kw_only=True, forbid_unknown_fields=True):
     moderation: Any = None
     access_programs: Any = None
 
-    def formats(self) -> Iterator[Wanted]:
+    def formats(self) -> Iterator[OutputConstraint]:
         wish = self.text.format if self.text else None
         if wish is None or wish.type == "text":
             return
         if wish.type == "json_object":
-            yield Wanted(syntax="json_object", param="text.format")
+            yield OutputConstraint(syntax="json_object", param="text.format")
         elif wish.schema_ is None:
-            place = "text.format.schema"
-            raise BadRequest(f"'{place}' is required.", param=place, code="missing_field")
+            param = "text.format.schema"
+            raise BadRequest(f"'{param}' is required.", param=param, code="missing_field")
         else:
-            yield Wanted(syntax="json_schema", value=wish.schema_, param="text.format.schema")
+            yield OutputConstraint(syntax="json_schema", value=wish.schema_, param="text.format.schema")
 
     @property
     def stored(self) -> bool:
@@ -160,8 +160,8 @@ class ResponseRequest(TemplateFields, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def compact_threshold(self) -> int | None:
-        given = [each.compact_threshold for each in self.context_management or () if each.compact_threshold]
-        return min(given, default=None)
+        numbers = [each.compact_threshold for each in self.context_management or () if each.compact_threshold]
+        return min(numbers, default=None)
 
     @property
     def echoed_tools(self) -> list[dict[str, Any]]:
@@ -183,10 +183,10 @@ def _said(options: Struct) -> dict[str, Any]:
     return {name: value for name, value in shown.items() if value is not None}
 
 
-READER = Reader.of(ResponseRequest, RESPONSES, (*IDLE, "image"))
+READER = RequestDecoder.for_type(ResponseRequest, RESPONSES, (*IDLE, "image"))
 
 
-def read(body: bytes, limits: Limits, ignored: Ignored | None = None) -> ResponseRequest:
+def read(body: bytes, limits: Limits, ignored: IgnoredFields | None = None) -> ResponseRequest:
     """Read a request, and reject what can be rejected without the store."""
     request: ResponseRequest = READER.read(body, ignored)
     _check_here(request)
@@ -195,7 +195,7 @@ def read(body: bytes, limits: Limits, ignored: Ignored | None = None) -> Respons
     check_template(request, limits)
     _check_context(request, limits)
     _check_answer(request, limits)
-    offer = offer_tools(request.tools, limits, ignored=ignored or Ignored("error"))
+    offer = offer_tools(request.tools, limits, ignored=ignored or IgnoredFields("error"))
     check_choice(request.tool_choice, offer, limits)
     return request
 
@@ -250,32 +250,32 @@ def check_include(names: Sequence[str]) -> None:
 def spec(
     request: ResponseRequest,
     items: Sequence[dict[str, Any]],
-    offer: Offer,
+    offer: ModelTools,
     *,
     first: bool,
     unseal: Callable[[str], str | None],
     modalities: Set[MediaKind] = frozenset(),
 ) -> TurnSpec:
     """Build the turn of one round of the tool loop, from all items up to there."""
-    gallery = Gallery()
-    told = Conversation(
+    gallery = ConversationMedia()
+    conversation = Conversation(
         messages=messages(items, request.instructions, unseal, offer.visible(), gallery, modalities),
         tools=for_template(offer.functions),
         template_kwargs=template_kwargs(request, request.text.verbosity if request.text else None),
         media=gallery.media,
-        places=gallery.places,
+        media_params=gallery.params,
     )
     calls = read_calling(request.tool_choice, offer, first=first)
     single = request.parallel_tool_calls is False or (calls is not None and calls.named)
-    reading = Reading(
-        tools=told.tools,
-        calls=bool(told.tools) and request.tool_choice != "none",
+    reading = ParseOptions(
+        tools=conversation.tools,
+        calls=bool(conversation.tools) and request.tool_choice != "none",
         most_calls=1 if single else None,
         verbatim=read_wanted(request) is not None,
         custom=offer.custom,
-        places=tuple(f"{place}.parameters" for place in offer.places),
+        params=tuple(f"{param}.parameters" for param in offer.params),
     )
-    turn = turn_spec(request, (told,), _sampling(request), 1, reading, calls, thinking(request))
+    turn = turn_spec(request, (conversation,), _sampling(request), 1, reading, calls, thinking(request))
     hints = request.conversation_id or "", *turn.hints, request.previous_response_id or ""
     return replace(turn, between_thoughts=BETWEEN_THOUGHTS, hints=hints)
 
@@ -294,23 +294,23 @@ def _sampling(request: ResponseRequest) -> Sampling:
 # Tool choice: forms that Chat Completions lacks are converted to its own.
 
 
-def read_calling(choice: Any, offer: Offer, *, first: bool) -> Calling | None:
+def read_calling(choice: Any, offer: ModelTools, *, first: bool) -> ToolCallPolicy | None:
     """Return the tool choice for one round of the tool loop; a required call is made in the first.
 
     `{"type": "mcp", "server_label": "files"}` requires a call of any tool of that server.
     """
-    tool_calling = calling(_in_chat_form(choice, offer), PARAM, offer)
-    return tool_calling if first else ease_calling(tool_calling, offer)
+    tool_calling = read_tool_policy(_in_chat_form(choice, offer), PARAM, offer)
+    return tool_calling if first else relax_tool_policy(tool_calling, offer)
 
 
-def check_choice(choice: Any, offer: Offer, limits: Limits) -> None:
+def check_choice(choice: Any, offer: ModelTools, limits: Limits) -> None:
     """Reject a choice that cannot be satisfied; the tools of MCP servers are not listed yet."""
     if isinstance(choice, Mapping):
         check_count(len(_list_tools(choice)), limits.tools, f"{PARAM}.tools", "tools")
     shown = _in_chat_form(choice, offer)
     waits = offer.mcp and (shown == "required" or (isinstance(choice, Mapping) and _speaks_of_mcp(choice)))
     if not waits:
-        calling(shown, PARAM, offer)
+        read_tool_policy(shown, PARAM, offer)
 
 
 def _speaks_of_mcp(choice: Mapping[str, Any]) -> bool:
@@ -324,7 +324,7 @@ def _list_tools(choice: Mapping[str, Any]) -> list[Any]:
     return tools if isinstance(tools, list) else []
 
 
-def _in_chat_form(choice: Any, offer: Offer) -> Any:
+def _in_chat_form(choice: Any, offer: ModelTools) -> Any:
     if not isinstance(choice, Mapping):
         return choice
     visible = offer.visible()
@@ -340,25 +340,25 @@ def _in_chat_form(choice: Any, offer: Offer) -> Any:
     return {"type": "allowed_tools", "mode": "required", "tools": tools} if of_server else tools[0]
 
 
-def _tools(tool: Any, offer: Offer, visible: Visible, place: str) -> list[Any]:
+def _tools(tool: Any, offer: ModelTools, visible: Visible, param: str) -> list[Any]:
     """Return the tools that an entry means, by the names that the model sees."""
     kind = tool.get("type") if isinstance(tool, Mapping) else None
     if kind in HOSTED:
-        message = f"'{place}' requires {kind}, which this server does not have; choose another tool."
-        raise BadRequest(message, param=place, code="unsupported_tool")
+        message = f"'{param}' requires {kind}, which this server does not have; choose another tool."
+        raise BadRequest(message, param=param, code="unsupported_tool")
     if kind == "mcp":
-        return _of_server(tool, offer, place)
+        return _of_server(tool, offer, param)
     if kind not in ("function", "custom") or not isinstance(tool.get("name"), str):
         return [tool]
     if not isinstance(tool.get("namespace"), str | None):
-        raise wrong(f"{place}.namespace", "must be a string")
+        raise bad_param(f"{param}.namespace", "must be a string")
     return [{"type": kind, "name": visible(tool.get("namespace"), tool["name"])}]
 
 
-def _of_server(tool: Mapping[str, Any], offer: Offer, place: str) -> list[Any]:
+def _of_server(tool: Mapping[str, Any], offer: ModelTools, param: str) -> list[Any]:
     label, name = tool.get("server_label"), tool.get("name")
     if label not in [server.server_label for server in offer.mcp]:
-        raise wrong(f"{place}.server_label", "must be the label of one of the tools of type mcp")
+        raise bad_param(f"{param}.server_label", "must be the label of one of the tools of type mcp")
     visible_names = [
         shown for shown, ref in offer.refs.items() if ref.server_label == label and name in (None, ref.name)
     ]

@@ -7,28 +7,28 @@ from msgspec import Raw, Struct
 
 from dragoman.api.reply import (
     FIELDS,
-    OpenAIErrors,
-    as_known_error,
+    OpenAIErrorSerializer,
     encode,
     prompt_details,
+    to_dragoman_error,
     weight_field,
     writer,
 )
+from dragoman.api.responses.event_encoder import DONE, ResponseEventEncoder
 from dragoman.api.responses.items import ItemDict
-from dragoman.api.responses.output import DONE, Wire
 from dragoman.api.responses.request import ResponseRequest
 from dragoman.errors import (
-    ALTERNATIVES,
     CONVERSATION,
     LOGPROBS,
     OUTPUT,
     PROMPT,
+    TOP_LOGPROBS,
     BadRequest,
     DragomanError,
     Overloaded,
 )
-from dragoman.turns.spec import Defaults
-from dragoman.types import Traced, Usage
+from dragoman.turns.spec import RequestDefaults
+from dragoman.types import TurnRecord, Usage
 
 TIERS = ("flex", "scale", "priority")
 """Service tiers returned as sent, which some clients check; all are the same to this server."""
@@ -37,26 +37,26 @@ TIERS = ("flex", "scale", "priority")
 # Errors of Responses: in a reply, in a stream, and on a socket.
 
 
-class ResponseErrors(OpenAIErrors, frozen=True):
+class ResponsesErrorSerializer(OpenAIErrorSerializer, frozen=True):
     def message(self, error: DragomanError) -> dict[str, Any]:
         """Build an error event: flat fields for one generation of SDKs, nested for the other; Codex reads the
         status."""
-        said = self.body(error)
-        flat = {key: value for key, value in said["error"].items() if key != "type"}
-        return {"type": "error", "sequence_number": 0, "status": error.status, **flat, **said}
+        fields = self.body(error)
+        flat = {key: value for key, value in fields["error"].items() if key != "type"}
+        return {"type": "error", "sequence_number": 0, "status": error.status, **flat, **fields}
 
     def event(self, error: Exception) -> bytes:
-        return b"event: error\ndata: " + encode(self.message(as_known_error(error))) + b"\n\n"
+        return b"event: error\ndata: " + encode(self.message(to_dragoman_error(error))) + b"\n\n"
 
 
-ERRORS = ResponseErrors(
+ERRORS = ResponsesErrorSerializer(
     {
         **FIELDS,
         CONVERSATION: "input",
         PROMPT: "input",
         OUTPUT: "text.format",
         LOGPROBS: "include",
-        ALTERNATIVES: "top_logprobs",
+        TOP_LOGPROBS: "top_logprobs",
     }
 )
 
@@ -78,7 +78,7 @@ class ResponseObject(Struct):
     incomplete: str | None = None
     output: list[dict[str, Any]] = []
     usage: Usage | None = None
-    turns: list[Traced] | None = None
+    turns: list[TurnRecord] | None = None
     """The token ids of the model's turns, if the client requested them."""
     weight_version: str | None = None
 
@@ -89,7 +89,7 @@ class ResponseObject(Struct):
     @property
     def weight(self) -> int:
         """Approximate size of the fields from the request, in bytes."""
-        return sum(memoryview(said).nbytes for said in self.fields.values() if isinstance(said, Raw))
+        return sum(memoryview(result).nbytes for result in self.fields.values() if isinstance(result, Raw))
 
     def body(self) -> dict[str, Any]:
         return {
@@ -105,15 +105,15 @@ class ResponseObject(Struct):
             **weight_field(self.weight_version),
         }
 
-    def event(self, wire: Wire, kind: str) -> bytes:
+    def event(self, wire: ResponseEventEncoder, kind: str) -> bytes:
         return wire.event(f"response.{kind}", {"response": self.body()})
 
-    def opening(self, wire: Wire) -> bytes:
+    def opening(self, wire: ResponseEventEncoder) -> bytes:
         """Write the first two events: created, then queued or in progress."""
         queued = self.status == "queued"
         return self.event(wire, "created") + self.event(wire, "queued" if queued else "in_progress")
 
-    def ending(self, wire: Wire) -> bytes:
+    def ending(self, wire: ResponseEventEncoder) -> bytes:
         # There is no event for a cancelled response: its stream ends like that of an incomplete one.
         name = "incomplete" if self.status == "cancelled" else self.status
         return self.event(wire, name) + DONE
@@ -121,7 +121,7 @@ class ResponseObject(Struct):
 
 def describe_response(
     request: ResponseRequest,
-    defaults: Defaults,
+    defaults: RequestDefaults,
     *,
     id_: str,
     created_at: int,
@@ -160,7 +160,7 @@ def describe_response(
         "text": Raw(write(request.echoed_text)),
         "reasoning": request.echoed_reasoning,
         "usage": None,
-        "max_output_tokens": defaults.most_tokens(request.max_output_tokens),
+        "max_output_tokens": defaults.max_total_tokens(request.max_output_tokens),
         "max_tool_calls": request.max_tool_calls,
         "store": store,
         "background": bool(request.background),
@@ -178,7 +178,7 @@ def _text(output: Sequence[ItemDict]) -> str:
     return "".join(part["text"] for part in parts if part["type"] == "output_text")
 
 
-def _ids(turn: Traced) -> dict[str, Any]:
+def _ids(turn: TurnRecord) -> dict[str, Any]:
     return {"prompt_token_ids": turn.prompt, "token_ids": turn.ids, "logprobs": turn.logprobs}
 
 

@@ -1,8 +1,8 @@
 """The tools of a Responses request, and what the model is offered of them.
 
 A model knows each function by one name. A tool of a namespace is therefore offered as `namespace__name`, a
-custom tool as a function, and a tool of an MCP server after the server has listed it. A `Ref` records what
-each name stands for.
+custom tool as a function, and a tool of an MCP server after the server has listed it. A `ToolRef` records
+what each name stands for.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,26 +11,26 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
-from dragoman.api.read import Ignored, Reader
+from dragoman.api.request_decoder import IgnoredFields, RequestDecoder
 from dragoman.api.responses.items import ItemDict
 from dragoman.api.tools import (
     ECHOED,
     CustomFormat,
     CustomTool,
-    Declared,
+    DeclaredTools,
     Function,
     Grammar,
     as_function,
+    bad_param,
     check_tools,
     free_name,
     join_name,
-    wrong,
 )
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
 from dragoman.mcp import McpTool
 from dragoman.mcp.servers import AllowedTools, RequireApproval, pin_of
-from dragoman.turns.tool_loop import ServerWish
+from dragoman.turns.tool_loop import McpServerRequest
 
 Label: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128)]
 # fmt: off
@@ -67,8 +67,8 @@ class McpDeclaration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     allowed_callers: list[str] | None = None
 
     @property
-    def wish(self) -> ServerWish:
-        return ServerWish(
+    def wish(self) -> McpServerRequest:
+        return McpServerRequest(
             label=self.server_label,
             url=self.server_url,
             headers=self.headers,
@@ -78,18 +78,18 @@ class McpDeclaration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         )
 
 
-_READER = Reader.of(McpDeclaration)
+_READER = RequestDecoder.for_type(McpDeclaration)
 
 
-def read_mcp(tool: dict[str, Any], place: str, ignored: Ignored) -> McpDeclaration:
-    declared: McpDeclaration = _READER.convert(tool, place, ignored)
+def read_mcp(tool: dict[str, Any], param_path: str, ignored: IgnoredFields) -> McpDeclaration:
+    declared: McpDeclaration = _READER.convert(tool, param_path, ignored)
     for name in ("connector_id", "tunnel_id"):
         if getattr(declared, name) is not None:
-            message = f"'{place}.{name}' belongs to a hosted service; send server_url instead."
-            raise BadRequest(message, param=f"{place}.{name}", code="unsupported_field")
+            message = f"'{param_path}.{name}' belongs to a hosted service; send server_url instead."
+            raise BadRequest(message, param=f"{param_path}.{name}", code="unsupported_field")
     url = declared.server_url
     if url is not None and not url.startswith(("http://", "https://")):
-        raise wrong(f"{place}.server_url", "must begin with http:// or https://")
+        raise bad_param(f"{param_path}.server_url", "must begin with http:// or https://")
     return declared
 
 
@@ -144,7 +144,7 @@ class NamespaceTool(Struct, forbid_unknown_fields=True):
     description: str | None = None
 
 
-class Ref(Struct, frozen=True):
+class ToolRef(Struct, frozen=True):
     """The tool behind a visible name."""
 
     kind: Literal["function", "custom", "mcp"]
@@ -159,35 +159,35 @@ class Ref(Struct, frozen=True):
         return self.namespace or self.server_label
 
 
-class Offer(Declared, frozen=True):
+class ModelTools(DeclaredTools, frozen=True):
     """The tools offered to the model; functions have the names that the model sees."""
 
-    refs: dict[str, Ref] = field(default_factory=dict)
+    refs: dict[str, ToolRef] = field(default_factory=dict)
     mcp: tuple[McpDeclaration, ...] = ()
     hidden: tuple[str, ...] = ()
     """Types of declared tools that the server cannot run."""
 
-    def with_mcp(self, label: str, tools: Sequence[McpTool]) -> "Offer":
+    def with_mcp(self, label: str, tools: Sequence[McpTool]) -> "ModelTools":
         """Add the tools that an MCP server listed; a tool whose name is taken becomes `label__name`."""
-        functions, places, refs = list(self.functions), list(self.places), dict(self.refs)
+        functions, paths, refs = list(self.functions), list(self.params), dict(self.refs)
         for tool in tools:
             name = free_name(tool.name, label, refs)
-            refs[name] = Ref("mcp", tool.name, server_label=label, pin=pin_of(tool))
+            refs[name] = ToolRef("mcp", tool.name, server_label=label, pin=pin_of(tool))
             functions.append({"name": name, "description": tool.description, "parameters": tool.input_schema})
-            places.append(f"tools.{label}.{tool.name}")
-        return replace(self, functions=functions, places=places, refs=refs)
+            paths.append(f"tools.{label}.{tool.name}")
+        return replace(self, functions=functions, params=paths, refs=refs)
 
-    def without_mcp(self) -> "Offer":
+    def without_mcp(self) -> "ModelTools":
         """Remove the tools of all MCP servers, because no further call of them is allowed."""
         kept = [
-            (function, place)
-            for function, place in zip(self.functions, self.places, strict=True)
+            (function, param_path)
+            for function, param_path in zip(self.functions, self.params, strict=True)
             if self.refs[function["name"]].kind != "mcp"
         ]
         return replace(
             self,
             functions=[function for function, _ in kept],
-            places=[place for _, place in kept],
+            params=[pointer for _, pointer in kept],
         )
 
     def visible(self) -> Callable[[str | None, str], str]:
@@ -200,39 +200,43 @@ class Offer(Declared, frozen=True):
         return lambda space, name: shown.get((space, name)) or (join_name(space, name) if space else name)
 
 
-_FUNCTION, _CUSTOM, _NAMESPACE = Reader.of(FunctionTool), Reader.of(FlatCustomTool), Reader.of(NamespaceTool)
+_FUNCTION, _CUSTOM, _NAMESPACE = (
+    RequestDecoder.for_type(FunctionTool),
+    RequestDecoder.for_type(FlatCustomTool),
+    RequestDecoder.for_type(NamespaceTool),
+)
 
 
 def offer_tools(
     tools: Sequence[dict[str, Any]] | None,
     limits: Limits,
     items: Sequence[ItemDict] = (),
-    ignored: Ignored | None = None,
-) -> Offer:
+    ignored: IgnoredFields | None = None,
+) -> ModelTools:
     """Return the tools offered before MCP servers list theirs; raise at the first invalid tool.
 
     Tools loaded by items of the context are included. Tool fields without effect are added to `ignored`.
     """
-    ignored = ignored or Ignored()
+    ignored = ignored or IgnoredFields()
     placed = [(f"tools[{number}]", tool) for number, tool in enumerate(tools or ())]
     placed += [("input", tool) for tool in _find_loaded(items, tools or ())]
     check_count(sum(_inside(tool) for _, tool in placed), limits.tools, "tools", "tools")
-    functions: list[_Placed] = []
+    functions: list[_DeclaredFunction] = []
     mcp: list[McpDeclaration] = []
     hidden: list[str] = []
-    for place, tool in placed:
+    for param_path, tool in placed:
         kind = tool.get("type")
         if kind in HOSTED:
             hidden.append(kind)
         elif kind == "mcp":
-            mcp.append(read_mcp(tool, place, ignored))
-            _check_label([each.server_label for each in mcp], place)
+            mcp.append(read_mcp(tool, param_path, ignored))
+            _check_label([each.server_label for each in mcp], param_path)
         else:
-            functions.extend(_functions(tool, place, ignored))
-    offer = Offer(
+            functions.extend(_functions(tool, param_path, ignored))
+    offer = ModelTools(
         field="tools",
         functions=[each.function for each in functions],
-        places=[each.place for each in functions],
+        params=[each.param for each in functions],
         custom=frozenset(each.function["name"] for each in functions if each.ref.kind == "custom"),
         refs={each.function["name"]: each.ref for each in functions},
         mcp=tuple(mcp),
@@ -266,39 +270,41 @@ def _identity(tool: dict[str, Any]) -> tuple[str, ...]:
     return tuple(name if isinstance(name, str) else "" for name in names)
 
 
-class _Placed(Struct, frozen=True):
-    place: str
+class _DeclaredFunction(Struct, frozen=True):
+    param: str
     function: Function
-    ref: Ref
+    ref: ToolRef
 
 
-def _functions(tool: dict[str, Any], place: str, ignored: Ignored) -> Iterator[_Placed]:
+def _functions(tool: dict[str, Any], param_path: str, ignored: IgnoredFields) -> Iterator[_DeclaredFunction]:
     if tool.get("type") != "namespace":
-        yield _place_tool(tool, place, None, ignored)
+        yield _place_tool(tool, param_path, None, ignored)
         return
-    space: NamespaceTool = _NAMESPACE.convert(tool, place, ignored)
+    space: NamespaceTool = _NAMESPACE.convert(tool, param_path, ignored)
     if not space.name:
-        raise wrong(f"{place}.name", "must not be empty")
+        raise bad_param(f"{param_path}.name", "must not be empty")
     for number, inner in enumerate(space.tools):
-        yield _place_tool(inner, f"{place}.tools[{number}]", space, ignored)
+        yield _place_tool(inner, f"{param_path}.tools[{number}]", space, ignored)
 
 
-def _place_tool(tool: dict[str, Any], place: str, space: NamespaceTool | None, ignored: Ignored) -> _Placed:
+def _place_tool(
+    tool: dict[str, Any], param_path: str, space: NamespaceTool | None, ignored: IgnoredFields
+) -> _DeclaredFunction:
     kind = tool.get("type")
     if kind == "function":
-        function = _plain(_FUNCTION.convert(tool, place, ignored))
+        function = _plain(_FUNCTION.convert(tool, param_path, ignored))
     elif kind == "custom":
-        function = _custom(_CUSTOM.convert(tool, place, ignored), place)
+        function = _custom(_CUSTOM.convert(tool, param_path, ignored), param_path)
     else:
         allowed = "function or custom" if space else "function, custom, namespace, mcp or a hosted tool's"
         shown = repr(kind[:64]) if isinstance(kind, str) else "not a string"
-        raise wrong(f"{place}.type", f"is {shown}; it must be {allowed}")
+        raise bad_param(f"{param_path}.type", f"is {shown}; it must be {allowed}")
     name = function["name"]
     if space is None:
-        return _Placed(place, function, Ref(kind, name))
-    told = "\n".join(text for text in (space.description, function["description"]) if text)
-    function |= {"name": join_name(space.name, name), "description": told or None}
-    return _Placed(place, function, Ref(kind, name, namespace=space.name))
+        return _DeclaredFunction(param_path, function, ToolRef(kind, name))
+    value = "\n".join(text for text in (space.description, function["description"]) if text)
+    function |= {"name": join_name(space.name, name), "description": value or None}
+    return _DeclaredFunction(param_path, function, ToolRef(kind, name, namespace=space.name))
 
 
 def _plain(tool: FunctionTool) -> Function:
@@ -306,14 +312,14 @@ def _plain(tool: FunctionTool) -> Function:
     return {name: getattr(tool, name) for name in names}
 
 
-def _custom(tool: FlatCustomTool, place: str) -> Function:
+def _custom(tool: FlatCustomTool, param_path: str) -> Function:
     wanted = CustomFormat("grammar", tool.format) if isinstance(tool.format, GrammarFormat) else None
-    return as_function(CustomTool(tool.name, tool.description, wanted), place, grammar="format")
+    return as_function(CustomTool(tool.name, tool.description, wanted), param_path, grammar="format")
 
 
-def _check_label(labels: Sequence[str], place: str) -> None:
+def _check_label(labels: Sequence[str], param_path: str) -> None:
     if labels[-1] in labels[:-1]:
-        raise wrong(f"{place}.server_label", f"{labels[-1]!r} is used twice; labels must differ")
+        raise bad_param(f"{param_path}.server_label", f"{labels[-1]!r} is used twice; labels must differ")
 
 
 def echo(tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]]:

@@ -9,21 +9,21 @@ from typing import Any
 
 from msgspec import Struct
 
-from dragoman.api.parts import spell_shown
-from dragoman.api.reply import Speller
-from dragoman.api.responses.output import (
+from dragoman.api.content_parts import spell_shown
+from dragoman.api.reply import LogprobSerializer
+from dragoman.api.responses.event_encoder import (
     MESSAGE,
     SUMMARY,
     CallItem,
-    ItemPlace,
+    ItemEventEncoder,
+    OutputBytes,
+    ResponseEventEncoder,
     Status,
     TextItem,
-    Wire,
-    Written,
 )
-from dragoman.api.responses.tools import Ref
+from dragoman.api.responses.tools import ToolRef
 from dragoman.mcp import CallResult
-from dragoman.turns.tool_loop import TOO_MANY, Outcome, ServedCall
+from dragoman.turns.tool_loop import TOO_MANY, CallOutcome, McpCall
 from dragoman.types import Event, FinishReason
 
 # MCP items: lists of tools, calls run by the server, and approval requests.
@@ -35,7 +35,7 @@ _PINNED = re.compile(r"mcpr_(?P<pin>[0-9a-f]{16})_")
 only."""
 
 
-class ServerCall(Struct):
+class PendingMcpCall(Struct):
     """An MCP call, from the model's output to its result."""
 
     item: CallItem
@@ -49,30 +49,32 @@ class ServerCall(Struct):
         return "".join(self.item.texts)
 
     @property
-    def asked(self) -> ServedCall:
+    def request(self) -> McpCall:
         pin = None if self.approval is None else pin_in(self.approval)
-        return ServedCall(self.label, self.name, self.arguments, pin)
+        return McpCall(self.label, self.name, self.arguments, pin)
 
-    def done(self, outcome: Outcome) -> tuple[bytes, dict[str, Any]]:
+    def complete(self, outcome: CallOutcome) -> tuple[bytes, dict[str, Any]]:
         """Write the result or error of the call."""
         output, error = _spell_result(outcome)
         status: Status = "failed" if error else "completed"
         item = {**self.item.body(status, self.arguments), "output": output, "error": error}
         if isinstance(outcome, CallResult) and outcome.parts:
             item["content"] = [spell_shown(part) for part in outcome.parts]
-        place = self.item.place
-        return place.event(f"response.mcp_call.{status}") + place.done(item), item
+        encoder = self.item.item_encoder
+        return encoder.event(f"response.mcp_call.{status}") + encoder.done(item), item
 
     def abandoned(self) -> tuple[bytes, dict[str, Any]]:
         """Write the call as incomplete: it was not run, or its result is no longer awaited."""
         item = self.item.body("incomplete", self.arguments)
-        return self.item.place.done(item), item
+        return self.item.item_encoder.done(item), item
 
 
-def server_call(place: ItemPlace, label: str, name: str, approval: str | None = None) -> ServerCall:
+def server_call(
+    encoder: ItemEventEncoder, label: str, name: str, approval: str | None = None
+) -> PendingMcpCall:
     def body(status: Status, text: str) -> dict[str, Any]:
         return {
-            "id": place.id,
+            "id": encoder.id,
             "type": "mcp_call",
             "status": status,
             "server_label": label,
@@ -83,48 +85,50 @@ def server_call(place: ItemPlace, label: str, name: str, approval: str | None = 
             "approval_request_id": approval,
         }
 
-    item = CallItem(place, "response.mcp_call_arguments", "arguments", body)
-    return ServerCall(item, label, name, approval)
+    item = CallItem(encoder, "response.mcp_call_arguments", "arguments", body)
+    return PendingMcpCall(item, label, name, approval)
 
 
 def make_approved_call(
-    place: ItemPlace, label: str, name: str, arguments: str, approval: str
-) -> tuple[bytes, ServerCall]:
+    encoder: ItemEventEncoder, label: str, name: str, arguments: str, approval: str
+) -> tuple[bytes, PendingMcpCall]:
     """Write a call that the model made in an earlier response and the client has approved since."""
-    call = server_call(place, label, name, approval)
+    call = server_call(encoder, label, name, approval)
     written = (
         call.item.open(),
-        place.event("response.mcp_call.in_progress"),
+        encoder.event("response.mcp_call.in_progress"),
         call.item.delta(arguments),
         call.item.written(),
     )
     return b"".join(written), call
 
 
-def approval_request(place: ItemPlace, label: str, name: str, arguments: str) -> tuple[bytes, dict[str, Any]]:
+def approval_request(
+    encoder: ItemEventEncoder, label: str, name: str, arguments: str
+) -> tuple[bytes, dict[str, Any]]:
     """Write an approval request; it is never streamed, because half of it cannot be approved."""
-    item = {"id": place.id, "type": "mcp_approval_request", "server_label": label, "name": name}
+    item = {"id": encoder.id, "type": "mcp_approval_request", "server_label": label, "name": name}
     item["arguments"] = arguments
-    return place.added(item) + place.done(item), item
+    return encoder.added(item) + encoder.done(item), item
 
 
 def describe_listing(
-    place: ItemPlace, label: str, tools: Sequence[dict[str, Any]], error: str | None
+    encoder: ItemEventEncoder, label: str, tools: Sequence[dict[str, Any]], error: str | None
 ) -> tuple[bytes, dict[str, Any]]:
     """Write the tool list of a server; a failed list is an item too; the response continues without it."""
-    item: dict[str, Any] = {"id": place.id, "type": "mcp_list_tools", "server_label": label}
+    item: dict[str, Any] = {"id": encoder.id, "type": "mcp_list_tools", "server_label": label}
     item |= {"tools": list(tools), "error": error}
     outcome = "failed" if error else "completed"
     written = (
-        place.added({**item, "tools": [], "error": None}),
-        place.event("response.mcp_list_tools.in_progress"),
-        place.event(f"response.mcp_list_tools.{outcome}"),
-        place.done(item),
+        encoder.added({**item, "tools": [], "error": None}),
+        encoder.event("response.mcp_list_tools.in_progress"),
+        encoder.event(f"response.mcp_list_tools.{outcome}"),
+        encoder.done(item),
     )
     return b"".join(written), item
 
 
-def _spell_result(outcome: Outcome) -> tuple[str | None, dict[str, Any] | None]:
+def _spell_result(outcome: CallOutcome) -> tuple[str | None, dict[str, Any] | None]:
     """Return the output and the error of a call."""
     if outcome is TOO_MANY:
         return None, _execution_error("The call was not made: the response has reached max_tool_calls.")
@@ -154,7 +158,7 @@ def pin_in(question: str) -> str | None:
 # The model's output.
 
 
-class Manner(Struct, frozen=True, kw_only=True):
+class ItemOptions(Struct, frozen=True, kw_only=True):
     """How to write the items for a request."""
 
     new_id: Callable[[str], str]
@@ -163,7 +167,7 @@ class Manner(Struct, frozen=True, kw_only=True):
     """Whether to write reasoning only as a summary, as requested."""
     seal: Callable[[str], str] | None = None
     """Seals the reasoning, if the client wants it encrypted too."""
-    speller: Speller | None = None
+    speller: LogprobSerializer | None = None
     """Formats log probabilities, if requested."""
     token_ids: bool = False
     """Whether events include the sampled ids: each id once, in order."""
@@ -175,14 +179,14 @@ class ResponseWriter:
     `refs` and `needs_approval` may change between turns: tools are listed, and used up.
     """
 
-    def __init__(self, wire: Wire, manner: Manner) -> None:
+    def __init__(self, wire: ResponseEventEncoder, manner: ItemOptions) -> None:
         self.wire = wire
-        self.refs: Mapping[str, Ref] = {}
+        self.refs: Mapping[str, ToolRef] = {}
         self.needs_approval: Callable[[str], bool] = lambda name: False
         """Whether a call of the tool with this visible name needs approval first."""
         self.finish: FinishReason | None = None
         self.error: Exception | None = None
-        self.for_server: list[ServerCall] = []
+        self.server_calls: list[PendingMcpCall] = []
         """The calls that the server runs next."""
         self.for_client = False
         """Whether the last turn has a call or approval request for the client."""
@@ -190,7 +194,7 @@ class ResponseWriter:
         self._items: list[dict[str, Any] | None] = []
         self._open: TextItem | CallItem | None = None
         self._kind = ""
-        self._asked: tuple[Ref, list[str]] | None = None
+        self._asked: tuple[ToolRef, list[str]] | None = None
         """A call that needs approval, with its arguments so far."""
         self._blank: list[Event] = []
         """Whitespace that may be the beginning of a message, and ids without text that came after it."""
@@ -204,10 +208,10 @@ class ResponseWriter:
 
     def begin_turn(self) -> None:
         self.finish = self.error = None
-        self.for_server, self.for_client = [], False
+        self.server_calls, self.for_client = [], False
         self._turn_from = len(self._items)
 
-    def write(self, events: Sequence[Event]) -> Written:
+    def write(self, events: Sequence[Event]) -> OutputBytes:
         if len(events) == 1:
             return self.wire.filled(self._one(events[0]))
         return self.wire.filled(b"".join([self._one(event) for event in events]))
@@ -276,14 +280,14 @@ class ResponseWriter:
             if self.needs_approval(event.text):
                 self._asked = (ref, [])
                 return b""
-            call = server_call(self.place("mcp_"), ref.server_label, ref.name)
-            self.for_server.append(call)
+            call = server_call(self.next_item_encoder("mcp_"), ref.server_label, ref.name)
+            self.server_calls.append(call)
             opened = self._start(call.item, "call_arguments")
-            return opened + call.item.place.event("response.mcp_call.in_progress")
+            return opened + call.item.item_encoder.event("response.mcp_call.in_progress")
         self.for_client = True
         return self._start(self._client_call(event, ref), "call_arguments")
 
-    def _client_call(self, event: Event, ref: Ref | None) -> CallItem:
+    def _client_call(self, event: Event, ref: ToolRef | None) -> CallItem:
         named: dict[str, Any] = {"call_id": event.call_id, "name": ref.name if ref else event.text}
         if ref and ref.namespace:
             named["namespace"] = ref.namespace
@@ -291,13 +295,13 @@ class ResponseWriter:
             kind, key, prefix, about = "custom_tool_call", "input", "ctc_", "custom_tool_call_input"
         else:
             kind, key, prefix, about = "function_call", "arguments", "fc_", "function_call_arguments"
-        place = self.place(prefix)
+        encoder = self.next_item_encoder(prefix)
 
         def body(status: Status, text: str) -> dict[str, Any]:
-            return {"id": place.id, "type": kind, "status": status, **named, key: text}
+            return {"id": encoder.id, "type": kind, "status": status, **named, key: text}
 
         name = named["name"] if kind == "function_call" else None
-        return CallItem(place, f"response.{about}", key, body, name)
+        return CallItem(encoder, f"response.{about}", key, body, name)
 
     def _end(self, event: Event) -> bytes:
         """End the turn; its open item is complete only if the model ended it."""
@@ -320,23 +324,23 @@ class ResponseWriter:
 
     # Items.
 
-    def place(self, prefix: str) -> ItemPlace:
+    def next_item_encoder(self, prefix: str) -> ItemEventEncoder:
         """Reserve the next item."""
         self._items.append(None)
-        return ItemPlace(self.wire, len(self._items) - 1, self._manner.new_id(prefix))
+        return ItemEventEncoder(self.wire, len(self._items) - 1, self._manner.new_id(prefix))
 
-    def finished(self, place: ItemPlace, item: dict[str, Any]) -> None:
-        self._items[place.index] = item
+    def add_item(self, encoder: ItemEventEncoder, item: dict[str, Any]) -> None:
+        self._items[encoder.index] = item
 
-    def abandon(self) -> Written:
+    def abandon(self) -> OutputBytes:
         """End the response; unfinished items become incomplete."""
         written = self._close("incomplete")
         for blank in self._blank:
             self._tell(blank)
-        for call in self.for_server:
-            if self._items[call.item.place.index] is None:
+        for call in self.server_calls:
+            if self._items[call.item.item_encoder.index] is None:
                 data, item = call.abandoned()
-                self.finished(call.item.place, item)
+                self.add_item(call.item.item_encoder, item)
                 written += data
         return self.wire.filled(written)
 
@@ -350,43 +354,43 @@ class ResponseWriter:
         was, self._open, self._kind = self._open, None, ""
         if was is None:
             return b""
-        if self.for_server and was is self.for_server[-1].item:
+        if self.server_calls and was is self.server_calls[-1].item:
             return was.written()
         written, item = was.close(status)
-        self.finished(was.place, item)
+        self.add_item(was.item_encoder, item)
         return written
 
-    def _ask(self, asked: tuple[Ref, list[str]], status: Status) -> bytes:
+    def _ask(self, asked: tuple[ToolRef, list[str]], status: Status) -> bytes:
         """Write an approval request; a call that was cut off gets none."""
         self._asked = None
         if status != "completed":
             return b""
-        (ref, texts), place, self.for_client = asked, self.place(prefix_of(asked[0].pin)), True
-        written, item = approval_request(place, ref.server_label or "", ref.name, "".join(texts))
-        self.finished(place, item)
+        (ref, texts), encoder, self.for_client = asked, self.next_item_encoder(prefix_of(asked[0].pin)), True
+        written, item = approval_request(encoder, ref.server_label or "", ref.name, "".join(texts))
+        self.add_item(encoder, item)
         return written
 
     def _message(self) -> TextItem:
-        place = self.place("msg_")
+        encoder = self.next_item_encoder("msg_")
 
         def item(status: Status, parts: list[dict[str, Any]]) -> dict[str, Any]:
             return {
-                "id": place.id,
+                "id": encoder.id,
                 "type": "message",
                 "role": "assistant",
                 "status": status,
                 "content": parts,
             }
 
-        return TextItem(place, MESSAGE, item)
+        return TextItem(encoder, MESSAGE, item)
 
     def _reasoning(self) -> TextItem:
-        place, manner = self.place("rs_"), self._manner
+        encoder, manner = self.next_item_encoder("rs_"), self._manner
 
         def item(status: Status, parts: list[dict[str, Any]]) -> dict[str, Any]:
             texts = [part["text"] for part in parts]
             return {
-                "id": place.id,
+                "id": encoder.id,
                 "type": "reasoning",
                 "status": status,
                 "summary": parts,
@@ -396,4 +400,4 @@ class ResponseWriter:
 
         # There is no second model to write a summary. Many clients know only summary events, and those that
         # know both kinds would show the text twice.
-        return TextItem(place, SUMMARY, item)
+        return TextItem(encoder, SUMMARY, item)

@@ -22,11 +22,11 @@ import numpy as np
 from msgspec import Struct
 
 from dragoman.api.chat.request import READER, ChatRequest, MessageBody, check_request, to_message
-from dragoman.api.read import Ignored, check_shape
+from dragoman.api.request_decoder import IgnoredFields, check_shape
 from dragoman.errors import BadRequest
-from dragoman.json_amount import Amount, count_amount, most_amount, outside_of_strings
-from dragoman.lately import Lately
+from dragoman.json_size import Amount, count_amount, most_amount, strip_strings
 from dragoman.limits import Limits
+from dragoman.owner_cache import OwnerCache
 from dragoman.types import Message
 
 MOST_BYTES = 64 * 1024 * 1024
@@ -40,7 +40,7 @@ _FIELD = "messages"
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
-class KnownBody(Struct):
+class CachedBody(Struct):
     start: bytes
     """The bytes up to the end of the last message."""
     first: int
@@ -52,54 +52,54 @@ class KnownBody(Struct):
     salt: str | None
 
 
-class KnownBodies:
+class BodyCache:
     """Cache of recent request bodies, per owner. Thread-safe."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
-        self._kept = Lately[KnownBody](most_bytes)
+        self._kept = OwnerCache[CachedBody](most_bytes)
         self._largest = most_bytes // SHARE
         self._numbers = count()
 
     def read(
-        self, body: bytes, owner: str, limits: Limits, ignored: Ignored
+        self, body: bytes, owner: str, limits: Limits, ignored: IgnoredFields
     ) -> tuple[ChatRequest, tuple[Message, ...]]:
         """Return the request, and its cached messages as the template receives them."""
         number, known = self._find(body, owner)
-        made: tuple[ChatRequest, KnownBody | None] | None = None
+        pair: tuple[ChatRequest, CachedBody | None] | None = None
         if known is not None:
             # Errors in the shortened body are ignored: parsing the full body reports them with their
             # position.
             with suppress(BadRequest):
-                made = _go_on(known, body, limits, ignored)
-        request, now = made or _read_whole(body, limits, ignored)
-        if now is not None and _FIELD not in ignored.told:
+                pair = _go_on(known, body, limits, ignored)
+        request, now = pair or _read_whole(body, limits, ignored)
+        if now is not None and _FIELD not in ignored.summary:
             weight = WEIGHT * len(now.start) + VALUE * now.amount[0]
             if weight <= self._largest:
                 self._kept.put(owner, next(self._numbers), now, weight, number)
         return request, now.messages if now else ()
 
-    def _find(self, body: bytes, owner: str) -> tuple[Hashable, KnownBody | None]:
+    def _find(self, body: bytes, owner: str) -> tuple[Hashable, CachedBody | None]:
         """Return the longest cached body that this one extends."""
         extended = [each for each in self._kept.all(owner) if body.startswith(each[1].start)]
         return max(extended, key=lambda each: len(each[1].start), default=(None, None))
 
 
-def _read_whole(body: bytes, limits: Limits, ignored: Ignored) -> tuple[ChatRequest, KnownBody | None]:
+def _read_whole(body: bytes, limits: Limits, ignored: IgnoredFields) -> tuple[ChatRequest, CachedBody | None]:
     check_shape(body, limits)
     request: ChatRequest = READER.read(body, ignored)
     check_request(request, limits, ignored)
-    place = _find_messages(body)
-    if place is None or not request.messages:
+    position = _find_messages(body)
+    if position is None or not request.messages:
         return request, None
-    first, end = place
+    first, end = position
     messages = tuple(map(to_message, request.messages))
-    amount = count_amount(outside_of_strings(body[first:end]))
-    return request, KnownBody(body[:end], first, amount, request.messages, messages, request.cache_salt)
+    amount = count_amount(strip_strings(body[first:end]))
+    return request, CachedBody(body[:end], first, amount, request.messages, messages, request.cache_salt)
 
 
 def _go_on(
-    known: KnownBody, body: bytes, limits: Limits, ignored: Ignored
-) -> tuple[ChatRequest, KnownBody] | None:
+    known: CachedBody, body: bytes, limits: Limits, ignored: IgnoredFields
+) -> tuple[ChatRequest, CachedBody] | None:
     rest = body[len(known.start) :].lstrip(_SPACE)
     more = rest.startswith(b",")
     rest = rest[1:].lstrip(_SPACE) if more else rest
@@ -111,18 +111,18 @@ def _go_on(
         return None
     check_shape(new, limits)
     request: ChatRequest = READER.read(new, ignored)
-    place = _find_messages(new)
-    if place is None or request.messages is None or request.cache_salt != known.salt:
+    position = _find_messages(new)
+    if position is None or request.messages is None or request.cache_salt != known.salt:
         return None
-    _, end = place
+    _, end = position
     new_messages = request.messages
     request.messages = [*known.bodies, *new_messages]
     check_request(request, limits, ignored, len(known.bodies))
     messages = known.messages + tuple(map(to_message, new_messages))
     if more:
-        amount = _sum(amount, count_amount(outside_of_strings(new[known.first : end])), (1, 0, 0))
+        amount = _sum(amount, count_amount(strip_strings(new[known.first : end])), (1, 0, 0))
     start = body[: end + len(body) - len(new)] if more else known.start
-    return request, KnownBody(start, known.first, amount, request.messages, messages, known.salt)
+    return request, CachedBody(start, known.first, amount, request.messages, messages, known.salt)
 
 
 def _find_messages(body: bytes) -> tuple[int, int] | None:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from dragoman.api.read import Foreign, Members
+from dragoman.api.request_decoder import CompatFields, Members
 
 Meaning: TypeAlias = Callable[[Any, Members], Mapping[str, Any]]
 
@@ -181,10 +181,10 @@ def _think(value: Any, members: Members) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         return {"enable_thinking": value}
     known = {"enabled": True, "disabled": False}
-    said: dict[str, Any] = {"enable_thinking": known.get(value.get("type", ""))}
-    said["thinking_token_budget"] = value.get("budget_tokens") if said["enable_thinking"] else None
+    fields: dict[str, Any] = {"enable_thinking": known.get(value.get("type", ""))}
+    fields["thinking_token_budget"] = value.get("budget_tokens") if fields["enable_thinking"] else None
     kwargs = {name: value[name] for name in ("clear_thinking",) if value.get(name) is not None}
-    return {**said, "chat_template_kwargs": kwargs or None}
+    return {**fields, "chat_template_kwargs": kwargs or None}
 
 
 def _effort(value: Any, members: Members) -> Mapping[str, Any]:
@@ -302,9 +302,9 @@ _CONVERSING: Mapping[str, Meaning] = {
     "clear_thinking": _into_template("clear_thinking"),
 }
 
-CHAT = Foreign(
-    meant={**_ask_model("max_tokens"), **_CONVERSING, "max_output_tokens": _longest("max_tokens")},
-    harmless=HARMLESS | {"add_bos_token"},
+CHAT = CompatFields(
+    aliases={**_ask_model("max_tokens"), **_CONVERSING, "max_output_tokens": _longest("max_tokens")},
+    no_effect=HARMLESS | {"add_bos_token"},
     refused={
         **REFUSED,
         "best_of": ("chat completions return all n answers; leave it out", (1,)),
@@ -315,8 +315,8 @@ CHAT = Foreign(
     wrapping=WRAPPING,
     overrules=OVERRULES,
 )
-COMPLETIONS = Foreign(
-    meant={
+COMPLETIONS = CompatFields(
+    aliases={
         **_ask_model("max_tokens"),
         "max_completion_tokens": _longest("max_tokens"),
         "max_output_tokens": _longest("max_tokens"),
@@ -324,7 +324,7 @@ COMPLETIONS = Foreign(
         "return_full_text": _rename("echo"),
         "logprobs": _unless_false("logprobs"),
     },
-    harmless=HARMLESS,
+    no_effect=HARMLESS,
     refused={
         **REFUSED,
         "messages": ("send a prompt, or use /v1/chat/completions", ()),
@@ -336,13 +336,13 @@ COMPLETIONS = Foreign(
     wrapping=WRAPPING,
     overrules=OVERRULES,
 )
-RESPONSES = Foreign(
-    meant={
+RESPONSES = CompatFields(
+    aliases={
         **_ask_model("max_output_tokens"),
         **_CONVERSING,
         "max_completion_tokens": _longest("max_output_tokens"),
     },
-    harmless=HARMLESS | {"add_bos_token"},
+    no_effect=HARMLESS | {"add_bos_token"},
     refused={
         **REFUSED,
         "response_schema": ("send it in text.format", ()),
@@ -353,13 +353,13 @@ RESPONSES = Foreign(
     wrapping=WRAPPING,
     overrules=OVERRULES,
 )
-MESSAGES = Foreign(
-    meant={
+MESSAGES = CompatFields(
+    aliases={
         name: meaning
         for name, meaning in {**_ask_model("max_tokens"), **_CONVERSING}.items()
         if name not in ("stop_sequences", "thinking")
     },
-    harmless=HARMLESS | {"add_bos_token"},
+    no_effect=HARMLESS | {"add_bos_token"},
     refused={
         **{name: why for name, why in REFUSED.items() if name != "system"},
         "container": (_HOSTED, ()),
@@ -373,8 +373,8 @@ MESSAGES = Foreign(
     overrules=OVERRULES,
 )
 _VECTORS = "priority request_id rid keep_alive options provider input_type task service_tier metadata"
-VECTORS = Foreign(
-    harmless=frozenset(_VECTORS.split()),
+VECTORS = CompatFields(
+    no_effect=frozenset(_VECTORS.split()),
     refused={
         "normalize": ("vectors are always normalized", (True,)),
         "truncate": ("texts over the limit are rejected, never truncated", ("NONE",)),
@@ -389,9 +389,9 @@ VECTORS = Foreign(
     },
 )
 _CUT = "conversations are never truncated; shorten the conversation"
-OLLAMA = Foreign(
-    meant=CHAT.meant,
-    harmless=CHAT.harmless | {"width", "height", "steps"},
+OLLAMA = CompatFields(
+    aliases=CHAT.aliases,
+    no_effect=CHAT.no_effect | {"width", "height", "steps"},
     refused={
         **CHAT.refused,
         "template": (_TEMPLATES, ()),
@@ -402,4 +402,4 @@ OLLAMA = Foreign(
     wrapping=WRAPPING,
     overrules=OVERRULES,
 )
-OLLAMA_VECTORS = Foreign(harmless=VECTORS.harmless, refused=dict.fromkeys(_WHOM.split(), (_OURS, ())))
+OLLAMA_VECTORS = CompatFields(no_effect=VECTORS.no_effect, refused=dict.fromkeys(_WHOM.split(), (_OURS, ())))

@@ -11,14 +11,14 @@ import msgspec
 from msgspec import Meta, Struct
 
 from dragoman.api.openapi import OLLAMA_ERROR, Operation
-from dragoman.api.read import Ignored, Reader
+from dragoman.api.request_decoder import IgnoredFields, RequestDecoder
 from dragoman.errors import BadRequest
 
 Name = Annotated[str, Meta(min_length=1, max_length=512)]
 _encode = msgspec.json.Encoder().encode
 
 
-class ChangeModel(Struct, kw_only=True, forbid_unknown_fields=True):
+class ChangeModelRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     """A request about a model; TabbyAPI sends `model_name`, and older clients `name`."""
 
     model: Name | None = None
@@ -32,39 +32,39 @@ class ChangeModel(Struct, kw_only=True, forbid_unknown_fields=True):
         return self.model or self.model_name or self.name
 
 
-class CopyModel(Struct, kw_only=True, forbid_unknown_fields=True):
+class CopyModelRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     source: Name
     destination: Name
 
 
-_change, _copy = Reader.of(ChangeModel), Reader.of(CopyModel)
+_change, _copy = RequestDecoder.for_type(ChangeModelRequest), RequestDecoder.for_type(CopyModelRequest)
 OPERATIONS: Sequence[Operation] = (
-    Operation("post", "/models/load", "Load a model (admin)", (ChangeModel,), streams=True),
-    Operation("post", "/models/unload", "Unload a model (admin)", (ChangeModel,)),
+    Operation("post", "/models/load", "Load a model (admin)", (ChangeModelRequest,), streams=True),
+    Operation("post", "/models/unload", "Unload a model (admin)", (ChangeModelRequest,)),
     Operation("get", "/models/sse", "Stream the states of all models", streams=True),
     Operation("get", "/v1/model", "Retrieve the default model"),
     Operation("get", "/v1/model/list", "Same as /v1/models (TabbyAPI)"),
-    Operation("post", "/v1/model/load", "Load a model (TabbyAPI)", (ChangeModel,), streams=True),
-    Operation("post", "/v1/model/unload", "Unload a model (TabbyAPI)", (ChangeModel,)),
-    Operation("post", "/api/copy", "Add an alias for a model", (CopyModel,), error=OLLAMA_ERROR),
+    Operation("post", "/v1/model/load", "Load a model (TabbyAPI)", (ChangeModelRequest,), streams=True),
+    Operation("post", "/v1/model/unload", "Unload a model (TabbyAPI)", (ChangeModelRequest,)),
+    Operation("post", "/api/copy", "Add an alias for a model", (CopyModelRequest,), error=OLLAMA_ERROR),
     Operation("delete", "/api/delete", "Delete a model from the cache", error=OLLAMA_ERROR),
 )
 
 
-def read_change(body: bytes, ignored: Ignored | None = None) -> ChangeModel:
-    request: ChangeModel = _change.read(body or b"{}", ignored)
+def read_change(body: bytes, ignored: IgnoredFields | None = None) -> ChangeModelRequest:
+    request: ChangeModelRequest = _change.read(body or b"{}", ignored)
     return request
 
 
-def read_named(body: bytes, ignored: Ignored | None = None) -> ChangeModel:
+def read_named(body: bytes, ignored: IgnoredFields | None = None) -> ChangeModelRequest:
     request = read_change(body, ignored)
     if request.meant is None:
         raise BadRequest("'model' is required.", param="model", code="missing_field")
     return request
 
 
-def read_copy(body: bytes, ignored: Ignored | None = None) -> CopyModel:
-    request: CopyModel = _copy.read(body, ignored)
+def read_copy(body: bytes, ignored: IgnoredFields | None = None) -> CopyModelRequest:
+    request: CopyModelRequest = _copy.read(body, ignored)
     return request
 
 
@@ -77,21 +77,21 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 LONGEST_S = 10.0**9
 
 
-def read_keep_alive(given: Any) -> float | None:
+def read_keep_alive(result: Any) -> float | None:
     """Return the seconds; None means forever.
 
     >>> read_keep_alive("5m"), read_keep_alive("1h30m"), read_keep_alive(0), read_keep_alive(-1)
     (300.0, 5400.0, 0.0, None)
     """
-    if isinstance(given, str) and (found := _DURATION.fullmatch(given)):
-        seconds = sum(float(amount) * _UNITS[unit] for amount, unit in _PART.findall(found[2]))
-        return None if found[1] else min(seconds, LONGEST_S)
-    if isinstance(given, str) and re.fullmatch(r"-?\d{1,9}", given):
-        given = int(given)
-    if isinstance(given, bool) or not isinstance(given, int | float) or given != given:
+    if isinstance(result, str) and (match := _DURATION.fullmatch(result)):
+        seconds = sum(float(amount) * _UNITS[unit] for amount, unit in _PART.findall(match[2]))
+        return None if match[1] else min(seconds, LONGEST_S)
+    if isinstance(result, str) and re.fullmatch(r"-?\d{1,9}", result):
+        result = int(result)
+    if isinstance(result, bool) or not isinstance(result, int | float) or result != result:
         message = "'keep_alive' must be a number of seconds or a duration such as 5m; below 0 means forever."
         raise BadRequest(message, param="keep_alive", code="invalid_value")
-    return None if given < 0 else min(float(given), LONGEST_S)
+    return None if result < 0 else min(float(result), LONGEST_S)
 
 
 # Progress.
@@ -105,11 +105,11 @@ def tell_status(name: str, status: Mapping[str, object]) -> bytes:
 def tell_tabby(name: str, status: Mapping[str, object]) -> bytes:
     """Format progress like TabbyAPI, which counts loaded modules; here they are percent."""
     done = 100 if status["value"] == "loaded" else int(100 * float(str(status.get("progress") or 0)))
-    said = "finished" if status["value"] == "loaded" else "processing"
-    told: dict[str, object] = {"model_type": "model", "module": done, "modules": 100, "status": said}
+    text = "finished" if status["value"] == "loaded" else "processing"
+    fields: dict[str, object] = {"model_type": "model", "module": done, "modules": 100, "status": text}
     if "error" in status:
-        told = {"error": {"message": status["error"]}}
-    return b"data: %s\n\n" % _encode(told)
+        fields = {"error": {"message": status["error"]}}
+    return b"data: %s\n\n" % _encode(fields)
 
 
 def tell_pull(name: str, done: int, total: int) -> dict[str, Any]:

@@ -7,12 +7,21 @@ from uuid import uuid4
 from msgspec import Raw, Struct
 
 from dragoman.api.reply import DONE, encode
-from dragoman.turns.tool_loop import Written
+from dragoman.turns.tool_loop import OutputBytes
 
 # Events: numbered without gaps, each a server-sent event with its name.
 
 
-__all__ = ["DATA", "DONE", "END", "HOLE", "Fragment", "Wire", "Written", "unwrap_event"]
+__all__ = [
+    "DATA",
+    "DONE",
+    "END",
+    "HOLE",
+    "DeltaEncoder",
+    "OutputBytes",
+    "ResponseEventEncoder",
+    "unwrap_event",
+]
 
 DATA, END = b"data: ", b"\n\n"
 HOLE = Raw(b"\x00")
@@ -31,7 +40,7 @@ TELL_IDS = frozenset(
 """
 
 
-class Wire:
+class ResponseEventEncoder:
     """Writes and numbers the events of one response."""
 
     def __init__(self, *, obfuscates: bool = False) -> None:
@@ -53,7 +62,7 @@ class Wire:
         # `join` releases the GIL while it copies large data.
         return b"".join([b"event: ", kind.encode(), b"\n", DATA, payload, END])
 
-    def filled(self, events: bytes) -> Written:
+    def filled(self, events: bytes) -> OutputBytes:
         """Return the events with the data for their placeholders."""
         if not self.large:
             return events
@@ -65,14 +74,14 @@ class Wire:
             pieces += around[:end], around[end:], filling
         return [piece for piece in pieces if piece]
 
-    def fragment(self, kind: str, fields: dict[str, Any]) -> "Fragment":
-        return Fragment(self, kind, fields)
+    def delta_encoder(self, kind: str, fields: dict[str, Any]) -> "DeltaEncoder":
+        return DeltaEncoder(self, kind, fields)
 
 
-class Fragment:
+class DeltaEncoder:
     """One kind of delta of one item: the unchanging fields are encoded once."""
 
-    def __init__(self, wire: Wire, kind: str, fields: dict[str, Any]) -> None:
+    def __init__(self, wire: ResponseEventEncoder, kind: str, fields: dict[str, Any]) -> None:
         self._wire = wire
         self._kind = kind
         self._fields = fields
@@ -106,13 +115,13 @@ def one_by_one(pieces: Sequence[bytes]) -> Iterator[list[bytes]]:
 
 def unwrap_event(events: bytes) -> list[bytes]:
     """Return the payloads of server-sent events, without the end marker."""
-    found, at = [], 0
+    chunks, at = [], 0
     while (end := events.find(END, at)) >= 0:
         begin = events.find(DATA, at, end) + len(DATA)
         if events.startswith(b"{", begin):
-            found.append(events[begin:end])
+            chunks.append(events[begin:end])
         at = end + len(END)
-    return found
+    return chunks
 
 
 # Items: each writes its events and returns its final form.
@@ -123,10 +132,10 @@ Logprobs: TypeAlias = Sequence[Raw]
 NO_LOGPROBS = Raw(b"[]")
 
 
-class ItemPlace(Struct, frozen=True):
+class ItemEventEncoder(Struct, frozen=True):
     """The position of an item in its response."""
 
-    wire: Wire
+    wire: ResponseEventEncoder
     index: int
     id: str
 
@@ -140,7 +149,7 @@ class ItemPlace(Struct, frozen=True):
         return self.wire.event(kind, {"item_id": self.id, "output_index": self.index, **fields})
 
 
-class TextKind(Struct, frozen=True):
+class TextItemFormat(Struct, frozen=True):
     """The event and field names of a text item."""
 
     part_event: str
@@ -158,8 +167,8 @@ class TextKind(Struct, frozen=True):
         return {"type": self.part, "text": text, **beside}
 
 
-MESSAGE = TextKind("response.content_part", "response.output_text", "output_text", annotated=True)
-SUMMARY = TextKind(
+MESSAGE = TextItemFormat("response.content_part", "response.output_text", "output_text", annotated=True)
+SUMMARY = TextItemFormat(
     "response.reasoning_summary_part", "response.reasoning_summary_text", "summary_text", "summary_index"
 )
 
@@ -168,20 +177,23 @@ class TextItem:
     """A message or reasoning item; `item(status, parts)` builds the full item."""
 
     def __init__(
-        self, place: ItemPlace, kind: TextKind, item: Callable[[Status, list[dict[str, Any]]], dict[str, Any]]
+        self,
+        encoder: ItemEventEncoder,
+        kind: TextItemFormat,
+        item: Callable[[Status, list[dict[str, Any]]], dict[str, Any]],
     ) -> None:
-        self.place = place
+        self.item_encoder = encoder
         self._kind = kind
         self._item = item
         self._texts: list[str] = []
         self._logprobs: list[bytes] = []
-        fields = {"item_id": place.id, "output_index": place.index, kind.index: 0}
-        self._fragment = place.wire.fragment(f"{kind.text_event}.delta", fields)
+        fields = {"item_id": encoder.id, "output_index": encoder.index, kind.index: 0}
+        self._fragment = encoder.wire.delta_encoder(f"{kind.text_event}.delta", fields)
         self._nothing = b',"logprobs":[]' if kind.annotated else b""
 
     def open(self) -> bytes:
         kind = self._kind
-        return self.place.added(self._item("in_progress", [])) + self.place.event(
+        return self.item_encoder.added(self._item("in_progress", [])) + self.item_encoder.event(
             f"{kind.part_event}.added", **{kind.index: 0, "part": kind.body("")}
         )
 
@@ -189,9 +201,9 @@ class TextItem:
         self._texts.append(text)
         if not logprobs:
             return self._fragment.write(text, self._nothing)
-        told = encode(logprobs)
-        self._logprobs.append(told[1:-1])
-        return self._fragment.write(text, b',"logprobs":' + told)
+        data = encode(logprobs)
+        self._logprobs.append(data[1:-1])
+        return self._fragment.write(text, b',"logprobs":' + data)
 
     def close(self, status: Status) -> tuple[bytes, dict[str, Any]]:
         text = "".join(self._texts)
@@ -201,7 +213,7 @@ class TextItem:
         # copy.
         written, _ = self._closed(status, text, HOLE)
         logprobs = b"".join([b"[", b",".join(self._logprobs), b"]"])
-        self.place.wire.large += [logprobs] * written.count(bytes(HOLE))
+        self.item_encoder.wire.large += [logprobs] * written.count(bytes(HOLE))
         return written, self._item(status, [self._kind.body(text, Raw(logprobs))])
 
     def _closed(self, status: Status, text: str, logprobs: Raw) -> tuple[bytes, dict[str, Any]]:
@@ -209,9 +221,9 @@ class TextItem:
         beside = {"logprobs": logprobs} if kind.annotated else {}
         item = self._item(status, [part])
         written = (
-            self.place.event(f"{kind.text_event}.done", **{kind.index: 0, "text": text, **beside}),
-            self.place.event(f"{kind.part_event}.done", **{kind.index: 0, "part": part}),
-            self.place.done(item),
+            self.item_encoder.event(f"{kind.text_event}.done", **{kind.index: 0, "text": text, **beside}),
+            self.item_encoder.event(f"{kind.part_event}.done", **{kind.index: 0, "part": part}),
+            self.item_encoder.done(item),
         )
         return b"".join(written), item
 
@@ -224,23 +236,23 @@ class CallItem:
 
     def __init__(
         self,
-        place: ItemPlace,
+        encoder: ItemEventEncoder,
         event: str,
         text: str,
         body: Callable[[Status, str], dict[str, Any]],
         name: str | None = None,
     ) -> None:
-        self.place = place
+        self.item_encoder = encoder
         self.body = body
         self.texts: list[str] = []
         self._event = event
         self._text = text
         self._named = {} if name is None else {"name": name}
-        fields = {"item_id": place.id, "output_index": place.index}
-        self._fragment = place.wire.fragment(f"{event}.delta", fields)
+        fields = {"item_id": encoder.id, "output_index": encoder.index}
+        self._fragment = encoder.wire.delta_encoder(f"{event}.delta", fields)
 
     def open(self) -> bytes:
-        return self.place.added(self.body("in_progress", ""))
+        return self.item_encoder.added(self.body("in_progress", ""))
 
     def delta(self, text: str, logprobs: Logprobs = ()) -> bytes:
         self.texts.append(text)
@@ -249,8 +261,8 @@ class CallItem:
     def written(self) -> bytes:
         """Write the event at the end of the text."""
         text = "".join(self.texts)
-        return self.place.event(f"{self._event}.done", **{self._text: text, **self._named})
+        return self.item_encoder.event(f"{self._event}.done", **{self._text: text, **self._named})
 
     def close(self, status: Status) -> tuple[bytes, dict[str, Any]]:
         item = self.body(status, "".join(self.texts))
-        return self.written() + self.place.done(item), item
+        return self.written() + self.item_encoder.done(item), item

@@ -11,8 +11,8 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from dragoman.errors import BadRequest
-from dragoman.turns.spec import Wanted
-from dragoman.types import LARK_LINE, SAMPLER_ORDER, SamplerName, Samplers
+from dragoman.turns.spec import OutputConstraint
+from dragoman.types import LARK_LINE, SAMPLER_ORDER, ExtraSamplers, SamplerName
 
 # Fields without effect, accepted because clients send them to every server.
 
@@ -25,7 +25,7 @@ Told: TypeAlias = Annotated[str, Meta(max_length=1024)]
 """Text of a field without effect; some are returned with the reply."""
 
 
-class HarmlessFields(Struct, kw_only=True):
+class NoEffectFields(Struct, kw_only=True):
     """Fields that are accepted and have no effect on the answer: this is the complete published list."""
 
     user: Told | None = None
@@ -44,7 +44,7 @@ class HarmlessFields(Struct, kw_only=True):
     spaces_between_special_tokens: bool | None = None
 
 
-IDLE = tuple(name for name in HarmlessFields.__annotations__ if name != "metadata")
+IDLE = tuple(name for name in NoEffectFields.__annotations__ if name != "metadata")
 """Fields that are reported as ignored. `metadata` is not among them: it is stored with the answer."""
 
 
@@ -102,7 +102,7 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True):
     structural_tag: dict[str, Any] | str | None = None
 
 
-class ConstraintFields(HarmlessFields, kw_only=True):
+class ConstraintFields(NoEffectFields, kw_only=True):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: SchemaOrText | None = None
@@ -116,7 +116,7 @@ class ConstraintFields(HarmlessFields, kw_only=True):
     grammar: str | None = None
     grammar_string: str | None = None
 
-    def formats(self) -> Iterator[Wanted]:
+    def formats(self) -> Iterator[OutputConstraint]:
         """Yield the constraints in OpenAI's own field, which differs between the APIs."""
         return _response_format(self.response_format) if self.response_format is not None else iter(())
 
@@ -125,7 +125,7 @@ _beside = attrgetter("structured_outputs", *_FIELDS, *_GRAMMARS)
 _NOTHING = _beside(ConstraintFields())
 
 
-def read_wanted(fields: ConstraintFields) -> Wanted | None:
+def read_wanted(fields: ConstraintFields) -> OutputConstraint | None:
     """Return the constraint of a request, or None for free text.
 
     Two different constraints are an error, but clients for several versions of a server may send the same
@@ -142,34 +142,34 @@ def read_wanted(fields: ConstraintFields) -> Wanted | None:
     return constraints[0] if constraints else None
 
 
-def _all_beside(fields: ConstraintFields) -> Iterator[Wanted]:
+def _all_beside(fields: ConstraintFields) -> Iterator[OutputConstraint]:
     if fields.structured_outputs is not None:
         yield from _read_structured(fields.structured_outputs)
     for name, syntax in _FIELDS.items():
         if (value := getattr(fields, name)) not in (None, ""):
-            yield Wanted(syntax=syntax, value=value, param=name)
+            yield OutputConstraint(syntax=syntax, value=value, param=name)
     for name in _GRAMMARS:
         yield from _grammar(getattr(fields, name), name)
 
 
 def _read_given(
     syntax: Literal["json_schema", "regex", "choice", "structural_tag"], value: Any, param: str
-) -> Iterator[Wanted]:
+) -> Iterator[OutputConstraint]:
     if value is not None:
-        yield Wanted(syntax=syntax, value=value, param=param)
+        yield OutputConstraint(syntax=syntax, value=value, param=param)
 
 
-def _grammar(text: str | None, param: str) -> Iterator[Wanted]:
+def _grammar(text: str | None, param: str) -> Iterator[OutputConstraint]:
     """Tell apart the two notations of these fields: rules defined with `::=` are GBNF, all else is Lark."""
     if not text:
         return
     if text.startswith(LARK_LINE):
-        yield Wanted(syntax="lark", value=text.removeprefix(LARK_LINE), param=param)
+        yield OutputConstraint(syntax="lark", value=text.removeprefix(LARK_LINE), param=param)
     else:
-        yield Wanted(syntax="gbnf" if "::=" in text else "lark", value=text, param=param)
+        yield OutputConstraint(syntax="gbnf" if "::=" in text else "lark", value=text, param=param)
 
 
-def _read_structured(asked: StructuredOutputs) -> Iterator[Wanted]:
+def _read_structured(asked: StructuredOutputs) -> Iterator[OutputConstraint]:
     constraints = [
         *_read_given("json_schema", asked.json, "structured_outputs.json"),
         *_read_given("regex", asked.regex, "structured_outputs.regex"),
@@ -178,7 +178,7 @@ def _read_structured(asked: StructuredOutputs) -> Iterator[Wanted]:
         *_read_given("structural_tag", asked.structural_tag, "structured_outputs.structural_tag"),
     ]
     if asked.json_object:
-        constraints.append(Wanted(syntax="json_object", param="structured_outputs.json_object"))
+        constraints.append(OutputConstraint(syntax="json_object", param="structured_outputs.json_object"))
     if not constraints:
         names = "json, regex, choice, grammar, json_object and structural_tag"
         message = f"'structured_outputs' must have one of {names}."
@@ -186,13 +186,13 @@ def _read_structured(asked: StructuredOutputs) -> Iterator[Wanted]:
     yield from constraints
 
 
-def _response_format(asked: ResponseFormat) -> Iterator[Wanted]:
+def _response_format(asked: ResponseFormat) -> Iterator[OutputConstraint]:
     if asked.type == "structural_tag":
         tags = {"format": asked.format, "structures": asked.structures, "triggers": asked.triggers}
-        yield Wanted(syntax="structural_tag", value=tags, param="response_format")
+        yield OutputConstraint(syntax="structural_tag", value=tags, param="response_format")
         return
     named = asked.json_schema.schema_ if asked.json_schema else None
-    place = "response_format.schema" if named is None else "response_format.json_schema.schema"
+    param = "response_format.schema" if named is None else "response_format.json_schema.schema"
     schema = asked.schema_ if named is None else named
     if asked.type == "text":
         if schema is not None:
@@ -200,12 +200,12 @@ def _response_format(asked: ResponseFormat) -> Iterator[Wanted]:
             raise BadRequest(message, param="response_format.type", code="invalid_value")
         return
     if schema is not None:
-        yield Wanted(syntax="json_schema", value=schema, param=place)
+        yield OutputConstraint(syntax="json_schema", value=schema, param=param)
     elif asked.type == "json_object":
-        yield Wanted(syntax="json_object", param="response_format")
+        yield OutputConstraint(syntax="json_object", param="response_format")
     else:
-        place = "response_format.json_schema.schema"
-        raise BadRequest(f"'{place}' is required.", param=place, code="missing_field")
+        param = "response_format.json_schema.schema"
+        raise BadRequest(f"'{param}' is required.", param=param, code="missing_field")
 
 
 # Fields of less common samplers, under the names of llama.cpp's server and TabbyAPI.
@@ -316,20 +316,20 @@ def check_samplers(fields: SamplerFields) -> None:
         raise BadRequest("max_temp must not be less than min_temp.", param="max_temp", code="invalid_value")
 
 
-def samplers(fields: SamplerFields, *, penalises: bool) -> Samplers | None:
+def samplers(fields: SamplerFields, *, penalises: bool) -> ExtraSamplers | None:
     """Return the samplers of the request beyond the usual ones, or None if none has an effect."""
-    given = given_samplers(fields)
+    mapping = given_samplers(fields)
     if not penalises:
-        given.pop("penalty_range", None)
-    asked = msgspec.convert(given, Samplers) if given else None
+        mapping.pop("penalty_range", None)
+    asked = msgspec.convert(mapping, ExtraSamplers) if mapping else None
     return asked if asked is not None and asked.acts else None
 
 
 def given_samplers(fields: SamplerFields) -> dict[str, Any]:
-    """Return all sampler values of the request by the names of `Samplers`, neutral ones included."""
+    """Return all sampler values of the request by the names of `ExtraSamplers`, neutral ones included."""
     if _sampler_values(fields) == _NO_SAMPLERS:
         return {}
-    given = {
+    mapping = {
         "order": _order(fields),
         "penalty_range": _window(fields.penalty_last_n),
         "smoothing_factor": fields.smoothing_factor,
@@ -349,7 +349,7 @@ def given_samplers(fields: SamplerFields) -> dict[str, Any]:
         "dry_allowed_length": fields.dry_allowed_length,
         "dry_range": _window(_first(fields.dry_penalty_last_n, fields.dry_range)),
     }
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: value for name, value in mapping.items() if value is not None}
 
 
 def middle_temperature(fields: SamplerFields) -> float | None:
@@ -364,9 +364,9 @@ def _range(fields: SamplerFields) -> float | None:
     return fields.dynatemp_range
 
 
-def _window(given: float | None) -> int | None:
+def _window(value: float | None) -> int | None:
     """Convert a window of tokens; llama.cpp's -1 and TabbyAPI's 0 both mean all tokens."""
-    return None if given is None or given <= 0 else int(given)
+    return None if value is None or value <= 0 else int(value)
 
 
 def _first(*values: float | None) -> float | None:
@@ -387,20 +387,20 @@ def _order(fields: SamplerFields) -> tuple[SamplerName, ...] | None:
     return (*(name for name in order if name not in last), *last)
 
 
-def _read_names(given: list[str] | str, param: str) -> tuple[SamplerName, ...]:
+def _read_names(value: list[str] | str, param: str) -> tuple[SamplerName, ...]:
     """Read an order such as `["top_k", "temperature"]`, `"top_k;temperature"` or `"kt"`."""
-    if isinstance(given, str):
-        short = ";" not in given and given not in SAMPLER_ORDER
-        given = [_LETTERS.get(letter, letter) for letter in given] if short else given.split(";")
-    for name in given:
+    if isinstance(value, str):
+        short = ";" not in value and value not in SAMPLER_ORDER
+        value = [_LETTERS.get(letter, letter) for letter in value] if short else value.split(";")
+    for name in value:
         if name not in SAMPLER_ORDER and name not in _OTHER_NAMES:
             message = f"{name!r} is not a known sampler; known are {', '.join(SAMPLER_ORDER)}."
             raise BadRequest(message, param=param, code="invalid_value")
-    if len(set(given)) < len(given):
+    if len(set(value)) < len(value):
         raise BadRequest(f"{param} names a sampler twice; name each once.", param=param, code="invalid_value")
     # If several names stand for one sampler, the first determines its position.
     order = list(
-        dict.fromkeys(own for name in given for own in _OTHER_NAMES.get(name, (cast(SamplerName, name),)))
+        dict.fromkeys(own for name in value for own in _OTHER_NAMES.get(name, (cast(SamplerName, name),)))
     )
     first = [name for name in order if name in _FIRST]
     if order[: len(first)] != first:

@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dragoman.api.messages.blocks import SUMMARY
-from dragoman.api.messages.request import Amount, AskedMessage, ContextEdit, spec
+from dragoman.api.messages.request import ContextEdit, EditAmount, ParsedMessagesRequest, spec
 from dragoman.api.responses.history import ASK
 from dragoman.turns.spec import TurnSpec
 from dragoman.types import Message
@@ -20,25 +20,25 @@ CLEARED = "The result was left out to make room."
 USUAL_TRIGGER, USUAL_KEPT = 100_000, 3
 """Defaults of clearing tool results: prompt tokens from which it starts, and how many recent results stay."""
 COMPACT_TRIGGER = 150_000
-Count = Callable[[AskedMessage], int]
+Count = Callable[[ParsedMessagesRequest], int]
 """Returns the number of prompt tokens."""
 
 
-class Edited(Struct, frozen=True):
-    asked: AskedMessage
+class ContextEditResult(Struct, frozen=True):
+    asked: ParsedMessagesRequest
     applied: list[dict[str, Any]] | None = None
     """The edits applied; None if the request asked for none."""
     compacts: ContextEdit | None = None
     """Set if the conversation is still too long: a summary is needed first."""
 
 
-def edit(asked: AskedMessage, count: Count, context: int) -> Edited:
+def apply_edits(asked: ParsedMessagesRequest, count: Count, context: int) -> ContextEditResult:
     """Apply the edits of a request in order; tokens are counted only if an edit depends on them.
 
     `context` is the context length of the model: triggers above three quarters of it apply there.
     """
     if not asked.request.edits:
-        return Edited(asked)
+        return ContextEditResult(asked)
     count = _count_once(count)
     applied: list[dict[str, Any]] = []
     compacts = None
@@ -57,14 +57,14 @@ def edit(asked: AskedMessage, count: Count, context: int) -> Edited:
         what = "cleared_thinking_turns" if clear is _clear_thinking else "cleared_tool_uses"
         applied.append({"type": each.type, what: number, "cleared_input_tokens": tokens})
         asked = shorter
-    return Edited(asked, applied, compacts)
+    return ContextEditResult(asked, applied, compacts)
 
 
 def _count_once(count: Count) -> Count:
     """Return `count` with a cache, so that no conversation is counted twice."""
     known: list[tuple[tuple[Message, ...], int]] = []
 
-    def counted(asked: AskedMessage) -> int:
+    def counted(asked: ParsedMessagesRequest) -> int:
         tokens_now = next((tokens for messages, tokens in known if messages is asked.messages), None)
         if tokens_now is None:
             tokens_now = count(asked)
@@ -79,9 +79,9 @@ def _nearly(context: int) -> int:
 
 
 def _clear_thinking(
-    wish: ContextEdit, asked: AskedMessage, count: Count, context: int
-) -> tuple[AskedMessage, int]:
-    if wish.keep == "all" or (isinstance(wish.keep, Amount) and wish.keep.type == "all"):
+    wish: ContextEdit, asked: ParsedMessagesRequest, count: Count, context: int
+) -> tuple[ParsedMessagesRequest, int]:
+    if wish.keep == "all" or (isinstance(wish.keep, EditAmount) and wish.keep.type == "all"):
         return asked, 0
     kept = 1 if wish.keep is None else wish.keep.value
     turns = [number for number, each in enumerate(asked.messages) if each.reasoning]
@@ -95,18 +95,18 @@ def _clear_thinking(
 
 
 def _clear_results(
-    wish: ContextEdit, asked: AskedMessage, count: Count, context: int
-) -> tuple[AskedMessage, int]:
+    wish: ContextEdit, asked: ParsedMessagesRequest, count: Count, context: int
+) -> tuple[ParsedMessagesRequest, int]:
     calls = {call.id: call.name for each in asked.messages for call in each.tool_calls}
     excluded = set(wish.exclude_tools or ())
     uses = [each for each in asked.messages if each.role == "tool"]
-    kept = wish.keep.value if isinstance(wish.keep, Amount) else USUAL_KEPT
+    kept = wish.keep.value if isinstance(wish.keep, EditAmount) else USUAL_KEPT
     old = {
         each.tool_call_id
         for each in (uses[: len(uses) - kept] if kept < len(uses) else ())
         if calls.get(each.tool_call_id) not in excluded and each.content != CLEARED
     }
-    trigger = wish.trigger or Amount("input_tokens", min(USUAL_TRIGGER, _nearly(context)))
+    trigger = wish.trigger or EditAmount("input_tokens", min(USUAL_TRIGGER, _nearly(context)))
     amount = len(uses) if trigger.type == "tool_uses" else (count(asked) if old else 0)
     if not old or amount <= trigger.value:
         return asked, 0
@@ -129,7 +129,7 @@ def _cleared(message: Message, old: set[str | None], emptied: set[str | None]) -
 # Summaries.
 
 
-def ask_summary(asked: AskedMessage, instructions: str | None, most: int) -> TurnSpec:
+def ask_summary(asked: ParsedMessagesRequest, instructions: str | None, most: int) -> TurnSpec:
     """Build the turn in which the model summarizes the conversation in at most `most` tokens."""
     question = Message(role="user", content=(instructions or "").strip() or ASK)
     request = replace(
@@ -141,23 +141,23 @@ def ask_summary(asked: AskedMessage, instructions: str | None, most: int) -> Tur
     return replace(
         summary_spec,
         sampling=sampling,
-        reading=summary_spec.reading and replace(summary_spec.reading, calls=False),
+        parsing=summary_spec.parsing and replace(summary_spec.parsing, calls=False),
     )
 
 
 def last_words(messages: Sequence[Message]) -> str:
     """Return the last user message, which the summary may omit but the answer needs."""
-    said = next((each.content for each in reversed(messages) if each.role == "user"), None) or ""
-    return said if isinstance(said, str) else "\n".join(part["text"] for part in said if "text" in part)
+    value = next((each.content for each in reversed(messages) if each.role == "user"), None) or ""
+    return value if isinstance(value, str) else "\n".join(part["text"] for part in value if "text" in part)
 
 
-def write_summary(asked: AskedMessage, summary: str) -> str:
+def write_summary(asked: ParsedMessagesRequest, summary: str) -> str:
     """Return the text that replaces the conversation."""
     last = last_words(asked.messages)
     return f"{summary}\n\nThe user said last:\n{last}" if last else summary
 
 
-def with_summary(asked: AskedMessage, summary: str) -> AskedMessage:
+def with_summary(asked: ParsedMessagesRequest, summary: str) -> ParsedMessagesRequest:
     """Return the conversation as later requests will also send it."""
     kept = tuple(each for each in asked.messages if each.role == "system")
     return replace(asked, messages=(*kept, Message(role="user", content=SUMMARY + summary)))

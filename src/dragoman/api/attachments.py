@@ -37,7 +37,7 @@ _part = msgspec.json.Decoder(dict[str, Any]).decode
 _encode = msgspec.json.Encoder().encode
 
 
-class Inline(Struct, frozen=True):
+class InlineMedia(Struct, frozen=True):
     """An image or audio that replaces a part."""
 
     kind: MediaKind
@@ -50,7 +50,7 @@ class Inline(Struct, frozen=True):
         return f"data:{self.media_type};base64,{self.base64}"
 
 
-Piece: TypeAlias = str | Inline
+Piece: TypeAlias = str | InlineMedia
 """A fragment of a file's contents."""
 Written: TypeAlias = Callable[[Piece, bool], dict[str, Any]]
 """Builds the part for a fragment; the flag says whether the fragment is the first of its file."""
@@ -59,7 +59,7 @@ Written: TypeAlias = Callable[[Piece, bool], dict[str, Any]]
 class FilePart(Struct, frozen=True):
     """A file in a message: stored here, sent inline, or to be fetched."""
 
-    place: str
+    param: str
     written: Written
     kind: MediaKind | None = None
     """The media kind that it must have; None allows any supported file."""
@@ -72,37 +72,37 @@ class FilePart(Struct, frozen=True):
 class _Entries:
     """A list with the entries to replace: its own, or those of lists within it."""
 
-    def __init__(self, raw: Raw, place: str, found: list[FilePart], depth: int) -> None:
+    def __init__(self, raw: Raw, param_path: str, parts: list[FilePart], depth: int) -> None:
         self.raw = _entries(raw)
         self.parts: dict[int, FilePart] = {}
         self.within: list[tuple[int, str, _Entries]] = []
         for number, entry in enumerate(self.raw):
             if not MARKS.search(bytes(entry)):
                 continue
-            here = f"{place}[{number}]"
+            here = f"{param_path}[{number}]"
             members = _members(entry)
             if b'"type"' in bytes(entry) and (part := _file_in(entry, members, here)) is not None:
                 self.parts[number] = part
-                found.append(part)
+                parts.append(part)
                 continue
             for field in ("content", "output"):
                 inner = members.get(field)
                 if depth and inner is not None and _is_list(inner) and MARKS.search(bytes(inner)):
-                    within = _Entries(inner, f"{here}.{field}", found, depth - 1)
+                    within = _Entries(inner, f"{here}.{field}", parts, depth - 1)
                     self.within.append((number, field, within))
 
     def filled(self, pieces: dict[int, Sequence[Piece]]) -> list[Any]:
-        made: list[Any] = list(self.raw)
+        items: list[Any] = list(self.raw)
         for number, field, within in self.within:
-            made[number] = {**_members(made[number]), field: within.filled(pieces)}
+            items[number] = {**_members(items[number]), field: within.filled(pieces)}
         for number in sorted(self.parts, reverse=True):
             part = self.parts[number]
             written = [part.written(piece, not at) for at, piece in enumerate(pieces[id(part)])]
-            made[number : number + 1] = written
-        return made
+            items[number : number + 1] = written
+        return items
 
 
-class FoundFiles:
+class BodyAttachments:
     """The files in a body: `files.parts`; `files.filled(pieces)` is the body with their contents."""
 
     def __init__(self, body: bytes) -> None:
@@ -134,63 +134,63 @@ def _is_list(raw: Raw) -> bool:
 # The file parts of each API, and their replacements.
 
 
-def _file_in(entry: Raw, members: dict[str, Raw], place: str) -> FilePart | None:
+def _file_in(entry: Raw, members: dict[str, Raw], param_path: str) -> FilePart | None:
     find = FINDERS.get(bytes(members.get("type", b"")))
-    return find(_part(entry), place) if find is not None else None
+    return find(_part(entry), param_path) if find is not None else None
 
 
-def _in_chat(part: dict[str, Any], place: str) -> FilePart | None:
-    given = part.get("file")
-    return _file(given, f"{place}.file", _as_chat) if isinstance(given, dict) else None
+def _in_chat(part: dict[str, Any], param_path: str) -> FilePart | None:
+    value = part.get("file")
+    return _file(value, f"{param_path}.file", _as_chat) if isinstance(value, dict) else None
 
 
-def _in_input_file(part: dict[str, Any], place: str) -> FilePart | None:
-    return _file(part, place, _as_input)
+def _in_input_file(part: dict[str, Any], param_path: str) -> FilePart | None:
+    return _file(part, param_path, _as_input)
 
 
-def _in_document(part: dict[str, Any], place: str) -> FilePart | None:
+def _in_document(part: dict[str, Any], param_path: str) -> FilePart | None:
     source = part.get("source")
     if not isinstance(source, dict) or source.get("type") not in ("file", "base64", "url"):
         return None
 
     def written(piece: Piece, first: bool) -> dict[str, Any]:
-        if isinstance(piece, Inline) or not first:
+        if isinstance(piece, InlineMedia) or not first:
             return _as_block(piece)
         return {**part, "source": {"type": "text", "media_type": "text/plain", "data": piece}}
 
-    given = {
+    fields = {
         "file_id": source.get("file_id"),
         "file_data": source.get("data"),
         "file_url": source.get("url"),
         "filename": "",
     }
-    return _file(given, f"{place}.source", written, url="url")
+    return _file(fields, f"{param_path}.source", written, url="url")
 
 
-def _in_image_url(part: dict[str, Any], place: str) -> FilePart | None:
-    given = part.get("image_url")
-    if isinstance(given, dict):
-        inner = given
+def _in_image_url(part: dict[str, Any], param_path: str) -> FilePart | None:
+    value = part.get("image_url")
+    if isinstance(value, dict):
+        inner = value
         return _link(
-            given.get("url"),
-            f"{place}.image_url.url",
+            value.get("url"),
+            f"{param_path}.image_url.url",
             lambda piece, _: {**part, "image_url": {**inner, "url": _inline(piece).url}},
         )
-    return _link(given, f"{place}.image_url", lambda piece, _: {**part, "image_url": _inline(piece).url})
+    return _link(value, f"{param_path}.image_url", lambda piece, _: {**part, "image_url": _inline(piece).url})
 
 
-def _in_input_image(part: dict[str, Any], place: str) -> FilePart | None:
+def _in_input_image(part: dict[str, Any], param_path: str) -> FilePart | None:
     def written(piece: Piece, _: bool) -> dict[str, Any]:
         rest = {name: value for name, value in part.items() if name != "file_id"}
         return {**rest, "image_url": _inline(piece).url}
 
-    file_id, given = part.get("file_id"), part.get("image_url")
-    if isinstance(file_id, str) and given is None:
-        return FilePart(place, written, "image", None, file_id)
-    return _link(given, f"{place}.image_url", written) if file_id is None else None
+    file_id, result = part.get("file_id"), part.get("image_url")
+    if isinstance(file_id, str) and result is None:
+        return FilePart(param_path, written, "image", None, file_id)
+    return _link(result, f"{param_path}.image_url", written) if file_id is None else None
 
 
-def _in_image(part: dict[str, Any], place: str) -> FilePart | None:
+def _in_image(part: dict[str, Any], param_path: str) -> FilePart | None:
     source = part.get("source")
     if not isinstance(source, dict):
         return None
@@ -200,9 +200,9 @@ def _in_image(part: dict[str, Any], place: str) -> FilePart | None:
 
     file_id = source.get("file_id")
     if source.get("type") == "file" and isinstance(file_id, str):
-        return FilePart(f"{place}.source", written, "image", None, file_id)
+        return FilePart(f"{param_path}.source", written, "image", None, file_id)
     if source.get("type") == "url":
-        return _link(source.get("url"), f"{place}.source.url", written)
+        return _link(source.get("url"), f"{param_path}.source.url", written)
     return None
 
 
@@ -216,8 +216,8 @@ FINDERS: dict[bytes, Callable[[dict[str, Any], str], FilePart | None]] = {
 }
 
 
-def _inline(piece: Piece) -> Inline:
-    assert isinstance(piece, Inline)
+def _inline(piece: Piece) -> InlineMedia:
+    assert isinstance(piece, InlineMedia)
     return piece
 
 
@@ -242,35 +242,37 @@ def _as_block(piece: Piece) -> dict[str, Any]:
     return {"type": piece.kind, "source": source}
 
 
-def _link(given: Any, place: str, written: Written) -> FilePart | None:
+def _link(result: Any, param_path: str, written: Written) -> FilePart | None:
     """Return an image to be fetched, or None if the URL is not http or https."""
-    if not isinstance(given, str) or not given.startswith(("http://", "https://")):
+    if not isinstance(result, str) or not result.startswith(("http://", "https://")):
         return None
-    return FilePart(place, written, "image", url=given)
+    return FilePart(param_path, written, "image", url=result)
 
 
-def _file(given: dict[str, Any], place: str, written: Written, url: str = "file_url") -> FilePart:
-    file_id, data, link = (given.get(name) for name in ("file_id", "file_data", "file_url"))
-    filename = given.get("filename")
+def _file(fields: dict[str, Any], param_path: str, written: Written, url: str = "file_url") -> FilePart:
+    file_id, data, link = (fields.get(name) for name in ("file_id", "file_data", "file_url"))
+    filename = fields.get("filename")
     name = filename if isinstance(filename, str) else None
     if isinstance(link, str) and link and file_id is None and data is None:
-        return FilePart(f"{place}.{url}", written, None, name, url=link)
+        return FilePart(f"{param_path}.{url}", written, None, name, url=link)
     if isinstance(file_id, str) and data is None and not link:
-        return FilePart(place, written, None, name, file_id)
+        return FilePart(param_path, written, None, name, file_id)
     if not isinstance(data, str) or file_id is not None or link:
-        message = f"'{place}' must have exactly one of file_id, file_data and file_url."
-        raise BadRequest(message, param=place, code="invalid_value")
-    return FilePart(place, written, None, "file" if name is None else name, None, _decoded(data, place))
+        message = f"'{param_path}' must have exactly one of file_id, file_data and file_url."
+        raise BadRequest(message, param=param_path, code="invalid_value")
+    return FilePart(
+        param_path, written, None, "file" if name is None else name, None, _decoded(data, param_path)
+    )
 
 
-def _decoded(data: str, place: str) -> bytes:
+def _decoded(data: str, param_path: str) -> bytes:
     """Decode `data:text/plain;base64,aGk=`, or only the part after the comma."""
     encoded = data.partition(",")[2] if data.startswith("data:") else data
     try:
         return binascii.a2b_base64(encoded, strict_mode=True)
     except (binascii.Error, ValueError):
-        message = f"'{place}.file_data' is not valid base64; send it as in data:text/plain;base64,aGk=."
-        raise BadRequest(message, param=f"{place}.file_data", code="invalid_value") from None
+        message = f"'{param_path}.file_data' is not valid base64; send it as in data:text/plain;base64,aGk=."
+        raise BadRequest(message, param=f"{param_path}.file_data", code="invalid_value") from None
 
 
 def introduce(filename: str | None, text: str) -> str:

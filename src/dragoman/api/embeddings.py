@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
-from dragoman.api.foreign_fields import VECTORS
-from dragoman.api.read import Ignored, Reader
-from dragoman.api.reply import Head, OpenAIErrors, weight_field
+from dragoman.api.compat_fields import VECTORS
+from dragoman.api.reply import OpenAIErrorSerializer, ReplyEnvelope, weight_field
+from dragoman.api.request_decoder import IgnoredFields, RequestDecoder
 from dragoman.api.shared_fields import Positive, Seconds
 from dragoman.errors import PROMPT, BadRequest
 from dragoman.limits import Limits, check_count
@@ -28,36 +28,36 @@ class EmbeddingRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     user: str | None = None
 
 
-ERRORS = OpenAIErrors({PROMPT: "input"})
+ERRORS = OpenAIErrorSerializer({PROMPT: "input"})
 IDLE = ("user",)
-READER = Reader.of(EmbeddingRequest, VECTORS, IDLE)
+READER = RequestDecoder.for_type(EmbeddingRequest, VECTORS, IDLE)
 
 
-def read_embedding(body: bytes, limits: Limits, ignored: Ignored | None = None) -> EmbeddingRequest:
+def read_embedding(body: bytes, limits: Limits, ignored: IgnoredFields | None = None) -> EmbeddingRequest:
     request: EmbeddingRequest = READER.read(body, ignored)
     if isinstance(request.input, list):
         check_count(_count(request.input), limits.prompts, "input", "inputs")
     return request
 
 
-def _count(given: list[Any]) -> int:
-    return 1 if given and all(type(item) is int for item in given) else len(given)
+def _count(items: list[Any]) -> int:
+    return 1 if items and all(type(item) is int for item in items) else len(items)
 
 
 def prompts(request: EmbeddingRequest) -> list[Prompt]:
-    given = request.input
-    single = isinstance(given, str) or (_count(given) == 1 and not isinstance(given[0], str | list))
-    inputs = [given] if single else given
+    value = request.input
+    single = isinstance(value, str) or (_count(value) == 1 and not isinstance(value[0], str | list))
+    inputs = [value] if single else value
     if not inputs:
         raise BadRequest("'input' must not be empty.", param="input", code="invalid_value")
     return [_prompt(one, number) for number, one in enumerate(inputs)]
 
 
-def _prompt(given: Any, number: int) -> Prompt:
-    if isinstance(given, str) and given:
-        return TextPrompt(given, param=f"input[{number}]")
-    if isinstance(given, list) and given and all(type(item) is int for item in given):
-        return IdsPrompt(tuple(given), f"input[{number}]")
+def _prompt(result: Any, number: int) -> Prompt:
+    if isinstance(result, str) and result:
+        return TextPrompt(result, param=f"input[{number}]")
+    if isinstance(result, list) and result and all(type(item) is int for item in result):
+        return IdsPrompt(tuple(result), f"input[{number}]")
     message = f"'input[{number}]' must be a non-empty string or list of token ids."
     raise BadRequest(message, param=f"input[{number}]", code="invalid_value")
 
@@ -137,25 +137,25 @@ class ScoreRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     user: str | None = None
 
 
-class Placed(Struct, frozen=True):
+class LocatedText(Struct, frozen=True):
     """A text and its field in the request."""
 
     text: str
-    place: str
+    param: str
 
 
-Pair: TypeAlias = tuple[Placed, Placed]
+Pair: TypeAlias = tuple[LocatedText, LocatedText]
 
-_rerank = Reader.of(RerankRequest, VECTORS, IDLE)
-_score = Reader.of(ScoreRequest, VECTORS, IDLE)
+_rerank = RequestDecoder.for_type(RerankRequest, VECTORS, IDLE)
+_score = RequestDecoder.for_type(ScoreRequest, VECTORS, IDLE)
 
 
-def read_rerank(body: bytes, ignored: Ignored | None = None) -> RerankRequest:
+def read_rerank(body: bytes, ignored: IgnoredFields | None = None) -> RerankRequest:
     request: RerankRequest = _rerank.read(body, ignored)
     return request
 
 
-def read_score(body: bytes, ignored: Ignored | None = None) -> ScoreRequest:
+def read_score(body: bytes, ignored: IgnoredFields | None = None) -> ScoreRequest:
     request: ScoreRequest = _score.read(body, ignored)
     return request
 
@@ -163,44 +163,46 @@ def read_score(body: bytes, ignored: Ignored | None = None) -> ScoreRequest:
 def pairs(request: RerankRequest | ScoreRequest, limits: Limits) -> list[Pair]:
     """Return the pairs to compare: one text with each of several, or each with its counterpart."""
     if isinstance(request, RerankRequest):
-        one, others = [Placed(request.query, "query")], _as_list(request.texts, "documents")
+        one, others = [LocatedText(request.query, "query")], _as_list(request.texts, "documents")
     else:
         one, others = _side(request, "text_1", "queries"), _side(request, "text_2", "documents")
     _check(one, others, limits)
     return [(one[0] if len(one) == 1 else one[number], other) for number, other in enumerate(others)]
 
 
-def _side(request: ScoreRequest, *names: str) -> list[Placed]:
-    given = {name: getattr(request, name) for name in names if getattr(request, name) is not None}
-    if len(given) != 1:
+def _side(request: ScoreRequest, *names: str) -> list[LocatedText]:
+    fields = {name: getattr(request, name) for name in names if getattr(request, name) is not None}
+    if len(fields) != 1:
         first, second = names
         message = f"Send either '{first}' or '{second}'."
-        code = "invalid_value" if given else "missing_field"
+        code = "invalid_value" if fields else "missing_field"
         raise BadRequest(message, param=first, code=code)
-    ((name, texts),) = given.items()
-    return [Placed(texts, name)] if isinstance(texts, str) else _as_list(texts, name)
+    ((name, texts),) = fields.items()
+    return [LocatedText(texts, name)] if isinstance(texts, str) else _as_list(texts, name)
 
 
-def _as_list(texts: Sequence[str], name: str) -> list[Placed]:
+def _as_list(texts: Sequence[str], name: str) -> list[LocatedText]:
     if not texts:
         raise BadRequest(f"'{name}' must not be empty.", param=name, code="invalid_value")
-    return [Placed(text, f"{name}[{number}]") for number, text in enumerate(texts)]
+    return [LocatedText(text, f"{name}[{number}]") for number, text in enumerate(texts)]
 
 
-def _check(one: Sequence[Placed], others: Sequence[Placed], limits: Limits) -> None:
-    place = others[0].place.partition("[")[0]
-    check_count(len(others), limits.prompts, place, "texts")
-    check_count(sum(len(each.text) for each in (*one, *others)), limits.content_chars, place, "characters")
+def _check(one: Sequence[LocatedText], others: Sequence[LocatedText], limits: Limits) -> None:
+    param_path = others[0].param.partition("[")[0]
+    check_count(len(others), limits.prompts, param_path, "texts")
+    check_count(
+        sum(len(each.text) for each in (*one, *others)), limits.content_chars, param_path, "characters"
+    )
     if len(one) not in (1, len(others)):
         message = f"{len(one)} texts cannot be compared with {len(others)}; send one text, or {len(others)}."
-        raise BadRequest(message, param=one[0].place.partition("[")[0], code="invalid_value")
+        raise BadRequest(message, param=one[0].param.partition("[")[0], code="invalid_value")
     for each in (*one, *others):
         if not each.text:
-            raise BadRequest(f"'{each.place}' must not be empty.", param=each.place, code="invalid_value")
+            raise BadRequest(f"'{each.param}' must not be empty.", param=each.param, code="invalid_value")
 
 
 def describe_ranking(
-    request: RerankRequest, head: Head, scores: Sequence[float], tokens: int, version: str | None
+    request: RerankRequest, head: ReplyEnvelope, scores: Sequence[float], tokens: int, version: str | None
 ) -> dict[str, Any]:
     """Describe a ranking, best first; equal scores keep the order of the request."""
     texts = request.texts
@@ -221,7 +223,9 @@ def describe_ranking(
     }
 
 
-def describe_scores(head: Head, scores: Sequence[float], tokens: int, version: str | None) -> dict[str, Any]:
+def describe_scores(
+    head: ReplyEnvelope, scores: Sequence[float], tokens: int, version: str | None
+) -> dict[str, Any]:
     data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
     return {
         "id": head.id,

@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 from msgspec import inspect
 
-from dragoman.errors import BadRequest, UnknownField, is_near, shorten
-from dragoman.json_amount import check_amount, outside_of_strings, too_much
+from dragoman.errors import BadRequest, UnknownField, is_typo_of, shorten
+from dragoman.json_size import check_json_size, strip_strings, too_much
 from dragoman.limits import Limits
 
 # The shape of a body, checked before it is decoded.
@@ -36,12 +36,12 @@ def check_shape(body: bytes, limits: Limits) -> None:
         or body.count(b":") > limits.json_names
         or _LONG in body.translate(_DIGITS_AS_ZERO)
     ):
-        _check_bare(outside_of_strings(body), limits)
+        _check_bare(strip_strings(body), limits)
     _check_names(body)
 
 
 def _check_bare(bare: bytes, limits: Limits) -> None:
-    check_amount(bare, limits, "the body")
+    check_json_size(bare, limits, "the body")
     if _depth(bare) > limits.json_depth:
         raise too_much("the body", limits.json_depth, "values within each other")
     zeros = bare.translate(_DIGITS_AS_ZERO)
@@ -50,8 +50,8 @@ def _check_bare(bare: bytes, limits: Limits) -> None:
     if b"0" * (limits.json_digits + 1) in zeros:
         message = f"The JSON of the body has a number with more than {limits.json_digits} digits."
         raise BadRequest(message, code="limit_exceeded")
-    for found in _LONG_INTEGER.finditer(bare):
-        if not _LEAST <= int(found[0]) <= _MOST:
+    for match in _LONG_INTEGER.finditer(bare):
+        if not _LEAST <= int(match[0]) <= _MOST:
             raise BadRequest("The body has an integer of more than 64 bits.", code="invalid_value")
 
 
@@ -64,7 +64,7 @@ def _depth(bare: bytes) -> int:
 def _check_names(body: bytes) -> None:
     try:
         _NAMES.decode(body.decode())
-    except _Twice as twice:
+    except _DuplicateName as twice:
         raise BadRequest(
             f"The name {str(twice)[:64]!r} occurs twice in one object; send it once.", code="invalid_json"
         ) from None
@@ -72,7 +72,7 @@ def _check_names(body: bytes) -> None:
         pass  # Not JSON: the decoder reports where.
 
 
-class _Twice(Exception):
+class _DuplicateName(Exception):
     """A name that occurs twice in an object: parsers differ in which of the values counts."""
 
 
@@ -82,7 +82,7 @@ def _no_name_twice(members: list[tuple[str, Any]]) -> None:
     seen: set[str] = set()
     for name, _ in members:
         if name in seen:
-            raise _Twice(name)
+            raise _DuplicateName(name)
         seen.add(name)
 
 
@@ -93,8 +93,8 @@ _NAMES = json.JSONDecoder(object_pairs_hook=_no_name_twice, parse_int=len, parse
 # The contents of a body.
 #
 # A body that does not decode as it is gets read once more, field by field: valid fields are decoded as
-# before, and the rest is read as other servers and clients mean it (`fit`, and the names of
-# `foreign_fields`).
+# before, and the rest is read as other servers and clients mean it (`coerce`, and the names of
+# `compat_fields`).
 
 
 Members: TypeAlias = Mapping[str, msgspec.Raw]
@@ -115,7 +115,7 @@ _any = msgspec.json.Decoder().decode
 _describe: Callable[[Any], inspect.Type] = cache(inspect.type_info)
 
 
-class Ignored:
+class IgnoredFields:
     """The fields of a body that were accepted without effect; `unknown` says whether unknown fields may be
     ignored."""
 
@@ -126,17 +126,17 @@ class Ignored:
         self._names: dict[str, None] = {}
         self._seen: set[tuple[str, str]] = set()
 
-    def add(self, place: str) -> None:
+    def add(self, param: str) -> None:
         if len(self._names) < MOST_IGNORED:
-            self._names[_UNTOLD.sub("?", _INDEX.sub("[]", shorten(place, 64)))] = None
+            self._names[_UNTOLD.sub("?", _INDEX.sub("[]", shorten(param, 64)))] = None
 
-    def seen(self, place: str, name: str) -> bool:
+    def seen(self, param: str, name: str) -> bool:
         """Return whether this unknown field was seen before in an object at the same path."""
-        known = (_INDEX.sub("[]", place), name)
+        known = (_INDEX.sub("[]", param), name)
         if known in self._seen:
             return True
         if len(self._seen) == MOST_IGNORED:
-            full = _full_name(place, name)
+            full = _full_name(param, name)
             raise UnknownField(
                 f"'{full}' is one of more than {MOST_IGNORED} unknown fields; send fewer.", param=full
             )
@@ -144,17 +144,17 @@ class Ignored:
         return False
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """The ignored fields for a header or log: `user, messages[].colour`; empty if there are none."""
         return ", ".join(self._names)
 
 
-class Foreign(msgspec.Struct, frozen=True):
+class CompatFields(msgspec.Struct, frozen=True):
     """Other servers' names for the fields of one request type, and fields that only other servers have."""
 
-    meant: Mapping[str, Callable[[Any, Members], Mapping[str, Any]]] = {}
+    aliases: Mapping[str, Callable[[Any, Members], Mapping[str, Any]]] = {}
     """Converts foreign fields to our own, and foreign values of our fields."""
-    harmless: frozenset[str] = frozenset()
+    no_effect: frozenset[str] = frozenset()
     """Fields without effect on the answer."""
     refused: Mapping[str, tuple[str, tuple[Any, ...]]] = {}
     """The reason for rejecting each field, and its values that mean unset. Fields that would change the
@@ -162,10 +162,10 @@ class Foreign(msgspec.Struct, frozen=True):
     wrapping: frozenset[str] = frozenset()
     """Objects whose members count as fields of the request."""
     overrules: frozenset[str] = frozenset()
-    """Names in `meant` that take precedence over the field they set."""
+    """Names in `aliases` that take precedence over the field they set."""
 
 
-NOTHING_FOREIGN = Foreign()
+NOTHING_FOREIGN = CompatFields()
 _OFF: tuple[Any, ...] = (False, "", [])
 _TRUTHS: Mapping[Any, bool] = {"true": True, "false": False, 1: True, 0: False}
 
@@ -178,29 +178,29 @@ class _Field(msgspec.Struct, frozen=True):
     decoder: msgspec.json.Decoder[Any]
 
 
-class Reader(msgspec.Struct, frozen=True):
+class RequestDecoder(msgspec.Struct, frozen=True):
     """Decodes one request type; created once per type, as building a decoder costs more than using it."""
 
     decoder: msgspec.json.Decoder[Any]
-    foreign: Foreign
+    compat: CompatFields
     idle: tuple[str, ...]
     """Own fields of the type without effect."""
 
     @classmethod
-    def of(
-        cls, type_: type[msgspec.Struct], foreign: Foreign = NOTHING_FOREIGN, idle: Sequence[str] = ()
-    ) -> "Reader":
+    def for_type(
+        cls, type_: type[msgspec.Struct], foreign: CompatFields = NOTHING_FOREIGN, idle: Sequence[str] = ()
+    ) -> "RequestDecoder":
         return cls(msgspec.json.Decoder(type_), foreign, tuple(idle))
 
     @property
     def kind(self) -> inspect.Type:
         return _describe(self.decoder.type)
 
-    def read(self, body: bytes, ignored: Ignored | None = None) -> Any:
+    def read(self, body: bytes, ignored: IgnoredFields | None = None) -> Any:
         """Decode a body; fields without effect are added to `ignored`."""
         if not body:
             raise BadRequest("The request has no body; send a JSON object.", code="empty_body")
-        ignored = ignored or Ignored("error")
+        ignored = ignored or IgnoredFields("error")
         try:
             request = self._decode(body, ignored)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -212,7 +212,7 @@ class Reader(msgspec.Struct, frozen=True):
                 ignored.add(name)
         return request
 
-    def _decode(self, body: bytes, ignored: Ignored) -> Any:
+    def _decode(self, body: bytes, ignored: IgnoredFields) -> Any:
         try:
             return self.decoder.decode(body)
         except msgspec.ValidationError as error:
@@ -220,23 +220,23 @@ class Reader(msgspec.Struct, frozen=True):
                 members = _members(body)
             except msgspec.ValidationError:
                 raise _explain(error, self.kind) from None
-        return _LenientReading(self, members, ignored).request()
+        return _LenientDecoder(self, members, ignored).request()
 
-    def convert(self, value: Any, place: str, ignored: Ignored | None = None) -> Any:
+    def convert(self, value: Any, param: str, ignored: IgnoredFields | None = None) -> Any:
         """Decode a part of a body, such as `tools[2]`, that was already parsed.
 
         Without `ignored` no value is converted: for parts that are stored as sent.
         """
-        return _convert(value, self.decoder.type, self.kind, place, ignored)
+        return _convert(value, self.decoder.type, self.kind, param, ignored)
 
 
-class _LenientReading:
+class _LenientDecoder:
     """Reads one body field by field."""
 
-    def __init__(self, reader: Reader, members: Members, ignored: Ignored) -> None:
+    def __init__(self, reader: RequestDecoder, members: Members, ignored: IgnoredFields) -> None:
         self._type: Any = reader.decoder.type
         self._fields = _fields_of(cast(Hashable, self._type))
-        self._foreign = reader.foreign
+        self._foreign = reader.compat
         self._members = members
         self._ignored = ignored
         self._given: dict[str, Any] = {}
@@ -282,34 +282,36 @@ class _LenientReading:
         if name in foreign.wrapping and isinstance(value, dict):
             for inner, member in value.items():
                 self._take(inner, member, _full_name(parent, name))
-        elif name in foreign.meant:
-            for own, meant in foreign.meant[name](value, self._members).items():
+        elif name in foreign.aliases:
+            for own, meant in foreign.aliases[name](value, self._members).items():
                 take = self._set if own == name else self._take
                 take(own, meant, parent, by or name)
         elif name in self._fields:
             self._set(name, value, parent, by)
-        elif name in foreign.harmless:
+        elif name in foreign.no_effect:
             self._ignored.add(name)
         elif name in foreign.refused:
             self._check_off(name, value)
         else:
-            known = (*self._fields, *foreign.meant, *foreign.harmless, *foreign.refused)
+            known = (*self._fields, *foreign.aliases, *foreign.no_effect, *foreign.refused)
             _check_unknown(name, parent, known, self._ignored)
 
     def _set(self, name: str, value: Any, parent: str, by: str) -> None:
-        field, place = self._fields[name], _full_name(parent, by or name)
-        converted = _convert(value, field.type, field.kind, place, self._ignored)
+        field, param_path = self._fields[name], _full_name(parent, by or name)
+        converted = _convert(value, field.type, field.kind, param_path, self._ignored)
         if converted is None:
             return
         before = self._given.get(name)
         if before is None or by in self._foreign.overrules:
-            self._given[name], self._places[name] = converted, place
+            self._given[name], self._places[name] = converted, param_path
         elif isinstance(converted, dict) and isinstance(before, dict):
             self._given[name] = {**converted, **before}
         elif converted != before:
             first = self._places.get(name, name)
-            message = f"'{place}' and '{first}' set the same field to different values; send one of them."
-            raise BadRequest(message, param=place, code="invalid_value")
+            message = (
+                f"'{param_path}' and '{first}' set the same field to different values; send one of them."
+            )
+            raise BadRequest(message, param=param_path, code="invalid_value")
 
     def _check_off(self, name: str, value: Any) -> None:
         reason, off = self._foreign.refused[name]
@@ -333,33 +335,35 @@ def _fields_of(type_: Any) -> Mapping[str, _Field]:
     }
 
 
-def _convert(value: Any, type_: Any, kind: inspect.Type, place: str, ignored: Ignored | None) -> Any:
+def _convert(value: Any, type_: Any, kind: inspect.Type, param: str, ignored: IgnoredFields | None) -> Any:
     try:
-        return msgspec.convert(fit(value, kind, place, ignored) if ignored else value, type_)
+        return msgspec.convert(coerce(value, kind, param, ignored) if ignored else value, type_)
     except msgspec.ValidationError as error:
-        raise _explain(error, kind, place) from None
+        raise _explain(error, kind, param) from None
     except RecursionError:
-        raise BadRequest(f"'{place}' is nested too deeply.", param=place, code="invalid_value") from None
+        raise BadRequest(f"'{param}' is nested too deeply.", param=param, code="invalid_value") from None
 
 
-def fit(value: Any, kind: inspect.Type, place: str, ignored: Ignored) -> Any:
+def coerce(value: Any, kind: inspect.Type, param: str, ignored: IgnoredFields) -> Any:
     """Convert a value to the type if only one meaning is possible: `16.0` and `"16"` are the integer 16.
 
     Null means unset in every object of a type. Unknown fields are dropped, unless they must be rejected.
     """
     kind = _option(value, kind)
     if isinstance(kind, inspect.StructType) and isinstance(value, dict):
-        return _fit_object(value, kind, place, ignored)
+        return _fit_object(value, kind, param, ignored)
     if isinstance(kind, inspect.ListType) and isinstance(value, list):
         item = kind.item_type
         if isinstance(item, inspect.IntType):
             return [entry if type(entry) is int else _fit_number(entry, item) for entry in value]
-        return [fit(entry, item, f"{place}[{number}]", ignored) for number, entry in enumerate(value)]
+        return [coerce(entry, item, f"{param}[{number}]", ignored) for number, entry in enumerate(value)]
     if isinstance(kind, inspect.DictType) and isinstance(value, dict):
         inner = kind.value_type
         if isinstance(inner, inspect.AnyType):
             return value
-        return {key: fit(entry, inner, place, ignored) for key, entry in value.items() if entry is not None}
+        return {
+            key: coerce(entry, inner, param, ignored) for key, entry in value.items() if entry is not None
+        }
     if isinstance(kind, inspect.IntType | inspect.FloatType | inspect.LiteralType):
         return _fit_number(value, kind)
     if isinstance(kind, inspect.BoolType) and isinstance(value, str | int | float):
@@ -408,22 +412,22 @@ def _fit_number(value: Any, kind: inspect.Type) -> Any:
 
 
 def _fit_object(
-    value: dict[str, Any], kind: inspect.StructType, place: str, ignored: Ignored
+    value: dict[str, Any], kind: inspect.StructType, param: str, ignored: IgnoredFields
 ) -> dict[str, Any]:
     kinds = _kinds_in(kind.cls)
     echoed: frozenset[str] = getattr(kind.cls, "echoed", frozenset())
-    made: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name, inner in value.items():
         if inner is None or name in echoed:
             continue
         if name in kinds:
-            made[name] = fit(inner, kinds[name], f"{place}.{name}", ignored)
+            fields[name] = coerce(inner, kinds[name], f"{param}.{name}", ignored)
         elif name == kind.tag_field or not kind.forbid_unknown_fields:
-            made[name] = inner
+            fields[name] = inner
         else:
             exact = getattr(kind.cls, "exact", False)
-            _check_unknown(name, place, (*kinds, *echoed), ignored, exact=exact)
-    return made
+            _check_unknown(name, param, (*kinds, *echoed), ignored, exact=exact)
+    return fields
 
 
 @cache
@@ -432,45 +436,45 @@ def _kinds_in(type_: Any) -> Mapping[str, inspect.Type]:
 
 
 def _check_unknown(
-    name: str, place: str, known: Sequence[str], ignored: Ignored, *, exact: bool = False
+    name: str, param: str, known: Sequence[str], ignored: IgnoredFields, *, exact: bool = False
 ) -> None:
     """Report an unknown field: a typo is always an error, others if the operator or the type requires it."""
-    if ignored.seen(place, name):
+    if ignored.seen(param, name):
         return
-    full = _full_name(place, name)
-    if near := next((other for other in known if is_near(name, other)), None):
+    full = _full_name(param, name)
+    if near := next((other for other in known if is_typo_of(name, other)), None):
         raise UnknownField(f"Unknown field '{full}'. Did you mean '{near}'?", param=full)
     if exact or ignored.unknown == "error":
         raise UnknownField(f"Unknown field '{full}'.", param=full)
     ignored.add(full)
 
 
-def _full_name(place: str, name: str) -> str:
+def _full_name(param: str, name: str) -> str:
     name = shorten(name, 128)
-    return f"{place}.{name}" if place else name
+    return f"{param}.{name}" if param else name
 
 
-def _explain(error: msgspec.ValidationError, kind: inspect.Type, place: str = "") -> BadRequest:
+def _explain(error: msgspec.ValidationError, kind: inspect.Type, param: str = "") -> BadRequest:
     text = shorten(str(error), LONGEST_TEXT)
     if unknown := _UNKNOWN.match(text):
-        full = _full_name(_param(unknown["path"], place) or "", unknown["name"])
+        full = _full_name(_param(unknown["path"], param) or "", unknown["name"])
         return UnknownField(f"Unknown field '{full}'.", param=full)
     invalid = _INVALID.match(text)
     what, path = (invalid["what"], invalid["path"]) if invalid else (text, None)
-    param = _param(path, place)
+    path_param = _param(path, param)
     if missing := re.match(r"Object missing required field `([^`]*)`", what):
-        name = f"{param}.{missing[1]}" if param else missing[1]
+        name = f"{path_param}.{missing[1]}" if path_param else missing[1]
         return BadRequest(f"'{name}' is required.", param=name, code="missing_field")
-    named = f"'{param}'" if param else "the body"
+    named = f"'{path_param}'" if path_param else "the body"
     allowed = ", ".join(_values(kind, path or ""))
     remedy = f"; allowed are: {allowed}" if allowed else ""
     message = f"Invalid value for {named}: {_lower(what)}{remedy}."
-    return BadRequest(message, param=param, code="invalid_value")
+    return BadRequest(message, param=path_param, code="invalid_value")
 
 
-def _param(path: str | None, place: str) -> str | None:
+def _param(path: str | None, param: str) -> str | None:
     """Return the field: `$.messages[0].role` is `messages[0].role`; the root is `place`, or None."""
-    return (place + (path or "").removeprefix("$")).removeprefix(".") or None
+    return (param + (path or "").removeprefix("$")).removeprefix(".") or None
 
 
 def _lower(text: str) -> str:
@@ -479,10 +483,15 @@ def _lower(text: str) -> str:
 
 def _values(kind: inspect.Type, path: str) -> list[str]:
     """Return the allowed values at `$.messages[0].role`, if the type there is a list of literals."""
-    places = [*_alternatives(kind)]
+    positions = [*_alternatives(kind)]
     for step in _STEPS.findall(path):
-        places = [kind for place in places for inner in _inside(place, step) for kind in _alternatives(inner)]
-    words = [place.values for place in places if isinstance(place, inspect.LiteralType)]
+        positions = [
+            kind
+            for position in positions
+            for inner in _inside(position, step)
+            for kind in _alternatives(inner)
+        ]
+    words = [location.values for location in positions if isinstance(location, inspect.LiteralType)]
     return [*dict.fromkeys(str(word) for some in words for word in some)]
 
 
