@@ -14,19 +14,19 @@ from msgspec.structs import replace
 
 from dragoman.api.reply import writer
 from dragoman.api.responses.history import beginnings, pending_approvals
-from dragoman.api.responses.items import ToldItems, without_logprobs
+from dragoman.api.responses.items import ContextItems, without_logprobs
 from dragoman.api.responses.response import ResponseObject
-from dragoman.api.responses.tools import McpDeclaration, Offer
+from dragoman.api.responses.tools import McpDeclaration, ModelTools
 from dragoman.api.responses.writer import ResponseWriter, describe_listing, make_approved_call
 from dragoman.errors import Conflict, ContextOverflow
 from dragoman.mcp import McpFailure, McpTool
 from dragoman.media import MediaSpan
 from dragoman.responses.seal import Sealer
-from dragoman.store import Append, Record, Store, StoredConversation, StoredItem
-from dragoman.turns.plan import Trails
-from dragoman.turns.queue import Workers
-from dragoman.turns.tool_loop import Outlet, Speaker, Toolbox
-from dragoman.types import Traced
+from dragoman.store import ConversationAppend, Record, Store, StoredConversation, StoredItem
+from dragoman.turns.plan import TurnCache
+from dragoman.turns.queue import WorkerPool
+from dragoman.turns.tool_loop import ClientOutput, EventEncoder, McpToolset
+from dragoman.types import TurnRecord
 
 # The items before, the new ones, and where the result is stored.
 
@@ -41,16 +41,16 @@ def new_id(prefix: str) -> str:
     return prefix + urandom(16).hex()
 
 
-class Context:
+class ResponseContext:
     """What a response continues: `items` come from earlier responses, `inputs` from the request."""
 
     def __init__(
         self,
         store: Store,
         sealer: Sealer,
-        workers: Workers,
+        workers: WorkerPool,
         owner: str,
-        about: ToldItems,
+        about: ContextItems,
         conversation: StoredConversation | None = None,
         trails: Sequence[bytes] = (),
     ) -> None:
@@ -59,7 +59,7 @@ class Context:
         self.inputs = about.inputs
         self.size = about.size
         """Bytes of items, inputs and the rest of the request."""
-        self.trails = trails
+        self.stored_turns = trails
         """The stored ids of earlier answers."""
         self._store = store
         self._sealer = sealer
@@ -70,7 +70,7 @@ class Context:
     def all(self) -> list[dict[str, Any]]:
         return [*self.items, *self.inputs]
 
-    async def aside(self, size: int, work: Callable[[], R]) -> R:
+    async def offload(self, size: int, work: Callable[[], R]) -> R:
         """Run `work`, in a thread if it is large."""
         return await self._workers.run(self.owner, size, work)
 
@@ -81,7 +81,7 @@ class Context:
         return self._sealer.open(sealed, self.owner)
 
     async def save(
-        self, response: ResponseObject, events: bytes | None, turns: Sequence[Traced] = ()
+        self, response: ResponseObject, events: bytes | None, turns: Sequence[TurnRecord] = ()
     ) -> None:
         """Store the response and, in the same transaction, append its inputs and outputs to its conversation.
 
@@ -91,23 +91,25 @@ class Context:
         talk = self._conversation if response.status in ("completed", "incomplete") else None
         if talk is None and events is None:
             return
-        ids = sum(turn.count for turn in turns)
+        ids = sum(turn.total_ids for turn in turns)
         # Most bytes of the events are repetitions, and none of them is encoded here.
         size = self.size + len(events or b"") // 8 + BYTES_AN_ID * ids
-        more, made = await self.aside(size, partial(self._write_items, response, events, turns, bool(talk)))
-        if made is not None:
-            await self._store.save(made, Append(talk.id, talk.version, more) if talk else None)
+        more, record = await self.offload(
+            size, partial(self._write_items, response, events, turns, bool(talk))
+        )
+        if record is not None:
+            await self._store.save(record, ConversationAppend(talk.id, talk.version, more) if talk else None)
         elif talk and await self._store.add_items(self.owner, talk.id, more, talk.version) is None:
             raise Conflict(f"The conversation '{talk.id}' was deleted while the response was generated.")
 
     def _write_items(
-        self, response: ResponseObject, events: bytes | None, turns: Sequence[Traced], adds: bool
+        self, response: ResponseObject, events: bytes | None, turns: Sequence[TurnRecord], adds: bool
     ) -> tuple[tuple[StoredItem, ...], Record | None]:
         """Build the items to append to the conversation, and the record of the response."""
         trail = pack_turns(turns) if response.output else b""
         inputs, outputs = pack_items(self.inputs, self.size), pack_items(response.output, trail=trail)
-        made = None if events is None else make_record(response.body(), self.owner, inputs, outputs, events)
-        return (*inputs, *outputs) if adds else (), made
+        record = None if events is None else make_record(response.body(), self.owner, inputs, outputs, events)
+        return (*inputs, *outputs) if adds else (), record
 
 
 def pack_items(items: Sequence[dict[str, Any]], size: int = 0, trail: bytes = b"") -> tuple[StoredItem, ...]:
@@ -185,12 +187,12 @@ def _is_head(item: dict[str, Any]) -> bool:
 logger = logging.getLogger("dragoman.responses")
 
 
-class Offering:
+class ToolDiscovery:
     """Tool discovery. Reuses MCP tool lists from the history; queries a server again only if one of its calls
     was approved since.
     """
 
-    def __init__(self, toolbox: Toolbox, offer: Offer, before: Sequence[dict[str, Any]]) -> None:
+    def __init__(self, toolbox: McpToolset, offer: ModelTools, before: Sequence[dict[str, Any]]) -> None:
         self.offer = offer
         self.toolbox = toolbox
         self._listed: dict[str, list[McpTool]] = {}
@@ -199,7 +201,7 @@ class Offering:
         self._to_ask: list[McpDeclaration] = []
 
     @property
-    def must_ask(self) -> bool:
+    def needs_servers(self) -> bool:
         """Whether a server must be queried or an approved call made before the first turn."""
         return bool(self._to_ask or self._approved)
 
@@ -210,39 +212,46 @@ class Offering:
         for declared in self.offer.mcp:
             label = declared.server_label
             if label in self._known and label not in doubted:
-                self._listed[label] = self.toolbox.take(label, self._known[label])
+                self._listed[label] = self.toolbox.register_tools(label, self._known[label])
             else:
                 self._to_ask.append(declared)
-        if not self.must_ask:
+        if not self.needs_servers:
             self._offer_listed()
 
-    async def ask(self, writer: ResponseWriter, outlet: Outlet, speaker: Speaker) -> None:
+    async def list_tools(self, writer: ResponseWriter, outlet: ClientOutput, speaker: EventEncoder) -> None:
         """Query the servers. A failure becomes an item, and the response continues."""
         for declared in self._to_ask:
             label, error = declared.server_label, None
-            before = self.toolbox.take(label, self._known[label]) if label in self._known else None
+            before = self.toolbox.register_tools(label, self._known[label]) if label in self._known else None
             try:
-                tools = await outlet.wait(self.toolbox.ask(label), speaker)
+                tools = await outlet.wait(self.toolbox.list_tools(label), speaker)
             except McpFailure as failure:
                 logger.warning("Cannot list the tools of MCP server %s: %s", label, failure.message)
-                tools, error = self.toolbox.take(label, ()), failure.message
+                tools, error = self.toolbox.register_tools(label, ()), failure.message
             if tools != before:
                 written, item = describe_listing(
-                    place := writer.place("mcpl_"), label, [_describe_tool(one) for one in tools], error
+                    encoder := writer.next_item_encoder("mcpl_"),
+                    label,
+                    [_describe_tool(one) for one in tools],
+                    error,
                 )
-                writer.finished(place, item)
+                writer.add_item(encoder, item)
                 await outlet.write(written)
             self._listed[label] = tools
         self._to_ask = []
         self._offer_listed()
 
-    async def open_approved(self, writer: ResponseWriter, outlet: Outlet) -> None:
+    async def open_approved(self, writer: ResponseWriter, outlet: ClientOutput) -> None:
         """Open the calls that the client has approved, for the server to execute."""
         for asked in self._approved:
             written, call = make_approved_call(
-                writer.place("mcp_"), asked["server_label"], asked["name"], asked["arguments"], asked["id"]
+                writer.next_item_encoder("mcp_"),
+                asked["server_label"],
+                asked["name"],
+                asked["arguments"],
+                asked["id"],
             )
-            writer.for_server.append(call)
+            writer.server_calls.append(call)
             await outlet.write(written)
         self._approved = []
 
@@ -250,7 +259,7 @@ class Offering:
         ref = self.offer.refs[visible]
         return self.toolbox.needs_approval(ref.server_label or "", ref.name)
 
-    def take_back(self) -> None:
+    def drop_mcp_tools(self) -> None:
         """Withdraw the MCP tools once the limit of calls is reached."""
         self.offer = self.offer.without_mcp()
 
@@ -309,13 +318,13 @@ _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(list[StoredTurn]).decode
 
 
-def pack_turns(turns: Sequence[Traced]) -> bytes:
+def pack_turns(turns: Sequence[TurnRecord]) -> bytes:
     """Encode the turns of an answer, leaving out those that nothing can continue."""
-    found = [_stored(turn) for turn in turns if turn.key]
-    return _pack(found) if found else b""
+    result = [_stored(turn) for turn in turns if turn.prompt_key]
+    return _pack(result) if result else b""
 
 
-def recall(trails: Trails, stored: Sequence[bytes], owner: str = "") -> None:
+def restore_turns(trails: TurnCache, stored: Sequence[bytes], owner: str = "") -> None:
     """Load stored turns into the cache, so that a prompt that continues these answers finds the last one.
 
     The prompt of the last turn contains the ids of those before it. These are added as well, for templates
@@ -328,26 +337,28 @@ def recall(trails: Trails, stored: Sequence[bytes], owner: str = "") -> None:
     if prompt is not None:
         for turn in [*_backwards(stored)][:0:-1]:
             if not trails.prefer(turn.key, turn.source):
-                outline = replace(_traced(turn, ()), key=trails.outline(turn.key))
+                outline = replace(_traced(turn, ()), prompt_key=trails.outline(turn.key))
                 trails.add(outline, owner)
         trails.add(replace(_traced(last, prompt), media=media), owner)
 
 
-def _traced(turn: StoredTurn, prompt: tuple[int, ...]) -> Traced:
-    return Traced(key=turn.key, source=turn.source, prompt=prompt, ids=turn.ids, said=turn.said)
+def _traced(turn: StoredTurn, prompt: tuple[int, ...]) -> TurnRecord:
+    return TurnRecord(
+        prompt_key=turn.key, source=turn.source, prompt=prompt, ids=turn.ids, message_digest=turn.said
+    )
 
 
-def _stored(turn: Traced) -> StoredTurn:
+def _stored(turn: TurnRecord) -> StoredTurn:
     return StoredTurn(
-        key=turn.key,
+        key=turn.prompt_key,
         source=turn.source,
-        mark=_mark(turn.all),
-        after=_mark(turn.prompt[: turn.kept] + turn.cut) if turn.kept else b"",
-        prompt=turn.prompt[turn.kept :],
+        mark=_mark(turn.all_ids),
+        after=_mark(turn.prompt[: turn.reused_ids] + turn.dropped_ids) if turn.reused_ids else b"",
+        prompt=turn.prompt[turn.reused_ids :],
         ids=turn.ids,
-        cut=len(turn.cut),
-        said=turn.said,
-        media=tuple(span for span in turn.media if span.start >= turn.kept),
+        cut=len(turn.dropped_ids),
+        said=turn.message_digest,
+        media=tuple(span for span in turn.media if span.start >= turn.reused_ids),
     )
 
 

@@ -1,7 +1,7 @@
 """One running response: turns of the model, tool calls between them, and one exit path.
 
-`begin_making` creates a `Making` from a request and its context. Compaction and token counting need only a
-function.
+`start_response` creates a `ResponseRun` from a request and its context. Compaction and token counting need
+only a function.
 """
 
 import asyncio
@@ -14,79 +14,79 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
 
-from dragoman.api.reply import KEEP_ALIVE, Speller
+from dragoman.api.reply import KEEP_ALIVE, LogprobSerializer
+from dragoman.api.responses.event_encoder import ItemEventEncoder, ResponseEventEncoder
 from dragoman.api.responses.history import (
     PREFIX,
-    Compacted,
+    CompactionResult,
     compact,
     compaction_events,
     is_triggered,
-    to_summarise,
+    with_summary_request,
 )
 from dragoman.api.responses.items import show_items
-from dragoman.api.responses.output import ItemPlace, Wire
 from dragoman.api.responses.request import ResponseRequest, for_summary, spec
 from dragoman.api.responses.response import Life, ResponseObject, describe_response, failure
-from dragoman.api.responses.tools import Offer, offer_tools
-from dragoman.api.responses.writer import Manner, ResponseWriter
+from dragoman.api.responses.tools import ModelTools, offer_tools
+from dragoman.api.responses.writer import ItemOptions, ResponseWriter
 from dragoman.errors import ContextOverflow, DragomanError
 from dragoman.limits import check_count
-from dragoman.responses.context import Context, Offering, fit_items, new_id, recall
-from dragoman.responses.desk import Desk, EventLog, taken_over
-from dragoman.turns.queue import MUCH
-from dragoman.turns.served import ServedModel
+from dragoman.responses.context import ResponseContext, ToolDiscovery, fit_items, new_id, restore_turns
+from dragoman.responses.manager import EventLog, ResponseManager, current_takeover
+from dragoman.turns.queue import OFFLOAD_BYTES
+from dragoman.turns.served_model import ServedModel
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.tool_loop import (
+    CallOutcome,
     ClientGone,
-    Heard,
-    Outcome,
-    Outlet,
-    Sight,
-    Speaker,
-    Toolbox,
+    ClientOutput,
+    EventEncoder,
+    McpToolset,
+    OutputBytes,
+    ResultMediaFilter,
     ToolLoop,
-    Written,
+    TurnResult,
 )
-from dragoman.turns.turn import Turn, note_terms
-from dragoman.types import Event, Traced, Usage
+from dragoman.turns.turn import Turn, log_terms
+from dragoman.types import Event, TurnRecord, Usage
 
 if TYPE_CHECKING:
-    from dragoman.responses.desk import Desk
+    from dragoman.responses.manager import ResponseManager
 
 
 def count_tokens(
     model: ServedModel,
     request: ResponseRequest,
-    context: Context,
+    context: ResponseContext,
     items: Sequence[dict[str, Any]],
-    offer: Offer,
+    offer: ModelTools,
 ) -> int:
     """Count the tokens of the prompt of these items."""
     asked = spec(request, items, offer, first=True, unseal=context.unseal, modalities=model.card.modalities)
     return len(model.planner.render(request.model, asked.prompts[0])[1])
 
 
-def weigh_counting(model: ServedModel, size: int) -> int:
+def counting_cost(model: ServedModel, size: int) -> int:
     """Estimate the cost of counting, in bytes of request: media make it slow, because the engine measures
     them.
     """
-    return max(size, MUCH + 1) if model.card.modalities else size
+    return max(size, OFFLOAD_BYTES + 1) if model.card.modalities else size
 
 
 async def summarise(
-    model: ServedModel, request: ResponseRequest, context: Context, items: Sequence[dict[str, Any]]
-) -> tuple[Compacted, Usage]:
+    model: ServedModel, request: ResponseRequest, context: ResponseContext, items: Sequence[dict[str, Any]]
+) -> tuple[CompactionResult, Usage]:
     """Have the model summarize the items; the oldest are left out if it cannot read them all."""
     plain, nothing = for_summary(request), offer_tools(None, model.limits)
     tell = partial(spec, modalities=model.card.modalities)
 
     async def planned(some: Sequence[dict[str, Any]]) -> Turn:
-        asking = to_summarise(some, new_id("msg_"))
+        asking = with_summary_request(some, new_id("msg_"))
         telling = partial(tell, plain, asking, nothing, first=True, unseal=context.unseal)
-        asked = await context.aside(context.size, telling)
+        asked = await context.offload(context.size, telling)
         most = model.card.summary_room(context.size)
         asked = replace(asked, sampling=replace(asked.sampling, max_tokens=most))
-        return await model.turn(asked, context.owner, context.size)
+        return await model.create_turn(asked, context.owner, context.size)
 
     async with await fit_items(items, planned) as turn:
         (answer,) = await turn.answers()
@@ -103,20 +103,20 @@ BEFORE_THE_MODEL = ("mcp_list_tools", "compaction")
 """Items of a response that may come before the model's first output."""
 
 
-class Making:
+class ResponseRun:
     """One response. `prepare()` rejects what can be rejected; `make(outlet)` runs it to its end.
 
-    It is the `Answering` of the tool loop: it plans turns from items, and writes items from events.
+    It is the `ToolLoopDelegate` of the tool loop: it plans turns from items, and writes items from events.
     """
 
     def __init__(
         self,
-        desk: "Desk",
+        desk: "ResponseManager",
         model: ServedModel,
         request: ResponseRequest,
-        context: Context,
-        offering: Offering,
-        manner: Manner,
+        context: ResponseContext,
+        offering: ToolDiscovery,
+        manner: ItemOptions,
         response: ResponseObject,
     ) -> None:
         self.request = request
@@ -125,16 +125,16 @@ class Making:
         self.log: EventLog | None = EventLog() if response.fields["store"] else None
         self.generates = True
         """If False, the request is a dry run: everything is checked, and nothing is generated."""
-        self.reason: Callable[[], Exception | None] = lambda: None
+        self.abort_reason: Callable[[], Exception | None] = lambda: None
         """The reason for which the work was ended from outside; with one, the response has failed, else it
         was cancelled.
         """
         self._desk = desk
         self._model = model
-        self._wire = Wire(obfuscates=request.wants_obfuscation)
+        self._wire = ResponseEventEncoder(obfuscates=request.wants_obfuscation)
         self._writer = ResponseWriter(self._wire, manner)
         self._offering = offering
-        most = model.planner.defaults(request.model).most_tokens(request.max_output_tokens)
+        most = model.planner.defaults(request.model).max_total_tokens(request.max_output_tokens)
         self._loop = ToolLoop(offering.toolbox, most)
         self._triggered = is_triggered(context.inputs)
         self._first: Turn | None = None
@@ -142,7 +142,7 @@ class Making:
         """The input items of the model, before its own output."""
         self._since = 0
         """Index of the first output item that is not in `_said`."""
-        self._outlet: Outlet
+        self._outlet: ClientOutput
         self._closing: asyncio.Task[None] | None = None
         self._ended = asyncio.get_running_loop().create_future()
 
@@ -151,19 +151,19 @@ class Making:
         return self.response.id
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def log_fields(self) -> dict[str, Any]:
         """The fields for access log and metrics."""
-        return self._loop.facts
+        return self._loop.log_fields
 
-    @facts.setter
-    def facts(self, facts: dict[str, Any]) -> None:
-        self._loop.facts = facts
+    @log_fields.setter
+    def log_fields(self, facts: dict[str, Any]) -> None:
+        self._loop.log_fields = facts
         if self._first is not None:
-            note_terms(facts, self._first)
+            log_terms(facts, self._first)
 
     @property
-    def _turns(self) -> list[Traced]:
-        return self._loop.traced
+    def _turns(self) -> list[TurnRecord]:
+        return self._loop.records
 
     async def prepare(self, *, streams: bool) -> None:
         """Reject before the reply begins what cannot be done.
@@ -173,7 +173,7 @@ class Making:
         only checked as far as it is known.
         """
         self._offering.check()
-        unknown = self._offering.must_ask or self._triggered
+        unknown = self._offering.needs_servers or self._triggered
         if unknown or not self.generates:
             # `tool_choice` may name tools that are not listed yet.
             request = replace(self.request, tool_choice=None) if unknown else self.request
@@ -188,11 +188,11 @@ class Making:
             if not streams and not self._may_compact:
                 raise
 
-    async def make(self, outlet: Outlet) -> None:
-        self._outlet = outlet = outlet if self.log is None else _Logged(outlet, self.log)
+    async def run(self, outlet: ClientOutput) -> None:
+        self._outlet = outlet = outlet if self.log is None else _LoggedOutput(outlet, self.log)
         try:
             opening = partial(self.response.opening, self._wire)
-            await outlet.write(await self.context.aside(self.response.weight, opening))
+            await outlet.write(await self.context.offload(self.response.weight, opening))
             if self.response.status == "queued":
                 self.response.status = "in_progress"
                 await outlet.write(self.response.event(self._wire, "in_progress"))
@@ -201,7 +201,7 @@ class Making:
                     await self._answer()
             await self._finish()
         except (asyncio.CancelledError, ClientGone):
-            error = self.reason()
+            error = self.abort_reason()
             await self._end("failed" if error else "cancelled", error)
             raise
         except Exception as error:
@@ -215,7 +215,7 @@ class Making:
             if not self._ended.done():
                 self._ended.set_result(None)
 
-    async def ended(self) -> None:
+    async def wait_ended(self) -> None:
         """Wait until the response has ended, however it ended."""
         await asyncio.shield(self._ended)
 
@@ -224,16 +224,16 @@ class Making:
             await self._compact()
         if self._triggered:
             return
-        if self._offering.must_ask:
-            await self._offering.ask(self._writer, self._outlet, self)
+        if self._offering.needs_servers:
+            await self._offering.list_tools(self._writer, self._outlet, self)
             await self._call_approved()
         await self._loop.run(self, self._outlet, self._first)
 
     async def _call_approved(self) -> None:
         await self._offering.open_approved(self._writer, self._outlet)
-        calls = [call.asked for call in self._writer.for_server]
+        calls = [call.request for call in self._writer.server_calls]
         if calls:
-            await self.tell(await self._outlet.wait(self._offering.toolbox.call(calls), self))
+            await self.add_results(await self._outlet.wait(self._offering.toolbox.call(calls), self))
 
     # The loop's callbacks.
 
@@ -243,13 +243,13 @@ class Making:
 
     async def _planned(self, items: Sequence[dict[str, Any]]) -> Turn:
         asked = await self._asked(self.request, items)
-        asked = replace(asked, room=self._loop.room)
-        return await self._model.turn(asked, self.context.owner, self.context.size, self.id)
+        asked = replace(asked, remaining_tokens=self._loop.remaining_tokens)
+        return await self._model.create_turn(asked, self.context.owner, self.context.size, self.id)
 
     async def _asked(self, request: ResponseRequest, items: Sequence[dict[str, Any]]) -> TurnSpec:
         first = all(item["type"] in BEFORE_THE_MODEL for item in self._writer.items)
         tell = partial(spec, first=first, unseal=self.context.unseal, modalities=self._model.card.modalities)
-        return await self.context.aside(
+        return await self.context.offload(
             self.context.size, partial(tell, request, items, self._offering.offer)
         )
 
@@ -257,7 +257,7 @@ class Making:
         """All items so far."""
         return [*self._said, *self._writer.items[self._since :]]
 
-    async def hear(self, turn: Turn) -> Heard:
+    async def run_turn(self, turn: Turn) -> TurnResult:
         writer = self._writer
         writer.begin_turn()
         writer.refs = self._offering.offer.refs
@@ -265,15 +265,15 @@ class Making:
         await self._outlet.run(turn, self)
         if writer.error is not None:
             raise writer.error
-        return Heard(writer.finish, [call.asked for call in writer.for_server], writer.for_client)
+        return TurnResult(writer.finish, [call.request for call in writer.server_calls], writer.for_client)
 
-    async def tell(self, outcomes: Sequence[Outcome]) -> None:
-        for call, outcome in zip(self._writer.for_server, outcomes, strict=True):
-            written, item = call.done(outcome)
-            self._writer.finished(call.item.place, item)
+    async def add_results(self, outcomes: Sequence[CallOutcome]) -> None:
+        for call, outcome in zip(self._writer.server_calls, outcomes, strict=True):
+            written, item = call.complete(outcome)
+            self._writer.add_item(call.item.item_encoder, item)
             await self._outlet.write(written)
-        if self._offering.toolbox.spent:
-            self._offering.take_back()
+        if self._offering.toolbox.is_exhausted:
+            self._offering.drop_mcp_tools()
 
     # Compaction
 
@@ -288,12 +288,14 @@ class Making:
         if not self._triggered and await self._count() <= (self.request.compact_threshold or 0):
             return
         summing_up = summarise(self._model, self.request, self.context, self._said)
-        made, used = await self._outlet.wait(summing_up, self)
+        result, used = await self._outlet.wait(summing_up, self)
         self._loop.used += used
-        place = ItemPlace(self._wire, self._writer.place(PREFIX).index, made.item["id"])
-        self._writer.finished(place, made.item)
-        await self._outlet.write(compaction_events(place, made.item))
-        self._first, self._said, self._since = None, made.items, len(self._writer.items)
+        encoder = ItemEventEncoder(
+            self._wire, self._writer.next_item_encoder(PREFIX).index, result.item["id"]
+        )
+        self._writer.add_item(encoder, result.item)
+        await self._outlet.write(compaction_events(encoder, result.item))
+        self._first, self._said, self._since = None, result.items, len(self._writer.items)
 
     async def _count(self) -> int:
         """Count the tokens of the prompt. A planned prompt is counted, unless truncation may have shortened
@@ -303,14 +305,14 @@ class Making:
             return len(self._first.jobs[0].prompt)
         model, offer = self._model, self._offering.offer
         counting = partial(count_tokens, model, self.request, self.context, self._said, offer)
-        return await self.context.aside(weigh_counting(model, self.context.size), counting)
+        return await self.context.offload(counting_cost(model, self.context.size), counting)
 
     # Events
 
-    def write(self, events: Sequence[Event]) -> Written:
+    def write(self, events: Sequence[Event]) -> OutputBytes:
         return self._logged(self._writer.write(events))
 
-    def idle(self) -> Written:
+    def idle(self) -> OutputBytes:
         """Return a keep-alive. Some clients accept only data, not comments, but large responses are not
         repeated.
         """
@@ -318,7 +320,7 @@ class Making:
             return KEEP_ALIVE
         return self._logged(self.response.event(self._wire, "in_progress"))
 
-    def _logged(self, data: Written) -> Written:
+    def _logged(self, data: OutputBytes) -> OutputBytes:
         if self.log is not None:
             self.log.add(data)
         return data
@@ -326,7 +328,9 @@ class Making:
     # Ends
 
     async def _finish(self) -> None:
-        short = self._writer.finish == "length" or (self._loop.room == 0 and bool(self._writer.for_server))
+        short = self._writer.finish == "length" or (
+            self._loop.remaining_tokens == 0 and bool(self._writer.server_calls)
+        )
         await self._end("incomplete" if short else "completed")
 
     async def _end(self, status: Life, error: Exception | None = None) -> None:
@@ -343,10 +347,10 @@ class Making:
             with suppress(ClientGone):
                 await self._outlet.write(left)
         number, response = self._wire.number, self._closed(status, error)
-        ending, events = await self.context.aside(self.amount, partial(self._written, response))
-        self.facts.update(self._loop.used.facts())
+        ending, events = await self.context.offload(self.amount, partial(self._written, response))
+        self.log_fields.update(self._loop.used.log_fields())
         if response.error is not None:
-            self.facts["error"] = response.error["message"]
+            self.log_fields["error"] = response.error["message"]
         try:
             # Saving the conversation comes last, so nothing may fail after it.
             await self._keep_ids()
@@ -364,7 +368,7 @@ class Making:
     def amount(self) -> int:
         """Estimate how much is written at the end. Earlier output is only copied, which is quick."""
         written = 0 if self.log is None else self.log.size
-        return self.response.weight + written // 16 + sum(turn.count for turn in self._turns)
+        return self.response.weight + written // 16 + sum(turn.total_ids for turn in self._turns)
 
     def _written(self, response: ResponseObject) -> tuple[bytes, bytes | None]:
         """Return the last events, and all events."""
@@ -386,7 +390,7 @@ class Making:
 
     async def _keep_ids(self) -> None:
         """Store the sampled ids, for training."""
-        await self._desk.keep_ids(
+        await self._desk.store_token_ids(
             self.context.owner,
             self.id,
             self._turns,
@@ -398,72 +402,74 @@ class Making:
         )
 
 
-class _Logged:
+class _LoggedOutput:
     """An output that also logs what is written. Events of turns are logged by the encoder."""
 
-    def __init__(self, outlet: Outlet, log: EventLog) -> None:
+    def __init__(self, outlet: ClientOutput, log: EventLog) -> None:
         self._outlet = outlet
         self._log = log
 
-    async def write(self, data: Written) -> None:
+    async def write(self, data: OutputBytes) -> None:
         self._log.add(data)
         await self._outlet.write(data)
 
-    async def run(self, turn: Turn, speaker: Speaker) -> None:
+    async def run(self, turn: Turn, speaker: EventEncoder) -> None:
         await self._outlet.run(turn, speaker)
 
-    async def wait(self, work: Awaitable[R], speaker: Speaker) -> R:
+    async def wait(self, work: Awaitable[R], speaker: EventEncoder) -> R:
         return await self._outlet.wait(work, speaker)
 
 
-# From a request and its context to a `Making`.
+# From a request and its context to a `ResponseRun`.
 
 
 REPEATED = ("tools", "tool_choice", "text")
 """Request fields that the events of a response repeat."""
 
 
-async def begin_making(desk: Desk, model: ServedModel, request: ResponseRequest, context: Context) -> Making:
+async def start_response(
+    desk: ResponseManager, model: ServedModel, request: ResponseRequest, context: ResponseContext
+) -> ResponseRun:
     """Create the response; raises if the request itself is not valid."""
     store = _keeps(desk, request)
-    limits, again = model.limits, taken_over.get()
+    limits, again = model.limits, current_takeover.get()
 
-    def work() -> tuple[Offer, ResponseObject]:
-        recall(model.planner.trails, context.trails, context.owner)
+    def work() -> tuple[ModelTools, ResponseObject]:
+        restore_turns(model.planner.turn_cache, context.stored_turns, context.owner)
         name = model.planner.name(request.model)
         id_, now = (again.id, again.created_at) if again else (new_id("resp_"), int(time.time()))
-        told = partial(describe_response, request, model.planner.defaults(request.model))
-        made = told(id_=id_, created_at=now, model=name, store=store, size=context.size)
+        result = partial(describe_response, request, model.planner.defaults(request.model))
+        response_object = result(id_=id_, created_at=now, model=name, store=store, size=context.size)
         for field in REPEATED:
-            size = memoryview(made.fields[field]).nbytes
+            size = memoryview(response_object.fields[field]).nbytes
             check_count(size, 2 * limits.tool_bytes, field, "bytes, which events repeat,")
-        return offer_tools(request.tools, limits, context.all), made
+        return offer_tools(request.tools, limits, context.all), response_object
 
-    offer, response = await context.aside(context.size + sum(map(len, context.trails)), work)
+    offer, response = await context.offload(context.size + sum(map(len, context.stored_turns)), work)
     if offer.hidden:
         logger.info("Tools not supported by this server are left out: %s", ", ".join(offer.hidden))
     most = min(request.max_tool_calls or limits.tool_calls, limits.tool_calls)
-    sight = Sight(model, context.owner, show_items(context.all).media)
-    toolbox = Toolbox(desk.mcp, [declared.wish for declared in offer.mcp], most, sight)
-    offering = Offering(toolbox, offer, context.all)
-    return Making(desk, model, request, context, offering, _manner(model, request, context), response)
+    sight = ResultMediaFilter(model, context.owner, show_items(context.all).media)
+    toolbox = McpToolset(desk.mcp, [declared.wish for declared in offer.mcp], most, sight)
+    offering = ToolDiscovery(toolbox, offer, context.all)
+    return ResponseRun(desk, model, request, context, offering, _manner(model, request, context), response)
 
 
-def _manner(model: ServedModel, request: ResponseRequest, context: Context) -> Manner:
-    return Manner(
+def _manner(model: ServedModel, request: ResponseRequest, context: ResponseContext) -> ItemOptions:
+    return ItemOptions(
         new_id=new_id,
         summary=request.wants_summary,
         seal=context.seal if request.wants_encrypted_reasoning else None,
-        speller=Speller(model.pieces) if request.logprobs is not None else None,
+        speller=LogprobSerializer(model.pieces) if request.logprobs is not None else None,
         token_ids=bool(request.return_token_ids),
     )
 
 
-def _keeps(desk: Desk, request: ResponseRequest) -> bool:
+def _keeps(desk: ResponseManager, request: ResponseRequest) -> bool:
     """Whether to store the response, which is the default; raises if the request needs a store and there is
     none.
     """
     for field in ("store", "background"):
         if getattr(request, field):
-            desk.required(field)
-    return request.stored and desk.keeps
+            desk.require_store(field)
+    return request.stored and desk.has_store

@@ -15,24 +15,24 @@ import msgspec
 
 from dragoman.api import training
 from dragoman.api.reply import DONE, KEEP_ALIVE
-from dragoman.api.responses.items import ToldItems, normalise, references, tell_items
-from dragoman.api.responses.output import END, Written
+from dragoman.api.responses.event_encoder import END, OutputBytes
+from dragoman.api.responses.items import ContextItems, normalise, references, resolve_references
 from dragoman.api.responses.request import ResponseRequest
-from dragoman.errors import BadRequest, Conflict, MissingRecord, NotFound, StoreUnavailable
+from dragoman.errors import BadRequest, Conflict, NotFound, RecordNotFound, StoreUnavailable
 from dragoman.limits import Limits, check_count
 from dragoman.mcp import McpServers
-from dragoman.responses.context import Context, make_record, new_id
+from dragoman.responses.context import ResponseContext, make_record, new_id
 from dragoman.responses.seal import Sealer, seal_key
 from dragoman.settings import Settings
-from dragoman.store import Most, Record, Store, StoreBounds, StoredConversation, StoredItem, store_of
+from dragoman.store import ReadLimits, Record, Store, StoredConversation, StoredItem, StoreLimits, make_store
 from dragoman.store.sqlite import SqliteStore
 from dragoman.tracing import current
-from dragoman.turns.queue import Aside, Workers
-from dragoman.turns.served import ServedModel
-from dragoman.types import Traced
+from dragoman.turns.queue import Offloader, WorkerPool
+from dragoman.turns.served_model import ServedModel
+from dragoman.types import TurnRecord
 
 if TYPE_CHECKING:
-    from dragoman.responses.making import Making
+    from dragoman.responses.run import ResponseRun
 
 
 # The events of a running response, for clients that reconnect to its stream.
@@ -54,7 +54,7 @@ class EventLog:
         self._over = False
         self._grown = asyncio.Event()
 
-    def add(self, events: Written) -> None:
+    def add(self, events: OutputBytes) -> None:
         if events:
             pieces = [events] if isinstance(events, bytes) else events
             self._chunks += pieces
@@ -117,10 +117,10 @@ def from_number(events: bytes, number: int) -> bytes:
     """Return the events from this number on; the first has number 0. The end of the stream is always
     included.
     """
-    return events[place_of(events, number) :]
+    return events[event_offset(events, number) :]
 
 
-def place_of(events: bytes, number: int) -> int:
+def event_offset(events: bytes, number: int) -> int:
     """Return the offset of the event with this number, or of the end of the stream."""
     at = 0
     for _ in range(number):
@@ -141,18 +141,18 @@ def _count(events: bytes) -> int:
 
 TRIES = 3
 """Servers that may die while they run one response."""
-LOOK_S = 5.0
+POLL_INTERVAL_S = 5.0
 """Seconds between two searches for responses whose server is gone."""
 ELSEWHERE_S = 600.0
 """Seconds for which responses of other models are left to servers that have these models."""
 
 
-class Underway(msgspec.Struct):
+class ResumableRequest(msgspec.Struct):
     request: msgspec.Raw
     tries: int = 1
 
 
-class TakenOver(msgspec.Struct, frozen=True):
+class Takeover(msgspec.Struct, frozen=True):
     """A response of a server that is gone, which this server runs again under the same id."""
 
     id: str
@@ -160,15 +160,15 @@ class TakenOver(msgspec.Struct, frozen=True):
     tries: int
 
 
-taken_over: ContextVar[TakenOver | None] = ContextVar("taken_over", default=None)
-_read_underway = msgspec.json.Decoder(Underway).decode
+current_takeover: ContextVar[Takeover | None] = ContextVar("taken_over", default=None)
+_read_underway = msgspec.json.Decoder(ResumableRequest).decode
 
 
 def write_underway(request: ResponseRequest) -> bytes:
     """Encode the request, stored where the events go once they are complete."""
-    again = taken_over.get()
+    again = current_takeover.get()
     raw = msgspec.Raw(msgspec.json.encode(msgspec.structs.replace(request, stream=None)))
-    return msgspec.json.encode(Underway(raw, again.tries if again else 1))
+    return msgspec.json.encode(ResumableRequest(raw, again.tries if again else 1))
 
 
 def is_underway(events: bytes) -> bool:
@@ -187,39 +187,46 @@ LONGEST_CHAIN = 4096
 _decode = msgspec.json.Decoder().decode
 
 
-class Desk:
+class ResponseManager:
     @classmethod
-    def of(cls, settings: Settings, workers: Workers, mcp: McpServers) -> Self:
-        store = store_of(settings)
-        memory = SqliteStore(None, StoreBounds())
+    def of(cls, settings: Settings, workers: WorkerPool, mcp: McpServers) -> Self:
+        store = make_store(settings)
+        memory = SqliteStore(None, StoreLimits())
         rest = Sealer(seal_key(settings)), settings.limits, workers, mcp
-        made = cls(store or memory, *rest, keeps=store is not None)
-        made.keeps_ids = settings.trajectories
-        return made
+        type_var_type = cls(store or memory, *rest, keeps=store is not None)
+        type_var_type.keeps_ids = settings.trajectories
+        return type_var_type
 
     def __init__(
-        self, store: Store, sealer: Sealer, limits: Limits, workers: Workers, mcp: McpServers, *, keeps: bool
+        self,
+        store: Store,
+        sealer: Sealer,
+        limits: Limits,
+        workers: WorkerPool,
+        mcp: McpServers,
+        *,
+        keeps: bool,
     ) -> None:
         self.list_models: Callable[[], Sequence[ServedModel]] = lambda: ()
         """The loaded models, which remember the reasoning of answers."""
         self.mcp = mcp
         self.store = store
-        self.keeps = keeps
+        self.has_store = keeps
         """Whether responses are stored at all."""
         self.keeps_ids = False
         """Whether the ids of all answers are stored, or only where the client asks for it."""
-        self.live: dict[str, Making] = {}
+        self.runs: dict[str, ResponseRun] = {}
         """Responses that run in the background, or will be stored when they are done."""
         self.sealer = sealer
         self.limits = limits
         self._workers = workers
         shown = limits.media_total_bytes // 3 * 4
-        self._most = Most(items=limits.messages, bytes=limits.context_bytes, shown=shown)
+        self._most = ReadLimits(items=limits.messages, bytes=limits.context_bytes, shown=shown)
         self._tasks: set[asyncio.Task[None]] = set()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self.ask_again: Callable[[str, bytes], Awaitable[int]] | None = None
+        self.resubmit: Callable[[str, bytes], Awaitable[int]] | None = None
         """Sends a stored request again as its owner; returns the status of the reply."""
-        self.serves: Callable[[str], bool] = lambda _: True
+        self.has_model: Callable[[str], bool] = lambda _: True
         """Whether this server has a model of this name."""
         self._watching: asyncio.Task[None] | None = None
 
@@ -231,12 +238,12 @@ class Desk:
         answer.
         """
         await self._take_over()
-        if self.keeps:
+        if self.has_store:
             self._watching = asyncio.create_task(self._keep_looking())
 
     async def _keep_looking(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
             try:
                 await self._take_over()
                 await self._heed()
@@ -244,10 +251,10 @@ class Desk:
                 logger.warning("Cannot check for orphaned responses: %s", error.message)
 
     async def _take_over(self) -> None:
-        for orphan in await self.store.orphans(self._wants):
+        for orphan in await self.store.adopt_orphans(self._wants):
             kept = await self.store.get(orphan.kind, orphan.owner, orphan.id, events=True)
             left = _read_underway(kept.events) if kept is not None and is_underway(kept.events) else None
-            if left is None or self.ask_again is None or left.tries >= TRIES:
+            if left is None or self.resubmit is None or left.tries >= TRIES:
                 await self._give_up(orphan)
             else:
                 task = asyncio.create_task(self._make_again(orphan, left))
@@ -255,13 +262,13 @@ class Desk:
                 task.add_done_callback(self._tasks.discard)
 
     def _wants(self, model: str, at: float) -> bool:
-        return at < time.time() - ELSEWHERE_S or self.serves(model)
+        return at < time.time() - ELSEWHERE_S or self.has_model(model)
 
-    async def _make_again(self, orphan: Record, left: Underway) -> None:
-        assert self.ask_again is not None
-        taken_over.set(TakenOver(orphan.id, int(orphan.created_at), left.tries + 1))
+    async def _make_again(self, orphan: Record, left: ResumableRequest) -> None:
+        assert self.resubmit is not None
+        current_takeover.set(Takeover(orphan.id, int(orphan.created_at), left.tries + 1))
         logger.info("Resuming response %s of a server that is gone", orphan.id)
-        status = await self.ask_again(orphan.owner, bytes(left.request))
+        status = await self.resubmit(orphan.owner, bytes(left.request))
         if status != 200:
             await self._give_up(orphan)
 
@@ -284,9 +291,9 @@ class Desk:
 
     async def _heed(self) -> None:
         """Cancel running responses that were cancelled on another server."""
-        for making in [each for each in self.live.values() if each.request.background]:
-            found = await self.store.get("response", making.context.owner, making.id)
-            if found is not None and found.status == "cancelled":
+        for making in [each for each in self.runs.values() if each.request.background]:
+            record = await self.store.get("response", making.context.owner, making.id)
+            if record is not None and record.status == "cancelled":
                 await self.cancel(making)
 
     async def stop(self) -> None:
@@ -298,9 +305,9 @@ class Desk:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.store.close()
 
-    def required(self, field: str | None = None) -> Store:
+    def require_store(self, field: str | None = None) -> Store:
         """Return the store, or raise if there is none; `field` is the request field that needs it."""
-        if not self.keeps:
+        if not self.has_store:
             rest = f"; leave out {field}, or send false." if field else ": nothing is stored here."
             message = f"This server was started without a store{rest}"
             raise BadRequest(message, param=field, code="unsupported_field")
@@ -314,27 +321,27 @@ class Desk:
         request: ResponseRequest,
         owner: str,
         size: int,
-        aside: Aside | None = None,
+        offload: Offloader | None = None,
         known: Sequence[StoredItem] | None = None,
-    ) -> AsyncIterator[Context]:
+    ) -> AsyncIterator[ResponseContext]:
         """Yield the context of a request, holding the lock of its conversation.
 
         `size` is the size of the request. `known` are the items of the previous response, if the caller has
         them.
         """
-        aside = aside or partial(self._workers.run, owner)
+        offload = offload or partial(self._workers.run, owner)
         if request.conversation_id is None:
             before = known if known is not None else await self._chain(request.previous_response_id, owner)
-            yield await self._context(request, owner, size, aside, before)
+            yield await self._context(request, owner, size, offload, before)
             return
         if (trace := current.get()) is not None:
             trace.conversation = request.conversation_id
         async with self._lock(owner, request.conversation_id):
-            found = await self.conversation(owner, request.conversation_id)
-            items = await self.store.all_items(owner, found.id, self._most)
+            conversation = await self.conversation(owner, request.conversation_id)
+            items = await self.store.all_items(owner, conversation.id, self._most)
             if items is None:
-                raise _unknown_conversation(found.id)
-            yield await self._context(request, owner, size, aside, items, found)
+                raise _unknown_conversation(conversation.id)
+            yield await self._context(request, owner, size, offload, items, conversation)
 
     def check_free(self, owner: str, conversation: str) -> None:
         """Raise if a response is running in the conversation: it would miss changes, and could not be
@@ -352,49 +359,51 @@ class Desk:
         request: ResponseRequest,
         owner: str,
         size: int,
-        aside: Aside,
+        offload: Offloader,
         stored: Sequence[StoredItem],
         conversation: StoredConversation | None = None,
-    ) -> Context:
-        about = await self.items(request.input, owner, size, aside, stored)
+    ) -> ResponseContext:
+        about = await self.resolve_items(request.input, owner, size, offload, stored)
         trails = [item.trail for item in stored if item.trail]
-        return Context(self.store, self.sealer, self._workers, owner, about, conversation, trails)
+        return ResponseContext(self.store, self.sealer, self._workers, owner, about, conversation, trails)
 
-    async def items(
+    async def resolve_items(
         self,
-        given: str | Sequence[dict[str, Any]] | None,
+        value: str | Sequence[dict[str, Any]] | None,
         owner: str,
         size: int,
-        aside: Aside,
+        offload: Offloader,
         before: Sequence[StoredItem] = (),
         field: str = "input",
-    ) -> ToldItems:
+    ) -> ContextItems:
         """Normalize the items of a request: give each an id and replace references by the items they refer
         to.
 
         Referenced items come from `before` or from the store.
         """
-        inputs = await aside(size, partial(normalise, given, new_id, field, self.limits))
+        inputs = await offload(size, partial(normalise, value, new_id, field, self.limits))
         meant = Counter(references(inputs))
-        found = {item.id: item for item in before if item.id in meant}
-        missing = {id_: times for id_, times in meant.items() if id_ not in found}
+        fields = {item.id: item for item in before if item.id in meant}
+        missing = {id_: times for id_, times in meant.items() if id_ not in fields}
         if missing:
-            found |= await self.store.find_items(owner, missing, self._most)
+            fields |= await self.store.find_items(owner, missing, self._most)
         stored = [item.body for item in before]
-        counted = [*((item, 1) for item in before), *((item, meant[id_]) for id_, item in found.items())]
+        counted = [*((item, 1) for item in before), *((item, meant[id_]) for id_, item in fields.items())]
         held = sum(len(item.body) * times for item, times in counted)
         shown = sum(item.shown * times for item, times in counted)
         check_count(held - shown, self._most.bytes, field, "bytes of stored items")
         size += held
-        bodies = {id_: item.body for id_, item in found.items()}
-        return await aside(size, partial(tell_items, stored, inputs, bodies, self.limits, field, size))
+        bodies = {id_: item.body for id_, item in fields.items()}
+        return await offload(
+            size, partial(resolve_references, stored, inputs, bodies, self.limits, field, size)
+        )
 
     async def _chain(self, id_: str | None, owner: str) -> Sequence[StoredItem]:
         if id_ is None:
             return ()
         try:
             chain = await self.store.chain(owner, id_, LONGEST_CHAIN, self._most)
-        except MissingRecord as missing:
+        except RecordNotFound as missing:
             raise _unknown_previous(missing.id) from None
         if chain.status not in ("completed", "incomplete"):
             message = (
@@ -404,16 +413,16 @@ class Desk:
         return chain.items
 
     async def conversation(self, owner: str, id_: str) -> StoredConversation:
-        found = await self.store.conversation(owner, id_)
-        if found is None:
+        stored_conversation = await self.store.conversation(owner, id_)
+        if stored_conversation is None:
             raise _unknown_conversation(id_)
-        return found
+        return stored_conversation
 
     # Running and stored responses.
 
-    def run(self, making: "Making", work: Any) -> asyncio.Task[None]:
+    def start_background(self, making: "ResponseRun", work: Any) -> asyncio.Task[None]:
         """Run a response in its own task, which outlives the client's connection."""
-        self.live[making.id] = making
+        self.runs[making.id] = making
 
         async def run() -> None:
             try:
@@ -421,37 +430,37 @@ class Desk:
             except Exception:
                 logger.debug("A background response failed: %s", making.id, exc_info=True)
             finally:
-                self.live.pop(making.id, None)
+                self.runs.pop(making.id, None)
 
         task = asyncio.create_task(run(), name=making.id)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def making(self, owner: str, id_: str) -> "Making | None":
-        found = self.live.get(id_)
-        return found if found is not None and found.context.owner == owner else None
+    def find_run(self, owner: str, id_: str) -> "ResponseRun | None":
+        run = self.runs.get(id_)
+        return run if run is not None and run.context.owner == owner else None
 
-    async def cancel(self, making: "Making") -> None:
+    async def cancel(self, making: "ResponseRun") -> None:
         """Cancel a response; returns when it has ended and is stored."""
         for task in self._tasks:
             if task.get_name() == making.id:
                 task.cancel()
-        await making.ended()
+        await making.wait_ended()
 
-    async def stored(self, owner: str, id_: str, *, events: bool = False) -> Record:
-        found = await self.store.get("response", owner, id_, events=events)
-        if found is None:
+    async def get_record(self, owner: str, id_: str, *, events: bool = False) -> Record:
+        record = await self.store.get("response", owner, id_, events=events)
+        if record is None:
             raise unknown_response(id_)
-        return found
+        return record
 
     # The ids of answers, for training.
 
-    async def keep_ids(
+    async def store_token_ids(
         self,
         owner: str,
         id_: str,
-        turns: Sequence[Traced],
+        turns: Sequence[TurnRecord],
         *,
         asked: bool,
         model: str,
@@ -471,13 +480,13 @@ class Desk:
                 previous=previous,
                 conversation=conversation,
             )
-            size = ID_BYTES * sum(turn.count for turn in turns)
+            size = ID_BYTES * sum(turn.total_ids for turn in turns)
             await self.store.save(await self._workers.run(owner, size, work))
 
-    async def forget_ids(self, owner: str, id_: str) -> None:
+    async def delete_token_ids(self, owner: str, id_: str) -> None:
         """Delete the stored ids and the remembered reasoning of an answer."""
         for model in self.list_models():
-            model.planner.thoughts.forget(id_, owner)
+            model.planner.reasoning_memory.forget(id_, owner)
         await self.store.delete("trajectory", owner, id_)
 
 
