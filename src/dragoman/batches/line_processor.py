@@ -4,9 +4,9 @@ Memory holds only the lines that are running: lines are read on demand, and resu
 in which they arrive. After an interruption the run resumes: lines in the two files are done, recognized by a
 hash of eight bytes of their `custom_id`. A partially written result is discarded, and its line runs again.
 
-Lines run in the background (`behind` in turns/queue.py). A line is preempted when another request needs its
-permit, and runs again later, as after an engine failure or a stop of the server. Any other error becomes the
-result of the line.
+Lines run in the background (`background_cancel` in turns/queue.py). A line is preempted when another request
+needs its permit, and runs again later, as after an engine failure or a stop of the server. Any other error
+becomes the result of the line.
 """
 
 import asyncio
@@ -24,10 +24,10 @@ from typing import IO, Protocol, TypeVar
 import numpy as np
 from msgspec import Struct, field
 
-from dragoman.api.batches import Asked, LineReply, LineSpelling, said_of, usage_in, usage_of_line
+from dragoman.api.batches import BatchLineCodec, LineReply, LineRequest, said_of, usage_in, usage_of_line
 from dragoman.errors import StoreUnavailable
 from dragoman.store.disk import open_bytes, write_all
-from dragoman.turns.queue import behind
+from dragoman.turns.queue import background_cancel
 from dragoman.types import Usage
 
 logger = logging.getLogger("dragoman.batches")
@@ -47,7 +47,7 @@ GATHER_S = 0.05
 MOST_UNWRITTEN = 256
 
 
-class Do(Protocol):
+class DiskRunner(Protocol):
     """Runs blocking disk work in a thread."""
 
     def __call__(self, work: Callable[[], T], /) -> Awaitable[T]: ...
@@ -89,8 +89,8 @@ def number_of(custom_id: str, key: bytes) -> int:
     return int.from_bytes(digest.digest())
 
 
-class LinesRun:
-    """Answers all lines of a file: `await LinesRun(source, good, bad, ...).run()`.
+class LineProcessor:
+    """Answers all lines of a file: `await LineProcessor(source, good, bad, ...).run()`.
 
     Successful results go to `good`, others to `bad`; both may be one file. `most()` lines run at once.
     """
@@ -98,15 +98,15 @@ class LinesRun:
     def __init__(
         self,
         source: Path,
-        good: Path,
-        bad: Path,
-        spelling: LineSpelling,
-        answer: Callable[[Asked], Awaitable[LineReply]],
+        output: Path,
+        errors: Path,
+        spelling: BatchLineCodec,
+        answer: Callable[[LineRequest], Awaitable[LineReply]],
         most: Callable[[], int],
-        do: Do,
+        do: DiskRunner,
     ) -> None:
         self.counts = LineCounts()
-        self._source, self._good, self._bad = source, good, bad
+        self._source, self._good, self._bad = source, output, errors
         self._spelling = spelling
         self._answer = answer
         self._most = most
@@ -114,9 +114,9 @@ class LinesRun:
         self._key = os.urandom(16)
         self._done: np.ndarray[tuple[int], np.dtype[np.uint64]] = np.zeros(0, np.uint64)
         """Sorted hashes of the lines that were done before."""
-        self._flying: dict[asyncio.Task[LineReply], Asked] = {}
+        self._in_flight: dict[asyncio.Task[LineReply], LineRequest] = {}
         self._flying_bytes = 0
-        self._again: deque[Asked] = deque()
+        self._again: deque[LineRequest] = deque()
         self._pressed: set[asyncio.Task[LineReply]] = set()
         self._finished: list[tuple[str, LineReply]] = []
         self._changed = asyncio.Event()
@@ -134,16 +134,16 @@ class LinesRun:
         try:
             with await self._do(partial(open_bytes, self._source)) as source:
                 lines = lines_of(source)
-                few: deque[Asked] = deque()
+                few: deque[LineRequest] = deque()
                 while (asked := await self._next(few, lines)) is not None:
                     await self._room()
                     self._start(asked)
                     # One at a time: planning a hundred at once would delay all other requests.
                     await asyncio.sleep(0)
         finally:
-            for task in self._flying:
+            for task in self._in_flight:
                 task.cancel()
-            await asyncio.gather(*self._flying, return_exceptions=True)
+            await asyncio.gather(*self._in_flight, return_exceptions=True)
             self._over = True
             self._comes.set()
             await writing
@@ -153,20 +153,20 @@ class LinesRun:
     def recover(self) -> None:
         """Read the finished lines from the result files, and truncate a partially written one."""
         self.counts = LineCounts()
-        found = array("Q")
-        for place in dict.fromkeys((self._good, self._bad)):
-            if place.exists():
-                self._recover(place, found)
-        self._done = np.sort(np.frombuffer(found, np.uint64)) if found else np.zeros(0, np.uint64)
+        result = array("Q")
+        for path in dict.fromkeys((self._good, self._bad)):
+            if path.exists():
+                self._recover(path, result)
+        self._done = np.sort(np.frombuffer(result, np.uint64)) if result else np.zeros(0, np.uint64)
 
-    def _recover(self, place: Path, found: "array[int]") -> None:
+    def _recover(self, path: Path, result: "array[int]") -> None:
         whole = 0
-        with place.open("r+b") as file:
+        with path.open("r+b") as file:
             for line in file:
                 if not line.endswith(b"\n"):
                     break
                 whole += len(line)
-                found.append(number_of(said_of(line), self._key))
+                result.append(number_of(said_of(line), self._key))
                 outcome = self._spelling.outcome(line)
                 setattr(self.counts, outcome, getattr(self.counts, outcome) + 1)
                 if outcome == "completed":
@@ -182,7 +182,7 @@ class LinesRun:
 
     # Running lines.
 
-    async def _next(self, few: deque[Asked], lines: Iterator[bytes]) -> Asked | None:
+    async def _next(self, few: deque[LineRequest], lines: Iterator[bytes]) -> LineRequest | None:
         """Return the next line to run; None when all are done."""
         while True:
             if self._rest:
@@ -194,29 +194,29 @@ class LinesRun:
                 self._read_all = not few
             if few:
                 return few.popleft()
-            if not self._flying and not self._again:
+            if not self._in_flight and not self._again:
                 return None
             if not self._again:
                 await self._change()
 
-    def _read_few(self, lines: Iterator[bytes]) -> list[Asked]:
+    def _read_few(self, lines: Iterator[bytes]) -> list[LineRequest]:
         """Read some lines that are not done."""
-        found: list[Asked] = []
+        items: list[LineRequest] = []
         size = 0
         for line in lines:
             asked = self._spelling.read(line)
             if self._is_done(asked.custom_id):
                 continue
-            found.append(asked)
+            items.append(asked)
             size += len(line)
             if size >= READ_BYTES:
                 break
-        return found
+        return items
 
     async def _room(self) -> None:
         """Wait until another line may start, and not too many results wait to be written."""
         while len(self._finished) >= MOST_UNWRITTEN or (
-            self._flying and (len(self._flying) >= self._most() or self._flying_bytes >= FLYING_BYTES)
+            self._in_flight and (len(self._in_flight) >= self._most() or self._flying_bytes >= FLYING_BYTES)
         ):
             await self._change()
 
@@ -224,16 +224,16 @@ class LinesRun:
         self._changed.clear()
         await self._changed.wait()
 
-    def _start(self, asked: Asked) -> None:
-        task: asyncio.Task[LineReply] = asyncio.create_task(self._asked(asked))
-        self._flying[task] = asked
+    def _start(self, asked: LineRequest) -> None:
+        task: asyncio.Task[LineReply] = asyncio.create_task(self._answer_line(asked))
+        self._in_flight[task] = asked
         self._flying_bytes += len(asked.body)
         task.add_done_callback(self._ended)
 
-    async def _asked(self, asked: Asked) -> LineReply:
+    async def _answer_line(self, asked: LineRequest) -> LineReply:
         task = asyncio.current_task()
         assert task is not None
-        behind.set(partial(self._step_back, task))
+        background_cancel.set(partial(self._step_back, task))
         return await self._answer(asked)
 
     def _step_back(self, task: "asyncio.Task[LineReply]") -> None:
@@ -243,7 +243,7 @@ class LinesRun:
             task.cancel()
 
     def _ended(self, task: "asyncio.Task[LineReply]") -> None:
-        asked = self._flying.pop(task)
+        asked = self._in_flight.pop(task)
         self._flying_bytes -= len(asked.body)
         pressed = task in self._pressed
         self._pressed.discard(task)
@@ -291,9 +291,9 @@ class LinesRun:
     def _append(self, finished: list[tuple[str, LineReply]]) -> None:
         good = [one for one in finished if one[1].status < 400]
         bad = [one for one in finished if one[1].status >= 400]
-        for place, some in ((self._good, good), (self._bad, bad)):
+        for path, some in ((self._good, good), (self._bad, bad)):
             written = [self._spelling.write(new_line_id(), custom_id, reply) for custom_id, reply in some]
-            append_lines(place, written, sync=time.monotonic() - self._synced > SYNC_S)
+            append_lines(path, written, sync=time.monotonic() - self._synced > SYNC_S)
         self._synced = time.monotonic()
         self.counts.completed += len(good)
         self.counts.failed += len(bad)
@@ -315,11 +315,11 @@ def new_line_id() -> str:
     return f"batch_req_{os.urandom(16).hex()}"
 
 
-def append_lines(place: Path, lines: list[bytes], *, sync: bool = False) -> None:
+def append_lines(path: Path, lines: list[bytes], *, sync: bool = False) -> None:
     """Append all lines, or none if the disk is full."""
     if not lines:
         return
-    with place.open("ab", buffering=0) as file:
+    with path.open("ab", buffering=0) as file:
         before = file.tell()
         try:
             write_all(file, b"".join(lines))

@@ -28,38 +28,38 @@ from dragoman.api.batches import (
     MOST_FAULTS,
     WINDOW,
     WINDOW_S,
-    Asked,
+    BatchLineCodec,
     LineReply,
-    LineSpelling,
+    LineRequest,
     cannot_cancel,
     model_in,
     other_batch,
     unknown_batch,
 )
 from dragoman.api.files import BATCH_OUTPUT, BATCH_S
-from dragoman.batches.lines import LinesRun, SeenIds, lines_of
+from dragoman.batches.line_processor import LineProcessor, SeenIds, lines_of
 from dragoman.errors import BadRequest, StoreUnavailable
 from dragoman.limits import Limits
 from dragoman.store import Page
 from dragoman.store.disk import (
-    SAID,
+    METADATA_SUFFIX,
     is_name,
     names_after,
     new_name,
-    read_said,
+    read_metadata,
     sync_folder,
     take_lock,
-    write_said,
+    write_metadata,
 )
-from dragoman.store.files import FileShelf, StoredFile
-from dragoman.store.records import LineFault, StoredBatch
+from dragoman.store.files import FileStore, StoredFile
+from dragoman.store.records import BatchLineError, StoredBatch
 
 logger = logging.getLogger("dragoman.batches")
 
-AnswerLine: TypeAlias = Callable[[str, Asked], Awaitable[LineReply]]
+AnswerLine: TypeAlias = Callable[[str, LineRequest], Awaitable[LineReply]]
 """Answers a line on behalf of an owner."""
-OVER = frozenset({"completed", "failed", "expired", "cancelled"})
-LOOK_S = 5.0
+TERMINAL_STATES = frozenset({"completed", "failed", "expired", "cancelled"})
+POLL_INTERVAL_S = 5.0
 """Seconds between two searches for batches that no server runs."""
 NOTE_S = 1.0
 """Seconds between two writes of the counts, and two checks for a cancellation by another server."""
@@ -67,13 +67,13 @@ KEEP_S = BATCH_S
 """Seconds for which metadata of a finished batch is kept."""
 
 
-class BatchDesk:
+class BatchManager:
     """Runs batches: `answer` answers one line of an owner; `most()` lines of all batches may run at once."""
 
     def __init__(
         self,
-        files: FileShelf,
-        spellings: Mapping[str, LineSpelling],
+        files: FileStore,
+        spellings: Mapping[str, BatchLineCodec],
         answer: AnswerLine,
         most: Callable[[], int],
         limits: Limits,
@@ -86,7 +86,7 @@ class BatchDesk:
         self._limits = limits
         self._check_model = check_model
         self._making: dict[str, asyncio.Task[None]] = {}
-        self._runs: dict[str, LinesRun] = {}
+        self._runs: dict[str, LineProcessor] = {}
         self.wakes: dict[str, asyncio.Event] = {}
         """For each running batch: set when there may be a reason to end it."""
         self._looking: asyncio.Task[None] | None = None
@@ -134,14 +134,14 @@ class BatchDesk:
             keep_s=keep_s,
             total=total,
         )
-        made = await self._files.do(lambda: self._create(batch, put_input, key))
-        self._take_up(made)
-        return self._told(made)
+        stored_batch = await self._files.run(lambda: self._create(batch, put_input, key))
+        self._start_run(stored_batch)
+        return self._told(stored_batch)
 
     def _create(
         self, batch: StoredBatch, put_input: Callable[[Path], str | None], key: str | None
     ) -> StoredBatch:
-        folder = self._files.of(batch.owner)
+        folder = self._files.owner_folder(batch.owner)
         self._check_room(folder)
         work = folder / batch.id
         work.mkdir(mode=0o700)
@@ -150,14 +150,14 @@ class BatchDesk:
             if key is not None and (there := self._known(folder, key, batch)) is not None:
                 shutil.rmtree(work, ignore_errors=True)
                 return there
-            write_said(folder, batch.id, batch)
+            write_metadata(folder, batch.id, batch)
         except BaseException:
             shutil.rmtree(work, ignore_errors=True)
             raise
         return batch
 
     def _check_room(self, folder: Path) -> None:
-        there = sum("batch_" in name and name.endswith(SAID) for name in os.listdir(folder))
+        there = sum("batch_" in name and name.endswith(METADATA_SUFFIX) for name in os.listdir(folder))
         if there >= self._limits.batches:
             message = (
                 f"This key has {there} batches of the last 30 days, which is the limit; wait "
@@ -167,136 +167,142 @@ class BatchDesk:
 
     def _known(self, folder: Path, key: str, batch: StoredBatch) -> StoredBatch | None:
         """Return the batch created with this key before; else note this one under the key."""
-        place = folder / f".key-{blake2b(key.encode(errors='surrogatepass'), digest_size=16).hexdigest()}"
+        path = folder / f".key-{blake2b(key.encode(errors='surrogatepass'), digest_size=16).hexdigest()}"
         try:
-            with place.open("x") as note:
+            with path.open("x") as note:
                 note.write(batch.id)
             return None
         except FileExistsError:
-            found = read_said(folder, place.read_text(), StoredBatch)
-        if found is None:
+            metadata = read_metadata(folder, path.read_text(), StoredBatch)
+        if metadata is None:
             # The noted batch is deleted.
-            place.write_text(batch.id)
+            path.write_text(batch.id)
             return None
         asked = ("kind", "endpoint", "input_file", "metadata", "keep_s")
-        if any(getattr(found, name) != getattr(batch, name) for name in asked):
+        if any(getattr(metadata, name) != getattr(batch, name) for name in asked):
             raise other_batch()
-        return found
+        return metadata
 
     async def get(self, kind: str, owner: str, id_: str) -> StoredBatch:
-        return self._told(await self._files.do(partial(self._found, kind, owner, id_)))
+        return self._told(await self._files.run(partial(self._found, kind, owner, id_)))
 
     def _found(self, kind: str, owner: str, id_: str) -> StoredBatch:
-        folder = self._files.of(owner)
-        found = read_said(folder, id_, StoredBatch) if is_name(id_, self._spellings[kind].prefix) else None
-        if found is None or found.kind != kind:
+        folder = self._files.owner_folder(owner)
+        metadata = (
+            read_metadata(folder, id_, StoredBatch) if is_name(id_, self._spellings[kind].prefix) else None
+        )
+        if metadata is None or metadata.kind != kind:
             raise unknown_batch(id_)
-        return _with_cancel(folder, found)
+        return _with_cancel(folder, metadata)
 
     async def page(
         self, kind: str, owner: str, *, after: str | None, limit: int, descending: bool
     ) -> Page[StoredBatch]:
         def work() -> Page[StoredBatch]:
-            folder, data = self._files.of(owner), list[StoredBatch]()
+            folder, data = self._files.owner_folder(owner), list[StoredBatch]()
             for name in names_after(folder, self._spellings[kind].prefix, after, descending):
-                batch = read_said(folder, name, StoredBatch)
+                batch = read_metadata(folder, name, StoredBatch)
                 if batch is not None and batch.kind == kind:
                     if len(data) == limit:
                         return Page(data, True)
                     data.append(_with_cancel(folder, batch))
             return Page(data, False)
 
-        page = await self._files.do(work)
+        page = await self._files.run(work)
         return Page([self._told(batch) for batch in page.data], page.has_more)
 
     async def cancel(self, kind: str, owner: str, id_: str) -> StoredBatch:
         def work() -> StoredBatch:
-            found = self._found(kind, owner, id_)
-            if found.status in OVER - {"cancelled"}:
-                raise cannot_cancel(found.status)
-            if found.status not in OVER:
-                (self._files.of(owner) / id_ / "cancel").touch()
+            stored_batch = self._found(kind, owner, id_)
+            if stored_batch.status in TERMINAL_STATES - {"cancelled"}:
+                raise cannot_cancel(stored_batch.status)
+            if stored_batch.status not in TERMINAL_STATES:
+                (self._files.owner_folder(owner) / id_ / "cancel").touch()
             return self._found(kind, owner, id_)
 
-        batch = await self._files.do(work)
+        batch = await self._files.run(work)
         if id_ in self.wakes:
             self.wakes[id_].set()
-        self._take_up(batch)
+        self._start_run(batch)
         return self._told(batch)
 
     async def delete(self, kind: str, owner: str, id_: str) -> StoredBatch:
         """Delete a batch, if it has finished."""
 
         def work() -> StoredBatch:
-            found = self._found(kind, owner, id_)
-            if found.status in OVER:
-                _remove_batch(self._files.of(owner), id_)
-            return found
+            batch = self._found(kind, owner, id_)
+            if batch.status in TERMINAL_STATES:
+                _remove_batch(self._files.owner_folder(owner), id_)
+            return batch
 
-        return await self._files.do(work)
+        return await self._files.run(work)
 
     async def results(self, owner: str, id_: str) -> tuple[int, IO[bytes]] | None:
         """Open the results of a batch with a single result file; returns size and file."""
 
         def work() -> tuple[int, IO[bytes]] | None:
-            place = self._files.of(owner) / id_ / "output"
-            if not place.exists():
+            path = self._files.owner_folder(owner) / id_ / "output"
+            if not path.exists():
                 return None
-            file = place.open("rb")
+            file = path.open("rb")
             return os.fstat(file.fileno()).st_size, file
 
-        return await self._files.do(work)
+        return await self._files.run(work)
 
     def _told(self, batch: StoredBatch) -> StoredBatch:
         """Return the batch with current counts, if it runs here."""
         run = self._runs.get(batch.id)
-        return batch if run is None or batch.status in OVER else _counted(batch, run)
+        return batch if run is None or batch.status in TERMINAL_STATES else _counted(batch, run)
 
     # Running batches.
 
     async def _look_always(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
             await self._look()
 
     async def _look(self) -> None:
         try:
-            for batch in await self._files.do(self._unfinished):
-                self._take_up(batch)
+            for batch in await self._files.run(self._unfinished):
+                self._start_run(batch)
         except StoreUnavailable:
             logger.warning("The folder of batches cannot be read", exc_info=True)
 
     def _unfinished(self) -> list[StoredBatch]:
         """List unfinished batches of all owners, and delete those that ended long ago."""
-        found: list[StoredBatch] = []
+        batches: list[StoredBatch] = []
         now = self._files.clock()
-        for place in self._files.places("*batch_*" + SAID):
-            batch = read_said(place.parent, place.stem, StoredBatch)
+        for path in self._files.places("*batch_*" + METADATA_SUFFIX):
+            batch = read_metadata(path.parent, path.stem, StoredBatch)
             if batch is None:
                 continue
-            if batch.status not in OVER:
-                found.append(batch)
+            if batch.status not in TERMINAL_STATES:
+                batches.append(batch)
             elif max(batch.at.values(), default=batch.created_at) < now - KEEP_S:
-                _remove_batch(place.parent, batch.id)
-        return found
+                _remove_batch(path.parent, batch.id)
+        return batches
 
-    def _take_up(self, batch: StoredBatch) -> None:
-        if batch.id not in self._making and batch.status not in OVER and batch.kind in self._spellings:
+    def _start_run(self, batch: StoredBatch) -> None:
+        if (
+            batch.id not in self._making
+            and batch.status not in TERMINAL_STATES
+            and batch.kind in self._spellings
+        ):
             task = asyncio.create_task(self._make(batch), name=batch.id)
             self._making[batch.id] = task
             task.add_done_callback(lambda _: self._making.pop(batch.id, None))
 
     async def _make(self, batch: StoredBatch) -> None:
-        folder = self._files.of(batch.owner)
-        lock = await self._files.do(partial(take_lock, folder / batch.id / "lock"))
+        folder = self._files.owner_folder(batch.owner)
+        lock = await self._files.run(partial(take_lock, folder / batch.id / "lock"))
         if lock is None:
             return
         try:
             # The previous holder of the lock may have changed it.
-            fresh = await self._files.do(partial(read_said, folder, batch.id, StoredBatch))
-            if fresh is not None and fresh.status not in OVER:
+            fresh = await self._files.run(partial(read_metadata, folder, batch.id, StoredBatch))
+            if fresh is not None and fresh.status not in TERMINAL_STATES:
                 self.wakes[batch.id] = asyncio.Event()
-                await _Making(self, self._files, folder, fresh).make()
+                await _BatchRun(self, self._files, folder, fresh).run()
         except StoreUnavailable:
             logger.exception("A batch was interrupted by a storage error; it will be retried")
         except Exception:
@@ -308,7 +314,7 @@ class BatchDesk:
 
     # Services for a running batch.
 
-    def check(self, batch: StoredBatch, line: bytes) -> Asked | LineFault:
+    def check(self, batch: StoredBatch, line: bytes) -> LineRequest | BatchLineError:
         return self._spellings[batch.kind].check(line, batch.endpoint, self._limits, self._check_model)
 
     def keeps_one_file(self, batch: StoredBatch) -> bool:
@@ -318,26 +324,26 @@ class BatchDesk:
     def most_lines(self) -> int:
         return self._limits.batch_lines
 
-    def begin(self, batch: StoredBatch, work: Path) -> LinesRun:
+    def begin(self, batch: StoredBatch, work: Path) -> LineProcessor:
         """Create the line processor of a batch; running batches share the limit of lines."""
         spelling = self._spellings[batch.kind]
-        run = LinesRun(
+        run = LineProcessor(
             work / "input",
             work / "output",
             work / ("output" if spelling.one_file else "errors"),
             spelling,
             partial(self._answer, batch.owner),
             lambda: max(1, self._all() // max(1, len(self._runs))),
-            self._files.do,
+            self._files.run,
         )
         self._runs[batch.id] = run
         return run
 
 
-class _Making:
+class _BatchRun:
     """One running batch: continues from its stored state to its end."""
 
-    def __init__(self, desk: BatchDesk, files: FileShelf, folder: Path, batch: StoredBatch) -> None:
+    def __init__(self, desk: BatchManager, files: FileStore, folder: Path, batch: StoredBatch) -> None:
         self._desk = desk
         self._files = files
         self._folder = folder
@@ -346,7 +352,7 @@ class _Making:
         self._run = desk.begin(batch, self._work)
         self._one_file = desk.keeps_one_file(batch)
 
-    async def make(self) -> None:
+    async def run(self) -> None:
         if self._batch.status == "validating":
             await self._validate()
         if self._batch.status == "in_progress":
@@ -354,47 +360,47 @@ class _Making:
         if self._batch.status in ("finalizing", "cancelling"):
             await self._finalize()
 
-    async def _say(self, status: str | None = None, **changes: object) -> None:
+    async def _save(self, status: str | None = None, **changes: object) -> None:
         """Write the changed metadata; a new status gets a timestamp."""
         if status is not None:
             at = {**_with_cancel(self._folder, self._batch).at, status: int(self._files.clock())}
             changes = {"status": status, "at": at, **changes}
         self._batch = _counted(replace(self._batch, **changes), self._run)
-        await self._files.do(partial(write_said, self._folder, self._batch.id, self._batch))
+        await self._files.run(partial(write_metadata, self._folder, self._batch.id, self._batch))
 
     async def _validate(self) -> None:
-        total, faults, model = await self._files.do(self._checked)
+        total, faults, model = await self._files.run(self._checked)
         if faults:
-            await self._say("failed", total=total, faults=tuple(faults))
-            await self._files.do(partial(shutil.rmtree, self._work, True))
+            await self._save("failed", total=total, faults=tuple(faults))
+            await self._files.run(partial(shutil.rmtree, self._work, True))
         else:
-            await self._say("in_progress", total=total, model=model)
+            await self._save("in_progress", total=total, model=model)
 
-    def _checked(self) -> tuple[int, list[LineFault], str | None]:
+    def _checked(self) -> tuple[int, list[BatchLineError], str | None]:
         """Check all lines: return their number, their faults and the model they name."""
-        place = self._work / "input"
-        if not place.exists():
+        path = self._work / "input"
+        if not path.exists():
             message = f"Cannot find file '{self._batch.input_file}': it was never uploaded, or was deleted."
-            return 0, [LineFault("invalid_request", message, "file_id")], None
-        faults: list[LineFault] = []
+            return 0, [BatchLineError("invalid_request", message, "file_id")], None
+        faults: list[BatchLineError] = []
         ids, model, total = SeenIds(), None, 0
-        with place.open("rb") as source:
+        with path.open("rb") as source:
             for total, line in enumerate(lines_of(source), 1):
                 if total > self._desk.most_lines:
                     message = f"The file has more than {self._desk.most_lines} requests."
-                    return total, [LineFault("limit_exceeded", message, "input_file_id")], None
-                found = self._desk.check(self._batch, line)
-                if isinstance(found, LineFault):
-                    faults.append(replace(found, line=total))
-                elif ids.has_seen(found.custom_id):
+                    return total, [BatchLineError("limit_exceeded", message, "input_file_id")], None
+                item = self._desk.check(self._batch, line)
+                if isinstance(item, BatchLineError):
+                    faults.append(replace(item, line=total))
+                elif ids.has_seen(item.custom_id):
                     message = "Another request of this batch has the same 'custom_id'."
-                    faults.append(LineFault("duplicate_custom_id", message, "custom_id", total))
+                    faults.append(BatchLineError("duplicate_custom_id", message, "custom_id", total))
                 elif model is None:
-                    model = model_in(found.body)
+                    model = model_in(item.body)
                 if len(faults) >= MOST_FAULTS:
                     break
         if not total:
-            return 0, [LineFault("empty_file", "The file has no requests.", "input_file_id")], None
+            return 0, [BatchLineError("empty_file", "The file has no requests.", "input_file_id")], None
         return total, faults, model
 
     async def _answer(self) -> None:
@@ -408,14 +414,14 @@ class _Making:
                 waking.cancel()
                 wake.clear()
                 if _counted(self._batch, self._run) != self._batch:
-                    await self._say()
+                    await self._save()
         finally:
             ended = running.done()
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
         if ended:
             running.result()
-        await self._say("cancelling" if _cancelled_at(self._work) and not ended else "finalizing")
+        await self._save("cancelling" if _cancelled_at(self._work) and not ended else "finalizing")
 
     def _must_end(self) -> bool:
         return _cancelled_at(self._work) is not None or self._files.clock() >= self._batch.expires_at
@@ -427,44 +433,44 @@ class _Making:
         assert self._batch.ends is not None
         for name in ("output", "errors"):
             if (id_ := self._named(name)) is not None:
-                await self._files.do(partial(self._adopt, name, id_))
-        await self._say(self._batch.ends)
+                await self._files.run(partial(self._adopt, name, id_))
+        await self._save(self._batch.ends)
         if not self._one_file:
-            await self._files.do(partial(shutil.rmtree, self._work, True))
+            await self._files.run(partial(shutil.rmtree, self._work, True))
 
     async def _settle(self) -> None:
         """Decide how the batch ends; later steps only carry it out."""
-        await self._files.do(self._run.recover)
+        await self._files.run(self._run.recover)
         counts, ends = self._run.counts, "completed"
         if self._batch.status == "cancelling" or counts.completed + counts.failed < self._batch.total:
             ends = "cancelled" if self._batch.status == "cancelling" else "expired"
-            await self._files.do(partial(self._run.write_undone, ends))
+            await self._files.run(partial(self._run.write_undone, ends))
         names = {} if self._one_file else {"output": "output_file", "errors": "error_file"}
-        made = {
+        fields = {
             field: new_name("file-", self._files.clock())
             for name, field in names.items()
             if (self._work / name).exists()
         }
-        await self._say(ends=ends, **made)
+        await self._save(ends=ends, **fields)
 
     def _named(self, name: str) -> str | None:
         return self._batch.output_file if name == "output" else self._batch.error_file
 
     def _adopt(self, name: str, id_: str) -> None:
         """Turn a result in the batch's folder into a file; safe to repeat after an interruption."""
-        place, made = self._work / name, self._folder / id_
-        if place.exists():
-            place.rename(made)
+        target, path = self._work / name, self._folder / id_
+        if target.exists():
+            target.rename(path)
             sync_folder(self._folder)
-        if made.exists() and read_said(self._folder, id_, StoredFile) is None:
+        if path.exists() and read_metadata(self._folder, id_, StoredFile) is None:
             now, keep = int(self._files.clock()), self._batch.keep_s
             filename = f"{self._batch.id}_{name}.jsonl"
             expires_at = None if keep is None else now + keep
-            size = made.stat().st_size
-            write_said(self._folder, id_, StoredFile(id_, filename, BATCH_OUTPUT, size, now, expires_at))
+            size = path.stat().st_size
+            write_metadata(self._folder, id_, StoredFile(id_, filename, BATCH_OUTPUT, size, now, expires_at))
 
 
-def _counted(batch: StoredBatch, run: LinesRun) -> StoredBatch:
+def _counted(batch: StoredBatch, run: LineProcessor) -> StoredBatch:
     counts = run.counts
     return replace(
         batch,
@@ -480,7 +486,7 @@ def _counted(batch: StoredBatch, run: LinesRun) -> StoredBatch:
 
 def _with_cancel(folder: Path, batch: StoredBatch) -> StoredBatch:
     """Show a batch as `cancelling` as soon as it is asked to, before its server has noticed."""
-    if batch.status in OVER or (asked := _cancelled_at(folder / batch.id)) is None:
+    if batch.status in TERMINAL_STATES or (asked := _cancelled_at(folder / batch.id)) is None:
         return batch
     return replace(batch, status="cancelling", at={**batch.at, "cancelling": asked})
 
@@ -492,5 +498,5 @@ def _cancelled_at(work: Path) -> int | None:
 
 
 def _remove_batch(folder: Path, id_: str) -> None:
-    (folder / f"{id_}{SAID}").unlink(missing_ok=True)
+    (folder / f"{id_}{METADATA_SUFFIX}").unlink(missing_ok=True)
     shutil.rmtree(folder / id_, ignore_errors=True)
