@@ -15,9 +15,9 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.engines.asked import ask_engine
+from dragoman.engines.lifecycle import call_engine
 from dragoman.engines.model_files import digest_samples
-from dragoman.engines.protocol import AdaptableEngine, Engine, ModelCard
+from dragoman.engines.protocol import AdapterEngine, Engine, ModelCard
 from dragoman.errors import (
     ADAPTER_NAME,
     ADAPTER_PATH,
@@ -30,7 +30,7 @@ from dragoman.errors import (
 )
 from dragoman.limits import check_count
 from dragoman.settings import Settings, adapters_of
-from dragoman.turns.spec import AdapterWish
+from dragoman.turns.spec import AdapterRequest
 from dragoman.types import Adapters
 
 logger = logging.getLogger("dragoman.turns")
@@ -55,7 +55,7 @@ class LoadedAdapter(Struct, kw_only=True):
     """Digest of its files; empty for adapters loaded at the start, which the engine's numerics cover."""
 
 
-class AdapterShelf:
+class AdapterRegistry:
     """Registry of adapters. Turns are planned in threads, so the mapping is replaced, never changed in
     place.
     """
@@ -92,7 +92,7 @@ class AdapterShelf:
         self._loads[name] += 1
         return name if self._loads[name] == 1 else f"{name}{AGAIN}{self._loads[name]}"
 
-    def put(self, name: str, key: str, path: str, contents: str) -> LoadedAdapter | None:
+    def register(self, name: str, key: str, path: str, contents: str) -> LoadedAdapter | None:
         """Add an adapter, or replace and return the one of the same name."""
         before = self._by_name.get(name)
         number = self._count if before is None else before.id
@@ -101,28 +101,28 @@ class AdapterShelf:
         self._set({**self._by_name, name: added})
         return before
 
-    def take(self, name: str) -> LoadedAdapter:
+    def unregister(self, name: str) -> LoadedAdapter:
         """Remove an adapter; new requests can no longer name it."""
-        found = self._known(name)
+        adapter = self._known(name)
         self._set({other: each for other, each in self._by_name.items() if other != name})
-        return found
+        return adapter
 
     def set_scales(self, scales: Mapping[int, float]) -> None:
         """Set default scales by number; adapters that are missing get 0."""
         known = {each.id for each in self.all}
-        for place, number in enumerate(scales):
+        for index, number in enumerate(scales):
             if number not in known:
                 message = f"There is no adapter {number}; GET /lora-adapters lists them."
-                raise BadRequest(message, param=f"adapters[{place}].id", code="invalid_value")
+                raise BadRequest(message, param=f"adapters[{index}].id", code="invalid_value")
         chosen = {number: scale for number, scale in scales.items() if scale}
-        if not self.card.mixes_adapters and (len(chosen) > 1 or set(chosen.values()) - {1.0}):
+        if not self.card.combines_adapters and (len(chosen) > 1 or set(chosen.values()) - {1.0}):
             raise BadRequest(
                 "The engine behind this model uses one adapter at a time, at a scale of 1.",
                 code="unsupported_field",
             )
         self._set({each.name: replace(each, scale=chosen.get(each.id, 0.0)) for each in self.all})
 
-    def choose(self, named: str | None, wishes: Sequence[AdapterWish] | None) -> Adapters:
+    def resolve(self, named: str | None, wishes: Sequence[AdapterRequest] | None) -> Adapters:
         """Return keys and scales for a request; `named` is the adapter that its model name stands for. Scales
         of 0 are left out.
         """
@@ -134,7 +134,7 @@ class AdapterShelf:
         message = f"'{named}' is an adapter already; leave out '{ADAPTERS}', or send the model's own name."
         raise BadRequest(message, param=ADAPTERS, code="invalid_value")
 
-    def hold(self, used: Adapters) -> Callable[[], None]:
+    def retain(self, used: Adapters) -> Callable[[], None]:
         """Count a turn as a user of the adapters until the returned callback is called."""
         keys = [key for key, _ in used]
         there = {each.key for each in self.all} | self._leaving.keys()
@@ -168,22 +168,22 @@ class AdapterShelf:
         self.fingerprint = "" if now == self._first else blake2b(now.encode(), digest_size=6).hexdigest()
 
     def _known(self, name: str) -> LoadedAdapter:
-        found = self._by_name.get(name)
-        if found is None:
+        adapter = self._by_name.get(name)
+        if adapter is None:
             raise ModelNotFound(f"There is no adapter {name!r} here.", param=ADAPTER_NAME)
-        return found
+        return adapter
 
     def _wished(
-        self, by_name: Mapping[str, LoadedAdapter], wishes: Sequence[AdapterWish]
+        self, by_name: Mapping[str, LoadedAdapter], wishes: Sequence[AdapterRequest]
     ) -> dict[str, float]:
         scales: dict[str, float] = {}
         for wish in wishes:
             name = _find(by_name, wish).name
             if name in scales:
                 message = f"The adapter '{name}' is named twice; name it once."
-                raise BadRequest(message, param=wish.place, code="invalid_value")
+                raise BadRequest(message, param=wish.param, code="invalid_value")
             scales[name] = wish.scale
-        if not self.card.mixes_adapters:
+        if not self.card.combines_adapters:
             _check_single(scales, wishes)
         return scales
 
@@ -202,21 +202,21 @@ def _keys(by_name: Mapping[str, LoadedAdapter], scales: Mapping[str, float]) -> 
     )
 
 
-def _find(by_name: Mapping[str, LoadedAdapter], wish: AdapterWish) -> LoadedAdapter:
+def _find(by_name: Mapping[str, LoadedAdapter], wish: AdapterRequest) -> LoadedAdapter:
     for each in by_name.values():
         if wish.adapter in (each.name, each.id):
             return each
     known = ", ".join(f"{each.name} ({each.id})" for each in by_name.values()) or "none"
     message = f"There is no adapter {wish.adapter!r}; there are: {known}."
-    raise BadRequest(message, param=wish.place, code="invalid_value")
+    raise BadRequest(message, param=wish.param, code="invalid_value")
 
 
-def _check_single(scales: Mapping[str, float], wishes: Sequence[AdapterWish]) -> None:
+def _check_single(scales: Mapping[str, float], wishes: Sequence[AdapterRequest]) -> None:
     if sum(map(bool, scales.values())) > 1:
         raise BadRequest(ONE_AT_A_TIME, param=ADAPTERS, code="unsupported_field")
     for wish in wishes:
         if wish.scale not in (0.0, 1.0):
-            raise BadRequest(NO_SCALES, param=f"{wish.place}.scale", code="unsupported_field")
+            raise BadRequest(NO_SCALES, param=f"{wish.param}.scale", code="unsupported_field")
 
 
 # Loading and unloading while the model is served, if the operator allows it.
@@ -228,11 +228,11 @@ _OFF = (
 )
 
 
-class AdapterChanges:
+class AdapterManager:
     """Loads and unloads adapters, one change at a time."""
 
     def __init__(
-        self, engine: Engine, shelf: AdapterShelf, settings: Settings, taken: Sequence[str] = ()
+        self, engine: Engine, shelf: AdapterRegistry, settings: Settings, taken: Sequence[str] = ()
     ) -> None:
         """`taken` are names that stand for the model itself."""
         for name, file in adapters_of(settings).items():
@@ -248,23 +248,23 @@ class AdapterChanges:
 
     async def load(self, name: str, path: str, *, in_place: bool = False) -> None:
         """Load an adapter. With `in_place` it replaces one of that name; running turns keep the old one."""
-        file, told = self._allowed(path)
+        file, text = self._allowed(path)
         engine = self._adaptable()
         async with self._lock:
             self._check_name(name, in_place)
             key = self._shelf.new_key(name)
             try:
                 contents = await asyncio.to_thread(digest_samples, file)
-                await ask_engine(engine, "load_adapter", key, str(file))
+                await call_engine(engine, "load_adapter", key, str(file))
             except ModelFileError as error:
                 # Clients must not learn where the operator's folder is.
-                message = error.message.replace(str(file), told)
+                message = error.message.replace(str(file), text)
                 raise BadRequest(message, param=ADAPTER_PATH, code="invalid_value") from error
             except OSError as error:
-                message = f"{told} cannot be read ({error.strerror})."
+                message = f"{text} cannot be read ({error.strerror})."
                 raise BadRequest(message, param=ADAPTER_PATH, code="invalid_value") from None
-            before = self._shelf.put(name, key, told, contents.hex())
-            logger.info("Adapter %s loaded from %s", name, told)
+            before = self._shelf.register(name, key, text, contents.hex())
+            logger.info("Adapter %s loaded from %s", name, text)
             if before is not None:
                 self._let_go(engine, before)
 
@@ -273,7 +273,7 @@ class AdapterChanges:
         self._check_allowed()
         engine = self._adaptable()
         async with self._lock:
-            self._let_go(engine, self._shelf.take(name))
+            self._let_go(engine, self._shelf.unregister(name))
             logger.info("Adapter %s unloaded", name)
 
     def set_scales(self, scales: Mapping[int, float]) -> None:
@@ -281,7 +281,7 @@ class AdapterChanges:
         self._check_allowed()
         self._shelf.set_scales(scales)
 
-    def _let_go(self, engine: AdaptableEngine, gone: LoadedAdapter) -> None:
+    def _let_go(self, engine: AdapterEngine, gone: LoadedAdapter) -> None:
         def free() -> None:
             task = asyncio.get_running_loop().create_task(_free(engine, gone))
             self._freeing.add(task)
@@ -289,8 +289,8 @@ class AdapterChanges:
 
         self._shelf.when_unused(gone.key, free)
 
-    def _adaptable(self) -> AdaptableEngine:
-        if isinstance(self._engine, AdaptableEngine):
+    def _adaptable(self) -> AdapterEngine:
+        if isinstance(self._engine, AdapterEngine):
             return self._engine
         message = "This engine loads adapters only at its start: name them with --lora NAME=FILE."
         raise BadRequest(message, code="unsupported_model")
@@ -317,19 +317,19 @@ class AdapterChanges:
         assert self._folder is not None
         folder = Path(self._folder).expanduser().resolve()
         try:
-            found = (folder / path).resolve()
-            inside = found.is_relative_to(folder) and found != folder and found.exists()
+            target = (folder / path).resolve()
+            inside = target.is_relative_to(folder) and target != folder and target.exists()
         except (OSError, ValueError, RuntimeError):
             inside = False
         if not inside:
             message = "There is no such adapter in the adapter folder; 'lora_path' is a path within it."
             raise BadRequest(message, param=ADAPTER_PATH, code="invalid_value")
-        return found, str(found.relative_to(folder))
+        return target, str(target.relative_to(folder))
 
 
-async def _free(engine: AdaptableEngine, gone: LoadedAdapter) -> None:
+async def _free(engine: AdapterEngine, gone: LoadedAdapter) -> None:
     try:
-        await ask_engine(engine, "unload_adapter", gone.key)
+        await call_engine(engine, "unload_adapter", gone.key)
     except Exception:
         # The adapter is already unregistered, so only its memory leaks.
         logger.warning("Adapter %s is unloaded, but the engine did not free it", gone.name, exc_info=True)

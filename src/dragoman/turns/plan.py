@@ -16,24 +16,25 @@ from typing import Any, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.dialects.declare import Dialect
+from dragoman.dialects.declarations import Dialect
 from dragoman.dialects.registry import with_calls
 from dragoman.engines.protocol import ModelCard, Tokenizer
-from dragoman.errors import MODEL, BadRequest, ContextOverflow, ModelNotFound, Part, SettingsError
+from dragoman.errors import MODEL, BadRequest, ContextOverflow, ModelNotFound, ParamKey, SettingsError
 from dragoman.limits import Limits
 from dragoman.media import MediaSpan, check_modalities
-from dragoman.prompt import Prompter
-from dragoman.prompt.encode import SharedIds, chain_messages, check_encoded, digest_frame, meaning_of
-from dragoman.prompt.known import LEAST_KEPT, KnownPrompt, KnownPrompts, Split, to_bytes
-from dragoman.prompt.seams import GoneOn, Seams
-from dragoman.prompt.sight import cut_spans, strip_spans
-from dragoman.turns.adapters import AdapterShelf
-from dragoman.turns.constrain import Constrainer
-from dragoman.turns.reading import ChoiceReader
+from dragoman.prompt import PromptBuilder
+from dragoman.prompt.encode import IdInterner, canonical_content, chain_messages, check_encoded, digest_frame
+from dragoman.prompt.media_placeholders import cut_spans, strip_spans
+from dragoman.prompt.prompt_cache import LEAST_KEPT, BreakReason, CachedPrompt, PromptCache, to_bytes
+from dragoman.prompt.token_exact import ContinuedTurn, TokenExactBuilder
+from dragoman.turns.adapters import AdapterRegistry
+from dragoman.turns.choice_reader import ChoiceReader
+from dragoman.turns.constraints import ConstraintBuilder
+from dragoman.turns.reasoning_memory import ReasoningMemory, tokens_in
 from dragoman.turns.spec import (
-    Breakers,
-    Defaults,
+    DryBreakerIndex,
     History,
+    RequestDefaults,
     TurnSpec,
     check_told_prompts,
     check_turn,
@@ -43,8 +44,7 @@ from dragoman.turns.spec import (
     refuse_unsupported,
     tokens_told,
 )
-from dragoman.turns.thoughts import Thoughts, tokens_in
-from dragoman.types import UNBOUNDED, Adapters, Conversation, Job, JobConstraint, Prompt, Sampling, Traced
+from dragoman.types import UNBOUNDED, Adapters, Conversation, Job, JobConstraint, Prompt, Sampling, TurnRecord
 
 # Recent turns. The key of a turn has three parts:
 #
@@ -61,7 +61,7 @@ _DIGEST = 16
 _LENGTH = 4
 
 
-class Trails:
+class TurnCache:
     """Cache of recent turns, safe for threads. The owner with the most ids loses the least recently used
     first.
     """
@@ -71,15 +71,15 @@ class Trails:
         model: str = "",
         pieces: Sequence[bytes] = (),
         most_ids: int = MOST_IDS,
-        share: SharedIds | None = None,
+        share: IdInterner | None = None,
     ) -> None:
         """`pieces` is the model's vocabulary: turns of another vocabulary must not be found, whatever the
         name.
         """
-        self.share = share or SharedIds(len(pieces))
+        self.share = share or IdInterner(len(pieces))
         self._model = blake2b(b"\0".join([model.encode(), *pieces]), digest_size=16).digest()
         self._most_ids = most_ids
-        self._kept: dict[bytes, list[Traced]] = {}
+        self._kept: dict[bytes, list[TurnRecord]] = {}
         """Turns by the first part of their keys, the digest of the messages."""
         self._owner_of: dict[bytes, str] = {}
         self._used: dict[str, OrderedDict[bytes, None]] = {}
@@ -88,11 +88,11 @@ class Trails:
         """The number of cached ids per owner."""
         self._lock = threading.Lock()
 
-    def key(self, prompt: str, salt: str = "", known: KnownPrompt | None = None) -> bytes:
+    def key(self, prompt: str, salt: str = "", known: CachedPrompt | None = None) -> bytes:
         """Return the key of a turn, the same in every process. `known` is what the text `prompt` was
         made of.
         """
-        chain = known.chain.answered(known.conversation) if known else b""
+        chain = known.chain.prompt_digest(known.conversation) if known else b""
         frame = digest_frame(known.conversation) if known else b""
         large = known if len(prompt) >= LEAST_KEPT else None
         text = large.hash(prompt, self._hash(salt)) if large else self._digest(to_bytes(prompt), salt)
@@ -107,28 +107,28 @@ class Trails:
         return blake2b(to_bytes(salt) + b"\0", digest_size=_DIGEST, key=self._model)
 
     def _digest(self, data: bytes, salt: str = "") -> bytes:
-        made = self._hash(salt)
-        made.update(data)
-        return made.digest()
+        result = self._hash(salt)
+        result.update(data)
+        return result.digest()
 
-    def begins(self, turn: Traced, text: str, salt: str) -> int | None:
+    def matching_prefix(self, turn: TurnRecord, text: str, salt: str) -> int | None:
         """Return the length of the turn's prompt if the text begins with it, else None."""
-        length = int.from_bytes(turn.key[-_LENGTH:], "big")
+        length = int.from_bytes(turn.prompt_key[-_LENGTH:], "big")
         if length > len(text):
             return None
-        same = self._digest(to_bytes(text[:length]), salt) == turn.key[_DIGEST : 2 * _DIGEST]
+        same = self._digest(to_bytes(text[:length]), salt) == turn.prompt_key[_DIGEST : 2 * _DIGEST]
         return length if same else None
 
-    def same_frame(self, turn: Traced, frame: bytes) -> bool:
-        return self._digest(frame) == turn.key[2 * _DIGEST : 3 * _DIGEST]
+    def same_frame(self, turn: TurnRecord, frame: bytes) -> bool:
+        return self._digest(frame) == turn.prompt_key[2 * _DIGEST : 3 * _DIGEST]
 
-    def add(self, turn: Traced, owner: str = "", *, planned: bool = False) -> None:
+    def add(self, turn: TurnRecord, owner: str = "", *, planned: bool = False) -> None:
         """Add a turn. With `planned`, its prompt ids are shared already, which would take long for a long
         one.
         """
         prompt = turn.prompt if planned else self.share(turn.prompt)
         turn = replace(turn, prompt=prompt, ids=self.share(turn.ids))
-        key = turn.key[:_DIGEST]
+        key = turn.prompt_key[:_DIGEST]
         with self._lock:
             known = self._kept.setdefault(key, [])
             owner = self._owner_of.setdefault(key, owner)
@@ -137,9 +137,9 @@ class Trails:
             if any(each.source == turn.source and each.ids == turn.ids and each == turn for each in known):
                 return
             known.append(turn)
-            self._ids[owner] += turn.count
+            self._ids[owner] += turn.total_ids
             if len(known) > MOST_ANSWERS:
-                self._ids[owner] -= known.pop(0).count
+                self._ids[owner] -= known.pop(0).total_ids
             while self._kept and self._ids.total() > self._most_ids:
                 self._drop(max(self._ids, key=self._ids.__getitem__))
 
@@ -150,16 +150,16 @@ class Trails:
 
     def _drop(self, owner: str) -> None:
         key, _ = self._used[owner].popitem(last=False)
-        self._ids[owner] -= sum(each.count for each in self._kept.pop(key))
+        self._ids[owner] -= sum(each.total_ids for each in self._kept.pop(key))
         del self._owner_of[key]
         if not self._used[owner]:
             del self._used[owner], self._ids[owner]
 
-    def answers(self, chain: bytes, salt: str = "") -> Sequence[Traced]:
+    def find_by_messages(self, chain: bytes, salt: str = "") -> Sequence[TurnRecord]:
         """Return the answers to these messages, latest first."""
         return self.find(self._digest(chain, salt))
 
-    def find(self, key: bytes) -> Sequence[Traced]:
+    def find(self, key: bytes) -> Sequence[TurnRecord]:
         """Return the turns with the same messages as the turn of this key, latest first."""
         key = key[:_DIGEST]
         with self._lock:
@@ -186,7 +186,9 @@ class Trails:
 
 
 Ids: TypeAlias = tuple[int, ...]
-Rendered: TypeAlias = tuple[str, Ids, GoneOn | None, Split, KnownPrompt | None, tuple[MediaSpan, ...]]
+Rendered: TypeAlias = tuple[
+    str, Ids, ContinuedTurn | None, BreakReason, CachedPrompt | None, tuple[MediaSpan, ...]
+]
 """A prompt: text, ids, the turn that it continues, why it continues no more, its cached form, its media."""
 # The garbage collector visits every id of new tuples once, while all threads wait: this many take some
 # milliseconds, the ids of hundreds of prompts would take 50.
@@ -207,25 +209,29 @@ class TurnPlan(Struct, frozen=True):
     """For each job, a function that returns the key to cache its answers by; empty if nothing can continue
     them.
     """
-    after: Sequence[GoneOn | None] = ()
+    continued_turns: Sequence[ContinuedTurn | None] = ()
     """For each job, the turn that its prompt continues."""
     unenforced: str = ""
     """The request field that the engine cannot enforce, if there is one."""
-    splits: Sequence[Split] = ()
+    splits: Sequence[BreakReason] = ()
     """For each job, the reason why its prompt does not continue the answer before it."""
     history: History = "template"
-    asked: Sequence[tuple[Prompt, Callable[[], bytes]]] = ()
+    answered_prompts: Sequence[tuple[Prompt, Callable[[], bytes]]] = ()
     """The prompts with their message digests; empty if answers are not remembered."""
     restored_tokens: int = 0
     """Prompt tokens of reasoning that was put back."""
 
-    def facts(self, number: int) -> dict[str, Any]:
-        """Return the fields of a `Traced` turn that describe a job's prompt."""
-        after = self.after[number] if self.after else None
-        gone_on = {"after": after.turn.source or None, "kept": after.kept, "cut": after.cut} if after else {}
+    def log_fields(self, number: int) -> dict[str, Any]:
+        """Return the fields of a `TurnRecord` turn that describe a job's prompt."""
+        after = self.continued_turns[number] if self.continued_turns else None
+        gone_on = (
+            {"continues": after.turn.source or None, "reused_ids": after.kept, "dropped_ids": after.cut}
+            if after
+            else {}
+        )
         shown = {"media": strip_spans(media)} if (media := self.jobs[number].media) else {}
         split = self.splits[number] if self.splits else ""
-        return {**gone_on, **shown, "split": split, "history": self.history}
+        return {**gone_on, **shown, "break_reason": split, "history": self.history}
 
 
 class Planner:
@@ -235,28 +241,28 @@ class Planner:
         self,
         card: ModelCard,
         tokenizer: Tokenizer,
-        prompter: Prompter,
+        prompter: PromptBuilder,
         dialect: Dialect,
         aliases: Iterable[str] = (),
         limits: Limits | None = None,
-        defaults: Mapping[str, Defaults] | None = None,
+        defaults: Mapping[str, RequestDefaults] | None = None,
         *,
         any_name: bool = False,
         checks: bool = False,
     ) -> None:
         """`defaults` by the names of the model and its adapters; "" stands for adapters without their own."""
         self._limits = limits or Limits()
-        self.card, self.adapters = card, AdapterShelf(card)
+        self.card, self.adapters = card, AdapterRegistry(card)
         self.tokenizer = tokenizer
         self.prompter = prompter
         self.dialect = dialect
-        self.trails = Trails(card.name, tokenizer.pieces, share=prompter.share)
-        self.known = KnownPrompts()
-        self.thoughts = Thoughts(self._limits.thoughts, self._limits.thought_bytes)
+        self.turn_cache = TurnCache(card.name, tokenizer.pieces, share=prompter.share)
+        self.prompt_cache = PromptCache()
+        self.reasoning_memory = ReasoningMemory(self._limits.thoughts, self._limits.thought_bytes)
         self._ends = {id_: tokenizer.pieces[id_].decode("utf-8", "replace") for id_ in tokenizer.end_ids}
         self._defaults = defaults or dict.fromkeys((card.name, ""), defaults_of(card))
-        self._breakers = Breakers(tokenizer.pieces)
-        self._constrainer = Constrainer(card, tokenizer, self._limits, checks=checks)
+        self._breakers = DryBreakerIndex(tokenizer.pieces)
+        self._constrainer = ConstraintBuilder(card, tokenizer, self._limits, checks=checks)
         self.names = (card.name, *aliases)
         self._any_name = any_name
         self._check_defaults()
@@ -265,7 +271,7 @@ class Planner:
         """Build the vocabulary that the first constrained answer would wait for."""
         self._constrainer.vocabulary  # noqa: B018
 
-    def adapter(self, model: str | None) -> str | None:
+    def resolve_adapter(self, model: str | None) -> str | None:
         """Return the adapter that a model name stands for; None is the model itself."""
         if model is None or model in self.names:
             return None
@@ -293,13 +299,13 @@ class Planner:
         check_turn(spec, self._limits)
         for prompt in spec.prompts:
             if isinstance(prompt, Conversation) and prompt.media:
-                check_modalities(prompt.media, prompt.places, self.card.modalities)
-        named, some = self.adapter(spec.model), self.card.adapters or spec.adapters
-        adapters = self.adapters.choose(named, spec.adapters) if some else ()
+                check_modalities(prompt.media, prompt.media_params, self.card.modalities)
+        named, some = self.resolve_adapter(spec.model), self.card.adapters or spec.adapters
+        adapters = self.adapters.resolve(named, spec.adapters) if some else ()
         if spec.bounded:
             self._constrainer.check(spec)
         refuse_unsupported(spec, self.card)
-        settled = self._with_stops(self.defaults(spec.model).settle(spec))
+        settled = self._with_stops(self.defaults(spec.model).apply(spec))
         return adapters, settled, self._sampling(settled)
 
     def _with_stops(self, spec: TurnSpec) -> TurnSpec:
@@ -307,8 +313,8 @@ class Planner:
         stop = (*spec.stop, *(text for prompt in spec.prompts for text in self.prompter.stops(prompt)))
         if not stop:
             return spec
-        control = {self.tokenizer.special[text] for text in stop if text in self.tokenizer.special}
-        if control and "stop_token_ids" not in self.card.refused:
+        control = {self.tokenizer.special_ids[text] for text in stop if text in self.tokenizer.special_ids}
+        if control and "stop_token_ids" not in self.card.refused_fields:
             ids = spec.sampling.stop_token_ids | control
             spec = replace(spec, sampling=replace(spec.sampling, stop_token_ids=ids))
         return replace(spec, stop=tuple(dict.fromkeys(stop)))
@@ -316,7 +322,7 @@ class Planner:
     def _check_defaults(self) -> None:
         """Check the operator's settings at the start rather than with each request."""
         for defaults in self._defaults.values():
-            asked = defaults.settle(TurnSpec(model=None, prompts=(), sampling=Sampling(max_tokens=0)))
+            asked = defaults.apply(TurnSpec(model=None, prompts=(), sampling=Sampling(max_tokens=0)))
             try:
                 check_turn(asked, self._limits)
                 self._sampling(asked)
@@ -324,16 +330,16 @@ class Planner:
                 message = f"`sampling`, `override` or `presets`: {error.message}"
                 raise SettingsError(message, param="sampling") from None
 
-    def defaults(self, model: str | None) -> Defaults:
+    def defaults(self, model: str | None) -> RequestDefaults:
         """Return the defaults for requests that use this model name."""
         own = "" if model in self.card.adapters else self.card.name
         return self._defaults.get(model or own) or self._defaults[own]
 
     def render(self, model: str | None, prompt: Prompt) -> tuple[str, tuple[int, ...]]:
         """Render a prompt to text and ids, as a turn of this model name would."""
-        self.adapter(model)
+        self.resolve_adapter(model)
         text, ids = self.prompter.render(self.defaults(model).settle_prompt(prompt))
-        return self.prompter.spell(text, prompt), ids
+        return self.prompter.display_text(text, prompt), ids
 
     def plan(self, spec: TurnSpec) -> TurnPlan:
         adapters, spec, sampling = self._checked(spec)
@@ -349,8 +355,8 @@ class Planner:
                 id=urandom(16).hex(),
                 prompt=prompt,
                 sampling=self._with_room(spec, sampling, len(prompt)),
-                text=self.prompter.spell(text, asked) if self.card.takes_text else "",
-                conversation=chat if media and self.card.takes_chat else None,
+                text=self.prompter.display_text(text, asked) if self.card.wants_prompt_text else "",
+                conversation=chat if media and self.card.wants_conversation else None,
                 media=media,
                 n=spec.n,
                 constraint=self._constraint(spec, dialect, in_reasoning),
@@ -358,19 +364,19 @@ class Planner:
                 owner=spec.owner,
                 priority=spec.priority,
                 reuse_prefix=spec.reuse_prefix,
-                cache_salt="" if "cache_salt" in self.card.refused else spec.salt,
-                hints=spec.hints,
+                cache_salt="" if "cache_salt" in self.card.refused_fields else spec.salt,
+                routing_hints=spec.hints,
             )
             for (asked, (text, prompt, *_, media)), in_reasoning in zip(both, begun, strict=True)
             for chat in [asked if isinstance(asked, Conversation) else None]
         ]
-        asked = spec.wanted or spec.calling
+        asked = spec.output_constraint or spec.tool_policy
         unenforced = asked.param if asked and any(job.constraint is None for job in jobs) else ""
         after, splits = [one[2] for one in prompts], [one[3] for one in prompts]
-        links = [partial(k.chain.answered, k.conversation) if k else bytes for *_, k, _ in prompts]
-        remembers = spec.remembers or spec.history == "sampled"
-        told = tuple(zip(spec.prompts, links, strict=True)) if remembers else ()
-        more = keys, after, unenforced, splits, spec.history or "template", told, restored
+        links = [partial(k.chain.prompt_digest, k.conversation) if k else bytes for *_, k, _ in prompts]
+        remembers = spec.keeps_reasoning or spec.history == "sampled"
+        items = tuple(zip(spec.prompts, links, strict=True)) if remembers else ()
+        more = keys, after, unenforced, splits, spec.history or "template", items, restored
         return TurnPlan(jobs, begun, dialect, spec.stop, *more)
 
     def _with_thoughts(
@@ -379,43 +385,46 @@ class Planner:
         """Put remembered reasoning back and render the prompts; also return the number of tokens that it
         added.
         """
-        if self.thoughts.count and spec.remembers:
-            restored, given = self.thoughts.restore(spec)
+        if self.reasoning_memory.count and spec.keeps_reasoning:
+            restored, items = self.reasoning_memory.restore(spec)
             # If the prompt with reasoning does not fit, use the client's own messages: it knows of no others.
             with suppress(ContextOverflow) if restored is not spec else nullcontext():
                 prompts = [*self._fit_all(restored, dialect, salt)]
-                told = zip(prompts, given, strict=True)
-                return restored, prompts, sum(tokens_in(text, each) for (text, *_), each in told)
+                result = zip(prompts, items, strict=True)
+                return restored, prompts, sum(tokens_in(text, each) for (text, *_), each in result)
         return spec, [*self._fit_all(spec, dialect, salt)], 0
 
     def remember(
-        self, plan: TurnPlan, spec: TurnSpec, turn: Traced, job: int, reader: ChoiceReader
-    ) -> Traced:
+        self, plan: TurnPlan, spec: TurnSpec, turn: TurnRecord, job: int, reader: ChoiceReader
+    ) -> TurnRecord:
         """Cache the turn and its reasoning for later prompts."""
-        (told, chain), said = plan.asked[job] if plan.asked else (None, bytes), reader.said
-        if isinstance(told, Conversation) and said is not None:
-            begun = meaning_of(told.messages[-1])[0] if told.continue_final_message else ""
-            turn = replace(turn, said=chain_messages([said.message(begun)])[-1])
-            if said.thoughts and spec.remembers:
-                ids, tokens = self.trails.share(turn.ids), reader.reasoning_count
-                self.thoughts.add(told, chain(), spec, said, tokens, ids, turn.source)
-        if turn.key:
-            self.trails.add(turn, owner=spec.owner, planned=True)
+        (item, chain), answer_transcript = (
+            plan.answered_prompts[job] if plan.answered_prompts else (None, bytes),
+            reader.transcript,
+        )
+        if isinstance(item, Conversation) and answer_transcript is not None:
+            begun = canonical_content(item.messages[-1])[0] if item.continue_final_message else ""
+            turn = replace(turn, message_digest=chain_messages([answer_transcript.message(begun)])[-1])
+            if answer_transcript.thoughts and spec.keeps_reasoning:
+                ids, tokens = self.turn_cache.share(turn.ids), reader.reasoning_count
+                self.reasoning_memory.add(item, chain(), spec, answer_transcript, tokens, ids, turn.source)
+        if turn.prompt_key:
+            self.turn_cache.add(turn, owner=spec.owner, planned=True)
         return turn
 
     def _constraint(self, spec: TurnSpec, dialect: Dialect, in_reasoning: bool) -> JobConstraint | None:
         make = self._constrainer.constraint
         return make(spec, dialect, in_reasoning=in_reasoning) if spec.bounded else None
 
-    def _key(self, spec: TurnSpec, text: str, salt: str, known: KnownPrompt | None) -> Callable[[], bytes]:
+    def _key(self, spec: TurnSpec, text: str, salt: str, known: CachedPrompt | None) -> Callable[[], bytes]:
         """Return a function that computes the cache key; for a long prompt it is computed now."""
         if known is None:
             return bytes
         # Nothing can continue ids that no model sampled, or a prompt that was truncated.
-        prompt, goes_on = known.conversation, self.card.samples_ids and spec.truncate_prompt is None
+        prompt, goes_on = known.conversation, self.card.returns_ids and spec.truncate_prompt is None
         if not goes_on or not (prompt.add_generation_prompt or prompt.continue_final_message):
             return bytes
-        key = partial(self.trails.key, text, salt, known)
+        key = partial(self.turn_cache.key, text, salt, known)
         return key if len(text) < LEAST_KEPT else partial(bytes, key())
 
     def _rendered(
@@ -425,22 +434,31 @@ class Planner:
         if not isinstance(prompt, Conversation):
             return *self.prompter.render(prompt, most), None, "", None, ()
         filling = self.prompter.filling(prompt) if prompt.media else None
-        known = self.prompter.recognize(prompt, self.known, f"{spec.owner}\0{salt}")
+        known = self.prompter.find_or_render(prompt, self.prompt_cache, f"{spec.owner}\0{salt}")
         answered = any(message.role == "assistant" for message in prompt.messages)
-        if answered and len(self.trails):
-            seams = Seams(self.prompter, known, dialect, self._ends, self.trails, salt, filling)
+        if answered and len(self.turn_cache):
+            seams = TokenExactBuilder(
+                self.prompter, known, dialect, self._ends, self.turn_cache, salt, filling
+            )
             if seams.known:
-                stitched = (seams.go_on() if spec.history == "sampled" else None) or seams.stitch()
-                made = stitched.text, stitched.ids, stitched.after, stitched.split, known
-                return *made, filling.settle(prompt.media) if filling else ()
-        made = *self.prompter.render(prompt, most, known, filling), None, "unknown" if answered else "", known
-        return *made, filling.settle(prompt.media) if filling else ()
+                stitched = (
+                    seams.build_sampled() if spec.history == "sampled" else None
+                ) or seams.build_rendered()
+                parts = stitched.text, stitched.ids, stitched.after, stitched.split, known
+                return *parts, filling.settle(prompt.media) if filling else ()
+        parts = (
+            *self.prompter.render(prompt, most, known, filling),
+            None,
+            "unknown" if answered else "",
+            known,
+        )
+        return *parts, filling.settle(prompt.media) if filling else ()
 
     def _in_reasoning(self, spec: TurnSpec, dialect: Dialect, prompt: Prompt, rendered: Rendered) -> bool:
         text, ids, *_ = rendered
         if isinstance(prompt, Conversation):
             return opened_reasoning(dialect, prompt, text)
-        return spec.reading is not None and ids_opened_reasoning(dialect, ids, self.tokenizer)
+        return spec.parsing is not None and ids_opened_reasoning(dialect, ids, self.tokenizer)
 
     def _fit_all(self, spec: TurnSpec, dialect: Dialect, salt: str) -> Iterator[Rendered]:
         young = 0
@@ -470,7 +488,10 @@ class Planner:
 
     def _with_room(self, spec: TurnSpec, sampling: Sampling, prompt_tokens: int) -> Sampling:
         """Limit `max_tokens` to the context that is left; asking for more is not an error."""
-        room = min(self.card.room(prompt_tokens), UNBOUNDED if spec.room is None else spec.room)
+        room = min(
+            self.card.remaining_tokens(prompt_tokens),
+            UNBOUNDED if spec.remaining_tokens is None else spec.remaining_tokens,
+        )
         most = tokens_told(spec, min(sampling.max_tokens or room, room), self._limits)
         if sampling.min_tokens <= most == sampling.max_tokens:
             return sampling
@@ -478,9 +499,9 @@ class Planner:
 
     def _sampling(self, spec: TurnSpec) -> Sampling:
         sampling = self.defaults(spec.model).limit(spec.sampling)
-        self._check_ids(sampling.logit_bias, Part("logit_bias"))
-        self._check_ids(sampling.stop_token_ids, Part("stop_token_ids"))
-        self._check_ids(sampling.allowed_token_ids or (), Part("allowed_token_ids"))
+        self._check_ids(sampling.logit_bias, ParamKey("logit_bias"))
+        self._check_ids(sampling.stop_token_ids, ParamKey("stop_token_ids"))
+        self._check_ids(sampling.allowed_token_ids or (), ParamKey("allowed_token_ids"))
         if sampling.samplers is not None and sampling.samplers.dry_multiplier and spec.dry_breakers:
             asked = replace(sampling.samplers, dry_breakers=self._breakers.ids(spec.dry_breakers))
             sampling = replace(sampling, samplers=asked)
@@ -488,7 +509,7 @@ class Planner:
             return sampling
         return replace(sampling, bad_words=tuple(self._spellings(spec.bad_words)))
 
-    def _check_ids(self, ids: Iterable[int], param: Part) -> None:
+    def _check_ids(self, ids: Iterable[int], param: ParamKey) -> None:
         size = len(self.tokenizer.pieces)
         for id_ in ids:
             if not 0 <= id_ < size:
@@ -508,6 +529,6 @@ class Planner:
 
 def dialect_for(spec: TurnSpec, dialect: Dialect) -> Dialect:
     """Return the model's dialect; one without tool calls gets JSON calls if the request has tools."""
-    if dialect.has_calls or spec.reading is None or not spec.reading.calls:
+    if dialect.has_calls or spec.parsing is None or not spec.parsing.calls:
         return dialect
     return with_calls(dialect)

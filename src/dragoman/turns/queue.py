@@ -17,8 +17,8 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from msgspec import Struct, field
 
-from dragoman.engines.protocol import BEHIND, behind_owner, is_behind
-from dragoman.errors import EndlessTemplate
+from dragoman.engines.protocol import BACKGROUND_PRIORITY, background_owner, is_background
+from dragoman.errors import TemplateBudgetExceeded
 
 # The order of answers that the engine has no capacity for yet.
 #
@@ -30,8 +30,9 @@ from dragoman.errors import EndlessTemplate
 # - A key below its equal share is admitted although all permits are taken, as far as `most` allows: it does
 #   not wait for the long answers of another key.
 # - Within a key, lower priorities go first, then earlier arrivals. Priorities mean nothing between keys.
-# - Background work (`behind`: the lines of batches) gets the permits that are left, shared in the same way.
-#   When a foreground request needs a permit, the latest background work is preempted and queues again.
+# - Background work (`background_cancel`: the lines of batches) gets the permits that are left, shared in the
+#   same way. When a foreground request needs a permit, the latest background work is preempted and queues
+# again.
 #
 # Engines order jobs themselves, by the priority of a job. With several keys, that priority is a fair order
 # (`Ticket.order`): the virtual time at which an answer would be done if every key were served an equal number
@@ -39,7 +40,7 @@ from dragoman.errors import EndlessTemplate
 
 logger = logging.getLogger("dragoman.turns")
 
-behind: ContextVar[Callable[[], None] | None] = ContextVar("behind", default=None)
+background_cancel: ContextVar[Callable[[], None] | None] = ContextVar("behind", default=None)
 """Set for background work (batch lines): the callback that cancels it when its permit is needed.
 
 Background answers are not cached for continuation.
@@ -50,7 +51,7 @@ SMOOTHING = 0.2
 """The weight of the latest interval in the pace."""
 
 
-def _begin_nothing(places: int) -> None:
+def _begin_nothing(permits: int) -> None:
     """Replaces `begin` of a ticket that was withdrawn, so that it references no turn."""
 
 
@@ -59,39 +60,49 @@ def _end_nothing() -> None:
 
 
 def _in_context(context: Context, begin: Begin) -> Begin:
-    return lambda places: context.run(begin, places)
+    return lambda permits: context.run(begin, permits)
 
 
 class Ticket:
     """A request for `weight` permits. `begin(n)` is called until all are granted, possibly several times.
 
-    `EngineQueue.give_back` returns some; `EngineQueue.leave` returns all and withdraws the ticket, at any
-    time. `work` is for monitoring.
+    `EngineQueue.release` returns some; `EngineQueue.remove` returns all and withdraws the ticket, at any
+    time. `turn` is for monitoring.
     """
 
-    __slots__ = ("begin", "held", "left", "order", "owner", "place", "step_back", "wanted", "work")
+    __slots__ = (
+        "granted",
+        "is_closed",
+        "on_grant",
+        "on_preempt",
+        "order",
+        "owner",
+        "pending",
+        "sort_key",
+        "turn",
+    )
 
     def __init__(
         self, begin: Begin, owner: str = "", priority: int = 0, weight: int = 1, work: Any = None
     ) -> None:
-        self.begin, self.work = begin, work
-        self.step_back = behind.get()
+        self.on_grant, self.turn = begin, work
+        self.on_preempt = background_cancel.get()
         """For background work: cancels it."""
-        self.owner = owner if self.step_back is None else behind_owner(owner)
-        self.wanted = weight
+        self.owner = owner if self.on_preempt is None else background_owner(owner)
+        self.pending = weight
         """Permits that it still waits for."""
-        self.held = 0
+        self.granted = 0
         self.order: int | None = None
         """The fair order for the engine if there are several keys; None until the first permit."""
-        self.place = (priority, 0)
-        self.left = False
+        self.sort_key = (priority, 0)
+        self.is_closed = False
 
     @property
-    def begun(self) -> bool:
+    def is_started(self) -> bool:
         return self.order is not None
 
 
-Meter: TypeAlias = Callable[[str, int, int | None], Callable[[int], None] | None]
+TokenMeter: TypeAlias = Callable[[str, int, int | None], Callable[[int], None] | None]
 """Reserves tokens of a key's budget, for the prompt and at most for the answers, if a limit is known.
 
 Raises if the budget is too small. The returned callback is called with the tokens actually used.
@@ -99,34 +110,34 @@ Raises if the budget is too small. The returned callback is called with the toke
 
 
 class EngineQueue:
-    """Limits concurrent answers to `places`, or to `most` while a key has less than its share.
+    """Limits concurrent answers to `capacity`, or to `most` while a key has less than its share.
 
-    `several`: several keys may send requests, so the engine gets the fair order instead of a client's
+    `has_many_keys`: several keys may send requests, so the engine gets the fair order instead of a client's
     priority. `spare`: permits that background work may hold, if the engine cannot preempt it.
     """
 
     def __init__(
-        self, places: int, most: int | None = None, *, several: bool = True, spare: int | None = None
+        self, permits: int, most: int | None = None, *, several: bool = True, spare: int | None = None
     ) -> None:
-        self.places = places
-        self.meter: Meter | None = None
-        self._spare = min(spare or places, places)
-        self._behind: dict[Ticket, None] = {}
+        self.capacity = permits
+        self.meter: TokenMeter | None = None
+        self._spare = min(spare or permits, permits)
+        self._background: dict[Ticket, None] = {}
         """Background tickets with permits, the latest at the end."""
         self._leaving: set[Ticket] = set()
         """Tickets that were preempted and have not left yet."""
-        self._most = most or places
-        self.several = several
+        self._burst_capacity = most or permits
+        self.has_many_keys = several
         self.elsewhere: Mapping[str, int] = {}
         self.running = 0
-        self.asked: dict[Ticket, None] = {}
+        self.tickets: dict[Ticket, None] = {}
         self.waiting = 0
         """Tickets that wait for permits."""
         self.pace = 0.0
         """Seconds between two permits that become free while others wait."""
-        self.at_work: Counter[str] = Counter()
+        self.running_by_key: Counter[str] = Counter()
         # Waiting tickets by key, least recently served key first; those of a key in the order of
-        # `Ticket.place`.
+        # `Ticket.sort_key`.
         self._waiting: dict[str, list[Ticket]] = {}
         self._arrivals = count()
         self._serving = False
@@ -136,73 +147,73 @@ class EngineQueue:
         self._latest: dict[str, int] = {}
         """Virtual time of each key's latest answer."""
 
-    def ask(self, ticket: Ticket) -> Ticket:
+    def submit(self, ticket: Ticket) -> Ticket:
         """Request permits. `begin` is called at once if there are any, and may raise; otherwise later, from
         the loop.
         """
-        ticket.place = (ticket.place[0], next(self._arrivals))
-        self.asked[ticket] = None
-        if self._behind and ticket.step_back is None:
-            self._press(ticket.wanted)
-        room = self.places if ticket.step_back is None else self._spare
-        if not self.waiting and self.running + ticket.wanted <= room:
+        ticket.sort_key = (ticket.sort_key[0], next(self._arrivals))
+        self.tickets[ticket] = None
+        if self._background and ticket.on_preempt is None:
+            self._preempt_background(ticket.pending)
+        room = self.capacity if ticket.on_preempt is None else self._spare
+        if not self.waiting and self.running + ticket.pending <= room:
             # The usual case: no ticket waits, and there are permits for all of it.
-            mine = ticket.wanted
+            mine = ticket.pending
             self._grant(ticket, mine)
         else:
             # Another request's task may grant the permits later, so the ticket keeps its own context.
-            ticket.begin = _in_context(copy_context(), ticket.begin)
-            insort(self._waiting.setdefault(ticket.owner, []), ticket, key=attrgetter("place"))
+            ticket.on_grant = _in_context(copy_context(), ticket.on_grant)
+            insort(self._waiting.setdefault(ticket.owner, []), ticket, key=attrgetter("sort_key"))
             self.waiting += 1
             granted = self._grant_next()
             mine = granted.pop(ticket, 0)
             self._begin(granted)
         if mine:
             try:
-                ticket.begin(mine)
+                ticket.on_grant(mine)
             except BaseException:
-                self.leave(ticket)
+                self.remove(ticket)
                 raise
         return ticket
 
     def priority(self, ticket: Ticket) -> int:
         """Return the priority by which the engine may order the ticket's jobs."""
-        order = (ticket.order or 0) if self.several else ticket.place[0]
-        return order if ticket.step_back is None else BEHIND + order
+        order = (ticket.order or 0) if self.has_many_keys else ticket.sort_key[0]
+        return order if ticket.on_preempt is None else BACKGROUND_PRIORITY + order
 
-    def served(self, ticket: Ticket) -> None:
+    def mark_started(self, ticket: Ticket) -> None:
         """Note that the engine has started to generate an answer; the virtual time of later ones starts from
         there.
         """
         self._now = max(self._now, ticket.order or 0)
 
-    def give_back(self, ticket: Ticket, places: int = 1) -> None:
+    def release(self, ticket: Ticket, permits: int = 1) -> None:
         """Return permits whose answers are done."""
-        places = min(places, ticket.held)
-        ticket.held -= places
-        self.running -= places
-        self.at_work[ticket.owner] -= places
-        if not self.at_work[ticket.owner]:
-            self.at_work.pop(ticket.owner)
+        permits = min(permits, ticket.granted)
+        ticket.granted -= permits
+        self.running -= permits
+        self.running_by_key[ticket.owner] -= permits
+        if not self.running_by_key[ticket.owner]:
+            self.running_by_key.pop(ticket.owner)
             self._forget(ticket.owner)
         self._serve_soon()
 
-    def leave(self, ticket: Ticket) -> None:
+    def remove(self, ticket: Ticket) -> None:
         """Withdraw a ticket and return its permits. Idempotent."""
-        if ticket.left:
+        if ticket.is_closed:
             return
-        ticket.left, ticket.work = True, None
-        self.asked.pop(ticket, None)
-        if ticket.wanted:
+        ticket.is_closed, ticket.turn = True, None
+        self.tickets.pop(ticket, None)
+        if ticket.pending:
             self._take_out(ticket)
-        self._behind.pop(ticket, None)
+        self._background.pop(ticket, None)
         self._leaving.discard(ticket)
-        self.give_back(ticket, ticket.held)
-        ticket.begin = _begin_nothing
-        ticket.step_back = ticket.step_back and _end_nothing
+        self.release(ticket, ticket.granted)
+        ticket.on_grant = _begin_nothing
+        ticket.on_preempt = ticket.on_preempt and _end_nothing
 
     @asynccontextmanager
-    async def place(self, owner: str = "") -> AsyncIterator[None]:
+    async def acquire(self, owner: str = "") -> AsyncIterator[None]:
         """Hold one permit inside the block; waits until it is granted."""
         begun = asyncio.get_running_loop().create_future()
 
@@ -211,13 +222,13 @@ class EngineQueue:
             if not begun.done():
                 begun.set_result(None)
 
-        ticket = self.ask(Ticket(begin, owner))
+        ticket = self.submit(Ticket(begin, owner))
         try:
             await begun
-            self.served(ticket)
+            self.mark_started(ticket)
             yield
         finally:
-            self.leave(ticket)
+            self.remove(ticket)
 
     def _serve_soon(self) -> None:
         # Deferred: permits become free during an engine step, when engines do not expect new jobs.
@@ -232,34 +243,39 @@ class EngineQueue:
             self._served_at = None
 
     def _begin(self, granted: dict[Ticket, int]) -> None:
-        for ticket, places in granted.items():
+        for ticket, permits in granted.items():
             self._keep_pace()
             try:
-                ticket.begin(places)
+                ticket.on_grant(permits)
             except Exception:
                 # The other tickets still get their permits.
                 logger.exception("A queued request could not begin")
-                self.leave(ticket)
+                self.remove(ticket)
 
     def _grant_next(self) -> dict[Ticket, int]:
         """Grant free permits one by one, each to the key with the fewest; return the new permits per
         ticket.
         """
         granted: Counter[Ticket] = Counter()
-        present = {owner for owner in (*self._waiting, *self.at_work) if not is_behind(owner)}
-        share = max(1, self.places // len(present or {""}))
+        present = {owner for owner in (*self._waiting, *self.running_by_key) if not is_background(owner)}
+        share = max(1, self.capacity // len(present or {""}))
         turns, others = count(), self.elsewhere
         fewest = [
-            (is_behind(owner), self.at_work.get(owner, 0) + others.get(owner, 0), next(turns), owner)
+            (
+                is_background(owner),
+                self.running_by_key.get(owner, 0) + others.get(owner, 0),
+                next(turns),
+                owner,
+            )
             for owner in self._waiting
         ]
         heapq.heapify(fewest)
-        while fewest and self._has_room(fewest[0][0], self.at_work.get(fewest[0][3], 0) < share):
+        while fewest and self._has_room(fewest[0][0], self.running_by_key.get(fewest[0][3], 0) < share):
             last, at_work, _, owner = fewest[0]
             ticket = self._waiting[owner][0]
             self._grant(ticket, 1)
             granted[ticket] += 1
-            if not ticket.wanted:
+            if not ticket.pending:
                 self._take_out(ticket)
             if owner in self._waiting:
                 heapq.heapreplace(fewest, (last, at_work + 1, next(turns), owner))
@@ -271,40 +287,40 @@ class EngineQueue:
     def _has_room(self, behind: bool, below_its_share: bool) -> bool:
         if behind:
             return self.running < self._spare
-        return self.running < (self._most if below_its_share else self.places)
+        return self.running < (self._burst_capacity if below_its_share else self.capacity)
 
-    def _press(self, wanted: int) -> None:
+    def _preempt_background(self, wanted: int) -> None:
         """Preempt the latest background work until `wanted` permits are available."""
-        ahead = (mine for owner, mine in self._waiting.items() if not is_behind(owner))
-        wanted += sum(ticket.wanted for mine in ahead for ticket in mine)
-        needed = self.running + wanted - self._spare - sum(ticket.held for ticket in self._leaving)
-        while needed > 0 and self._behind:
-            ticket, _ = self._behind.popitem()
-            needed -= ticket.held
+        ahead = (mine for owner, mine in self._waiting.items() if not is_background(owner))
+        wanted += sum(ticket.pending for mine in ahead for ticket in mine)
+        needed = self.running + wanted - self._spare - sum(ticket.granted for ticket in self._leaving)
+        while needed > 0 and self._background:
+            ticket, _ = self._background.popitem()
+            needed -= ticket.granted
             self._leaving.add(ticket)
-            if ticket.step_back is not None:
-                ticket.step_back()
+            if ticket.on_preempt is not None:
+                ticket.on_preempt()
 
-    def _grant(self, ticket: Ticket, places: int) -> None:
+    def _grant(self, ticket: Ticket, permits: int) -> None:
         owner = ticket.owner
-        if ticket.step_back is not None:
-            self._behind[ticket] = None
-        ticket.wanted -= places
-        ticket.held += places
-        self.running += places
-        self.at_work[owner] += places
-        ticket.order = self._latest[owner] = max(self._now, self._latest.get(owner, 0)) + places
+        if ticket.on_preempt is not None:
+            self._background[ticket] = None
+        ticket.pending -= permits
+        ticket.granted += permits
+        self.running += permits
+        self.running_by_key[owner] += permits
+        ticket.order = self._latest[owner] = max(self._now, self._latest.get(owner, 0)) + permits
 
     def _take_out(self, ticket: Ticket) -> None:
         self.waiting -= 1
         mine = self._waiting[ticket.owner]
-        del mine[bisect_left(mine, ticket.place, key=attrgetter("place"))]
+        del mine[bisect_left(mine, ticket.sort_key, key=attrgetter("sort_key"))]
         if not mine:
             del self._waiting[ticket.owner]
             self._forget(ticket.owner)
 
     def _forget(self, owner: str) -> None:
-        if owner not in self._waiting and owner not in self.at_work:
+        if owner not in self._waiting and owner not in self.running_by_key:
             self._latest.pop(owner, None)
 
     def _keep_pace(self) -> None:
@@ -333,7 +349,7 @@ class EngineQueue:
 
 R = TypeVar("R")
 
-MUCH = 32 * 1024
+OFFLOAD_BYTES = 32 * 1024
 """Work on more bytes than this runs in a thread, so that the tokens of other requests keep flowing."""
 THREADS = 4
 OF_ONE_KEY = THREADS // 2
@@ -343,24 +359,24 @@ BYTES_A_SECOND = 4 * 1024 * 1024
 """Extra bytes of size that count like one second of later arrival."""
 
 
-class Aside(Protocol):
+class Offloader(Protocol):
     """Runs work on `size` bytes, in a thread if it is large."""
 
     def __call__(self, size: int, work: Callable[[], R], /) -> Awaitable[R]: ...
 
 
-class _Work(Struct, eq=False):
+class _WorkItem(Struct, eq=False):
     owner: str
     call: Callable[[], Any] | None
     """None once it has begun, or its caller is gone."""
-    looks: bool
+    low_priority: bool
     result: "asyncio.Future[Any]"
 
 
-Waiting: TypeAlias = list[tuple[float, int, _Work]]
+Waiting: TypeAlias = list[tuple[float, int, _WorkItem]]
 
 
-class _Key(Struct):
+class _KeyState(Struct):
     """The running and waiting work of one key."""
 
     spent: float
@@ -369,14 +385,14 @@ class _Key(Struct):
     looking: int = 0
     """Running inspection work, resting time included."""
     plans: Waiting = field(default_factory=list)
-    looks: Waiting = field(default_factory=list)
+    low_priority: Waiting = field(default_factory=list)
 
 
-class Workers:
+class WorkerPool:
     """Worker threads: `await workers.run(owner, size, work)` returns `work()`; small work runs at once."""
 
     def __init__(self) -> None:
-        self._keys: dict[str, _Key] = {}
+        self._keys: dict[str, _KeyState] = {}
         self._running = 0
         self._looking = 0
         self._waiting = 0
@@ -385,7 +401,7 @@ class Workers:
         self._numbers = count()
         self._pool: ThreadPoolExecutor | None = None
         self._always = False
-        self.others_wait: Callable[[str], bool] = lambda owner: False
+        self.has_waiting_others: Callable[[str], bool] = lambda owner: False
         """Whether answers are being generated for keys other than this one."""
 
     @property
@@ -393,12 +409,18 @@ class Workers:
         """Estimated seconds until everything that waits now has run."""
         return self._pace * (self._waiting + 1) / OF_ONE_KEY
 
-    def needed(self, size: int) -> bool:
+    def should_offload(self, size: int) -> bool:
         """Whether work on so many bytes runs in a thread."""
-        return size > MUCH or self._always
+        return size > OFFLOAD_BYTES or self._always
 
     async def run(
-        self, owner: str, size: int, call: Callable[[], R], *, slow: bool = False, looks: bool = False
+        self,
+        owner: str,
+        size: int,
+        call: Callable[[], R],
+        *,
+        always_offload: bool = False,
+        low_priority: bool = False,
     ) -> R:
         """Run `call`. `owner` is the hashed API key, `size` the number of bytes; `looks`: no answer waits for
         it.
@@ -406,23 +428,25 @@ class Workers:
         Work that is `slow` always gets a thread; so does all work once a template has blocked the event
         loop.
         """
-        if slow or self.needed(size):
+        if always_offload or self.should_offload(size):
             # Background work comes after work that a foreground answer waits for.
-            return await self._in_thread(owner, size, call, looks or behind.get() is not None)
+            return await self._in_thread(
+                owner, size, call, low_priority or background_cancel.get() is not None
+            )
         try:
             return call()
-        except EndlessTemplate:
+        except TemplateBudgetExceeded:
             self._always = True
             raise
 
-    async def _in_thread(self, owner: str, size: int, call: Callable[[], R], looks: bool) -> R:
+    async def _in_thread(self, owner: str, size: int, call: Callable[[], R], low_priority: bool) -> R:
         loop = asyncio.get_running_loop()
-        work = _Work(owner, call, looks, loop.create_future())
+        work = _WorkItem(owner, call, low_priority, loop.create_future())
         if owner not in self._keys:
-            self._keys[owner] = _Key(min((key.spent for key in self._keys.values()), default=0.0))
+            self._keys[owner] = _KeyState(min((key.spent for key in self._keys.values()), default=0.0))
         key = self._keys[owner]
-        place = (loop.time() + size / BYTES_A_SECOND, next(self._numbers), work)
-        heapq.heappush(key.looks if looks else key.plans, place)
+        position = (loop.time() + size / BYTES_A_SECOND, next(self._numbers), work)
+        heapq.heappush(key.low_priority if low_priority else key.plans, position)
         self._waiting += 1
         self._serve()
         try:
@@ -435,7 +459,7 @@ class Workers:
     async def close(self) -> None:
         """End the threads and return when they have. Waiting work is dropped; later work gets new threads."""
         for key in self._keys.values():
-            for _, _, work in (*key.plans, *key.looks):
+            for _, _, work in (*key.plans, *key.low_priority):
                 work.result.cancel()
         pool, self._pool = self._pool, None
         if pool is not None:
@@ -450,41 +474,41 @@ class Workers:
             else:
                 self._begin(key, work)
 
-    def _next(self) -> _Key | None:
+    def _next(self) -> _KeyState | None:
         may = [key for key in self._keys.values() if self._ready(key)]
         return min(may, key=lambda key: (key.running, key.spent), default=None)
 
-    def _ready(self, key: _Key) -> Waiting:
+    def _ready(self, key: _KeyState) -> Waiting:
         """Return the queue of this key that may start its next work, or an empty list."""
         if key.running >= OF_ONE_KEY:
             return []
         if key.plans:
             return key.plans
         may_look = self._looking < LOOKING and key.looking < LOOKING_OF_ONE_KEY
-        return key.looks if may_look else []
+        return key.low_priority if may_look else []
 
-    def _begin(self, key: _Key, work: _Work) -> None:
+    def _begin(self, key: _KeyState, work: _WorkItem) -> None:
         assert work.call is not None
         if self._pool is None:
             self._pool = ThreadPoolExecutor(THREADS, "dragoman-work")
         self._running += 1
         key.running += 1
-        if work.looks:
+        if work.low_priority:
             self._looking += 1
             key.looking += 1
         running = asyncio.get_running_loop().run_in_executor(self._pool, work.call)
         # Not awaited by the caller: if the caller is cancelled, the thread still runs.
         running.add_done_callback(partial(self._end, work, time.perf_counter()))
 
-    def _end(self, work: _Work, began: float, ended: "asyncio.Future[Any]") -> None:
+    def _end(self, work: _WorkItem, began: float, ended: "asyncio.Future[Any]") -> None:
         seconds, key = time.perf_counter() - began, self._keys[work.owner]
         self._pace = self._pace + SMOOTHING * (seconds - self._pace) if self._pace else seconds
         key.spent += seconds
         self._running -= 1
         key.running -= 1
-        if work.looks:
+        if work.low_priority:
             self._looking -= 1
-            rest = seconds if self.others_wait(work.owner) else 0.0
+            rest = seconds if self.has_waiting_others(work.owner) else 0.0
             asyncio.get_running_loop().call_later(rest, self._end_rest, work.owner)
         self._forget(work.owner)
         error = ended.exception()
@@ -503,5 +527,5 @@ class Workers:
 
     def _forget(self, owner: str) -> None:
         key = self._keys[owner]
-        if not (key.running or key.looking or key.plans or key.looks):
+        if not (key.running or key.looking or key.plans or key.low_priority):
             del self._keys[owner]

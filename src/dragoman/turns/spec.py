@@ -13,13 +13,13 @@ import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from dragoman.dialects.declare import Dialect, starts_in_reasoning
+from dragoman.dialects.declarations import Dialect, starts_in_reasoning
 from dragoman.engines.model_files import sensible
-from dragoman.engines.protocol import OF_IDS, ModelCard, Tokenizer, check_has_ids
-from dragoman.errors import ALTERNATIVES, ANSWERS, STOP, BadRequest, Part, SettingsError
+from dragoman.engines.protocol import OF_IDS, ModelCard, Tokenizer, require_tokenizer
+from dragoman.errors import CHOICE_COUNT, STOP, TOP_LOGPROBS, BadRequest, ParamKey, SettingsError
 from dragoman.limits import Limits, check_count
 from dragoman.settings import Settings
-from dragoman.types import UNBOUNDED, Conversation, Prompt, Restoring, Samplers, Sampling
+from dragoman.types import UNBOUNDED, Conversation, ExtraSamplers, Prompt, ReasoningRestore, Sampling
 
 # Requests.
 
@@ -28,7 +28,7 @@ History: TypeAlias = Literal["template", "sampled"]
 """How prompts contain earlier answers: as the template renders them now, or as they were sampled."""
 
 
-class Reading(Struct, frozen=True, kw_only=True):
+class ParseOptions(Struct, frozen=True, kw_only=True):
     """What to parse from an answer in the model's dialect."""
 
     tools: tuple[dict[str, Any], ...] = ()
@@ -45,14 +45,14 @@ class Reading(Struct, frozen=True, kw_only=True):
     """Custom tools: the arguments of their calls are plain text."""
     logprobs: Literal["all", "text"] = "all"
     """Whether to report log probabilities of all tokens or only of those of the text."""
-    places: tuple[str, ...] = ()
+    params: tuple[str, ...] = ()
     """The path of each tool's schema, for messages: `tools[2].function.parameters`."""
 
 
 Syntax: TypeAlias = Literal["json_object", "json_schema", "regex", "choice", "gbnf", "lark", "structural_tag"]
 
 
-class Wanted(Struct, frozen=True, kw_only=True):
+class OutputConstraint(Struct, frozen=True, kw_only=True):
     """The format that an answer's text must have."""
 
     syntax: Syntax
@@ -61,7 +61,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
     param: str
 
 
-class Calling(Struct, frozen=True, kw_only=True):
+class ToolCallPolicy(Struct, frozen=True, kw_only=True):
     """Which tool calls are required or allowed."""
 
     required: bool = False
@@ -74,7 +74,7 @@ class Calling(Struct, frozen=True, kw_only=True):
     """The field that asks for it; `tools[2].function.strict` for a tool that is strict."""
 
 
-class Thinking(Struct, frozen=True, kw_only=True):
+class ReasoningTokenLimit(Struct, frozen=True, kw_only=True):
     """The maximum of reasoning tokens before reasoning is closed."""
 
     tokens: int
@@ -83,37 +83,37 @@ class Thinking(Struct, frozen=True, kw_only=True):
     """Accepted by engines that cannot close reasoning, because the template is told as well."""
 
 
-class AdapterWish(Struct, frozen=True):
+class AdapterRequest(Struct, frozen=True):
     """A LoRA adapter named in the request."""
 
     adapter: str | int
     """Its name, or its number in the engine."""
     scale: float
-    place: str
+    param: str
     """The request field, for messages: `lora[1]`."""
 
 
 class TurnSpec(Struct, frozen=True, kw_only=True):
     model: str | None
-    adapters: tuple[AdapterWish, ...] | None = None
+    adapters: tuple[AdapterRequest, ...] | None = None
     """None: those that the model name stands for."""
     prompts: tuple[Prompt, ...]
     sampling: Sampling
     """A `max_tokens` of 0 means the default; `bad_words` and DRY breakers are texts, in the fields below."""
     chosen: frozenset[str] = frozenset()
     """Fields of sampling and samplers that the client has set; presets may set the others."""
-    reading: Reading | None = None
+    parsing: ParseOptions | None = None
     """None: the answer is text only."""
-    wanted: Wanted | None = None
-    calling: Calling | None = None
-    thinking: Thinking | None = None
-    restore_reasoning: Restoring | None = None
+    output_constraint: OutputConstraint | None = None
+    tool_policy: ToolCallPolicy | None = None
+    reasoning_limit: ReasoningTokenLimit | None = None
+    restore_reasoning: ReasoningRestore | None = None
     """None: the operator's default."""
     between_thoughts: str = ""
     """The separator of this API between pieces of reasoning in one answer."""
     n: int = 1
     """Continuations per prompt."""
-    room: int | None = None
+    remaining_tokens: int | None = None
     """Tokens left of an answer with several turns, whatever its other limits."""
     stop: tuple[str, ...] = ()
     keep_stop: bool = False
@@ -146,20 +146,20 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
         return blake2b(f"{self.owner}\0{self.cache_salt}".encode(), digest_size=16).hexdigest()
 
     @property
-    def remembers(self) -> bool:
+    def keeps_reasoning(self) -> bool:
         """Whether reasoning is remembered and put back."""
-        return self.reading is not None and self.reading.reasoning and self.restore_reasoning != "off"
+        return self.parsing is not None and self.parsing.reasoning and self.restore_reasoning != "off"
 
     @property
     def constrained(self) -> bool:
         """Whether the answer may need a grammar."""
-        single = self.reading is not None and self.reading.calls and self.reading.most_calls is not None
-        return self.wanted is not None or self.calling is not None or single
+        single = self.parsing is not None and self.parsing.calls and self.parsing.most_calls is not None
+        return self.output_constraint is not None or self.tool_policy is not None or single
 
     @property
     def bounded(self) -> bool:
         """Whether format, calls or length of reasoning are restricted."""
-        return self.constrained or self.thinking is not None
+        return self.constrained or self.reasoning_limit is not None
 
 
 # Presets for all requests. The request overrides the operator's `sampling`, which overrides the model's
@@ -185,7 +185,7 @@ class Preset(Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     history: History | None = None
-    restore_reasoning: Restoring | None = None
+    restore_reasoning: ReasoningRestore | None = None
 
     def over(self, other: "Preset") -> "Preset":
         """Merge with another preset; this one wins."""
@@ -201,27 +201,27 @@ class Preset(Struct, frozen=True, kw_only=True):
 
 
 class PresetPair(Struct, frozen=True):
-    open: Preset = Preset()
+    defaults: Preset = Preset()
     """Applies where a request sets nothing."""
-    fixed: Preset = Preset()
+    overrides: Preset = Preset()
     """Overrides the request. Its `stop` and `bad_words` are added to those of the request."""
 
     def over(self, other: "PresetPair") -> "PresetPair":
-        return PresetPair(self.open.over(other.open), self.fixed.over(other.fixed))
+        return PresetPair(self.defaults.over(other.defaults), self.overrides.over(other.overrides))
 
 
 NO_PRESETS = PresetPair()
 
 
-class Defaults(Struct, frozen=True):
+class RequestDefaults(Struct, frozen=True):
     """The presets for requests that use one name of the model."""
 
     presets: PresetPair
     max_tokens: int
 
-    def settle(self, spec: TurnSpec) -> TurnSpec:
+    def apply(self, spec: TurnSpec) -> TurnSpec:
         """Apply presets and overrides to a request, except the default of `max_tokens`."""
-        open_, fixed = self.presets.open, self.presets.fixed
+        open_, fixed = self.presets.defaults, self.presets.overrides
         sampling = {name: value for name, value in open_.sampling.items() if name not in spec.chosen}
         sampling |= fixed.sampling
         if fixed.max_tokens:
@@ -238,29 +238,29 @@ class Defaults(Struct, frozen=True):
             **self._lists(spec),
         )
 
-    def overruled(self, spec: TurnSpec) -> str:
+    def list_overridden(self, spec: TurnSpec) -> str:
         """List the request fields that are overridden: `temperature, chat_template_kwargs.tone`."""
-        fixed, asked = self.presets.fixed, spec.sampling
-        both = ((fixed.sampling, asked), (fixed.samplers, asked.samplers or Samplers()))
-        found = [
+        fixed, asked = self.presets.overrides, spec.sampling
+        both = ((fixed.sampling, asked), (fixed.samplers, asked.samplers or ExtraSamplers()))
+        texts = [
             name
-            for told, own in both
-            for name, value in told.items()
+            for fields, own in both
+            for name, value in fields.items()
             if name in spec.chosen and getattr(own, name) != value
         ]
         if fixed.max_tokens and asked.max_tokens not in (0, fixed.max_tokens):
-            found.append("max_tokens")
+            texts.append("max_tokens")
         for name in ("history", "restore_reasoning"):
             if getattr(fixed, name) and getattr(spec, name) not in (None, getattr(fixed, name)):
-                found.append(name)
+                texts.append(name)
         for name, value in fixed.template_kwargs.items():
-            given = [each.template_kwargs for each in spec.prompts if isinstance(each, Conversation)]
-            if any(name in each and each[name] != value for each in given):
-                found.append(f"chat_template_kwargs.{name}")
-        return ", ".join(found)
+            items = [each.template_kwargs for each in spec.prompts if isinstance(each, Conversation)]
+            if any(name in each and each[name] != value for each in items):
+                texts.append(f"chat_template_kwargs.{name}")
+        return ", ".join(texts)
 
     def _lists(self, spec: TurnSpec) -> dict[str, tuple[str, ...]]:
-        open_, fixed = self.presets.open.lists, self.presets.fixed.lists
+        open_, fixed = self.presets.defaults.lists, self.presets.overrides.lists
         lists = {name: texts for name, texts in open_.items() if name not in spec.chosen}
         lists |= fixed
         for name in fixed.keys() & ADDED:
@@ -271,16 +271,16 @@ class Defaults(Struct, frozen=True):
         return lists
 
     def settle_prompt(self, prompt: Prompt) -> Prompt:
-        open_, fixed = self.presets.open.template_kwargs, self.presets.fixed.template_kwargs
+        open_, fixed = self.presets.defaults.template_kwargs, self.presets.overrides.template_kwargs
         if not isinstance(prompt, Conversation) or not (open_ or fixed):
             return prompt
         return replace(prompt, template_kwargs={**open_, **prompt.template_kwargs, **fixed})
 
-    def _samplers(self, spec: TurnSpec) -> Samplers | None:
-        open_, fixed = self.presets.open.samplers, self.presets.fixed.samplers
+    def _samplers(self, spec: TurnSpec) -> ExtraSamplers | None:
+        open_, fixed = self.presets.defaults.samplers, self.presets.overrides.samplers
         left = {name: value for name, value in open_.items() if name not in spec.chosen}
-        made = replace(spec.sampling.samplers or Samplers(), **{**left, **fixed})
-        return made if made.acts else None
+        samplers = replace(spec.sampling.samplers or ExtraSamplers(), **{**left, **fixed})
+        return samplers if samplers.acts else None
 
     def limit(self, sampling: Sampling) -> Sampling:
         """Set the default `max_tokens` if the request has none."""
@@ -290,48 +290,52 @@ class Defaults(Struct, frozen=True):
 
     def value(self, name: str, asked: float | None) -> float | None:
         """Return the effective value of a sampling field, given that of the request; None: unset."""
-        said = self.presets.open.sampling.get(name) if asked is None else asked
-        found: float | None = self.presets.fixed.sampling.get(name, said)
-        return found
+        result = self.presets.defaults.sampling.get(name) if asked is None else asked
+        number: float | None = self.presets.overrides.sampling.get(name, result)
+        return number
 
-    def most_tokens(self, asked: int | None) -> int | None:
+    def max_total_tokens(self, asked: int | None) -> int | None:
         """Return the token limit of an answer with several turns, given that of the request; None: unset."""
-        return self.presets.fixed.max_tokens or asked
+        return self.presets.overrides.max_tokens or asked
 
 
-def defaults_of(card: ModelCard, presets: PresetPair = NO_PRESETS, *, exact: bool = False) -> Defaults:
+def defaults_of(card: ModelCard, presets: PresetPair = NO_PRESETS, *, exact: bool = False) -> RequestDefaults:
     """Build the defaults of a model; `exact` ignores its recommended sampling, for training on the
     answers.
     """
-    for told in (presets.open, presets.fixed):
-        _check_possible(card, told)
+    for result in (presets.defaults, presets.overrides):
+        _check_possible(card, result)
     # A card's values may come over a wire, where a whole number has a decimal point. Recommended values that
     # the engine does not support are dropped.
-    own = {} if exact else sensible(card.sampling)
-    made = Preset(sampling={name: value for name, value in own.items() if name not in card.refused})
-    usual = card.longest if card.longest == UNBOUNDED else max(LEAST, min(card.longest // 4, MOST))
-    most = presets.fixed.max_tokens or presets.open.max_tokens or usual
-    return Defaults(PresetPair(presets.open.over(made), presets.fixed), most)
+    own = {} if exact else sensible(card.recommended_sampling)
+    preset = Preset(sampling={name: value for name, value in own.items() if name not in card.refused_fields})
+    usual = (
+        card.context_tokens
+        if card.context_tokens == UNBOUNDED
+        else max(LEAST, min(card.context_tokens // 4, MOST))
+    )
+    most = presets.overrides.max_tokens or presets.defaults.max_tokens or usual
+    return RequestDefaults(PresetPair(presets.defaults.over(preset), presets.overrides), most)
 
 
-def _check_possible(card: ModelCard, told: Preset) -> None:
-    names = {*told.sampling, *(name for name in ("bad_words",) if told.lists.get(name))}
-    if not card.has_samplers and Samplers(**told.samplers).acts:
-        names |= told.samplers.keys()
+def _check_possible(card: ModelCard, preset: Preset) -> None:
+    names = {*preset.sampling, *(name for name in ("bad_words",) if preset.lists.get(name))}
+    if not card.has_samplers and ExtraSamplers(**preset.samplers).acts:
+        names |= preset.samplers.keys()
     for name in sorted(names):
-        if name in card.refused or name in told.samplers:
+        if name in card.refused_fields or name in preset.samplers:
             message = f"`sampling` and `override`: the engine behind this model does not support {name}."
             raise SettingsError(message, param="sampling")
 
 
 def defaults_by_name(
     card: ModelCard, settings: Settings, general: PresetPair, named: Mapping[str, PresetPair]
-) -> dict[str, Defaults]:
+) -> dict[str, RequestDefaults]:
     """Build the defaults for all model names. An alias inherits the model's presets and overrides them."""
-    if settings.trajectories and not card.samples_ids:
+    if settings.trajectories and not card.returns_ids:
         message = "`trajectories` needs sampled ids, and this engine returns text; leave it out."
         raise SettingsError(message, param="trajectories")
-    if settings.history == "sampled" and not card.samples_ids:
+    if settings.history == "sampled" and not card.returns_ids:
         message = "`history` = sampled needs sampled ids, and this engine returns text; leave it out."
         raise SettingsError(message, param="history")
     known = [card.name, *settings.model_alias, *card.adapters]
@@ -347,7 +351,7 @@ def defaults_by_name(
     return {name: defaults_of(card, pair, exact=settings.trajectories) for name, pair in pairs.items()}
 
 
-class Breakers:
+class DryBreakerIndex:
     """The ids that contain one of some texts: ids at which DRY ends a repetition.
 
     Searches the vocabulary as one joined text, which is quicker than searching each piece.
@@ -363,13 +367,13 @@ class Breakers:
             ends = np.fromiter(accumulate(map(len, self._pieces)), np.intp, len(self._pieces))
             self._vocabulary = b"".join(self._pieces), ends
         joined, ends = self._vocabulary
-        found: set[int] = set()
+        numbers: set[int] = set()
         for text in {text.encode() for text in texts}:
             starts = np.fromiter((match.start() for match in re.finditer(re.escape(text), joined)), np.intp)
             first = ends.searchsorted(starts, side="right")
             # A match that crosses the end of a piece is in no id.
-            found.update(first[starts + len(text) <= ends[first]].tolist())
-        return frozenset(found)
+            numbers.update(first[starts + len(text) <= ends[first]].tolist())
+        return frozenset(numbers)
 
 
 # Checks of a turn, before any work is done for it: its limits, and what the engine supports.
@@ -380,13 +384,13 @@ _UNASKED = Sampling(max_tokens=0)
 
 def check_turn(spec: TurnSpec, limits: Limits) -> None:
     """Check the limits of a request; the prompter checks the length of prompts."""
-    check_count(len(spec.prompts) * spec.n, limits.choices, ANSWERS, "answers to all prompts")
+    check_count(len(spec.prompts) * spec.n, limits.choices, CHOICE_COUNT, "answers to all prompts")
     _check_stops(spec, limits)
     _check_logprobs(spec, limits)
     asked = spec.sampling
-    check_count(len(asked.logit_bias), limits.logit_bias, Part("logit_bias"), "entries")
-    check_count(len(spec.bad_words), limits.bad_words, Part("bad_words"), "entries")
-    check_count(len(asked.allowed_token_ids or ()), limits.token_ids, Part("allowed_token_ids"), "ids")
+    check_count(len(asked.logit_bias), limits.logit_bias, ParamKey("logit_bias"), "entries")
+    check_count(len(spec.bad_words), limits.bad_words, ParamKey("bad_words"), "entries")
+    check_count(len(asked.allowed_token_ids or ()), limits.token_ids, ParamKey("allowed_token_ids"), "ids")
 
 
 def _check_stops(spec: TurnSpec, limits: Limits) -> None:
@@ -400,7 +404,7 @@ def check_told_prompts(spec: TurnSpec, lengths: Sequence[int], limits: Limits) -
     """Check how many log probabilities of the prompts would be reported, once for each answer."""
     if spec.sampling.prompt_logprobs is not None:
         count = sum(lengths) * spec.n * (1 + spec.sampling.prompt_logprobs)
-        check_count(count, limits.told_logprobs, Part("prompt_logprobs"), "log probabilities of prompts")
+        check_count(count, limits.told_logprobs, ParamKey("prompt_logprobs"), "log probabilities of prompts")
 
 
 def tokens_told(spec: TurnSpec, tokens: int, limits: Limits) -> int:
@@ -418,13 +422,15 @@ def tokens_told(spec: TurnSpec, tokens: int, limits: Limits) -> int:
             f"exceed the limit of {limits.told_logprobs}: ask for {most} tokens, or for "
             "fewer alternatives."
         )
-        raise BadRequest(message, param=ALTERNATIVES, code="limit_exceeded")
+        raise BadRequest(message, param=TOP_LOGPROBS, code="limit_exceeded")
     return min(tokens, most)
 
 
 def _check_logprobs(spec: TurnSpec, limits: Limits) -> None:
-    check_count(spec.sampling.logprobs or 0, limits.logprobs, ALTERNATIVES, "alternatives")
-    check_count(spec.sampling.prompt_logprobs or 0, limits.logprobs, Part("prompt_logprobs"), "alternatives")
+    check_count(spec.sampling.logprobs or 0, limits.logprobs, TOP_LOGPROBS, "alternatives")
+    check_count(
+        spec.sampling.prompt_logprobs or 0, limits.logprobs, ParamKey("prompt_logprobs"), "alternatives"
+    )
 
 
 def refuse_unsupported(spec: TurnSpec, card: ModelCard) -> None:
@@ -434,13 +440,13 @@ def refuse_unsupported(spec: TurnSpec, card: ModelCard) -> None:
             "(temperature, top_p, top_k, min_p and penalties) in their default order; "
             "leave the others out."
         )
-        raise BadRequest(message, param=Part("samplers"), code="unsupported_field")
-    for name in card.refused:
+        raise BadRequest(message, param=ParamKey("samplers"), code="unsupported_field")
+    for name in card.refused_fields:
         if _is_asked(spec, name):
             if name in OF_IDS:
-                check_has_ids(card, f"'{name}'", Part(name))
+                require_tokenizer(card, f"'{name}'", ParamKey(name))
             message = f"The engine behind this model does not support '{name}'; leave it out."
-            raise BadRequest(message, param=Part(name), code="unsupported_field")
+            raise BadRequest(message, param=ParamKey(name), code="unsupported_field")
 
 
 def _is_asked(spec: TurnSpec, name: str) -> bool:
@@ -490,8 +496,8 @@ def ids_opened_reasoning(dialect: Dialect, prompt: Sequence[int], tokenizer: Tok
     if thinking is None:
         return False
     markers = {spelling.strip() for spelling in (*thinking.open, *thinking.close)}
-    frame = {id_ for text, id_ in tokenizer.special.items() if text not in markers} - {tokenizer.bos_id}
-    start = next((place for place in range(len(prompt), 0, -1) if prompt[place - 1] in frame), 0)
+    frame = {id_ for text, id_ in tokenizer.special_ids.items() if text not in markers} - {tokenizer.bos_id}
+    start = next((index for index in range(len(prompt), 0, -1) if prompt[index - 1] in frame), 0)
     text = b"".join(tokenizer.pieces[id_] for id_ in prompt[start:]).decode("utf-8", "replace")
     return starts_in_reasoning(dialect, text, continues=start > 0)
 

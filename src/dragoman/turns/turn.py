@@ -9,17 +9,28 @@ from typing import Any, Self
 
 from msgspec.structs import replace
 
-from dragoman.dialects.scan import portion
-from dragoman.engines.border import start, start_one
-from dragoman.engines.protocol import Engine, Handle, count_text, weights_of
+from dragoman.dialects.scan import take_batch
+from dragoman.engines.protocol import Engine, JobHandle, count_text, weights_of
+from dragoman.engines.validate import start_continuation, start_job
 from dragoman.errors import DragomanError, EngineFailed, Unavailable
 from dragoman.prompt.encode import replace_surrogates
-from dragoman.turns.adapters import AdapterShelf
+from dragoman.turns.adapters import AdapterRegistry
+from dragoman.turns.choice_reader import ChoiceReader, Detokenizer, ModelDialect, StopFinder
 from dragoman.turns.plan import TurnPlan
 from dragoman.turns.queue import EngineQueue, Ticket
-from dragoman.turns.reading import ChoiceReader, Detokenizer, Language, StopFinder
 from dragoman.turns.spec import TurnSpec, refuse_unsupported
-from dragoman.types import Answer, Event, Fold, Sink, Step, TextStep, TokenLogprob, Traced, Usage, coalesce
+from dragoman.types import (
+    Answer,
+    Event,
+    EventFold,
+    Sink,
+    Step,
+    TextStep,
+    TokenLogprob,
+    TurnRecord,
+    Usage,
+    coalesce,
+)
 
 logger = logging.getLogger("dragoman.turns")
 
@@ -50,12 +61,12 @@ class Turn:
         engine: Engine,
         plan: TurnPlan,
         spec: TurnSpec,
-        language: Language,
-        remember: Callable[[Traced, int, ChoiceReader], Traced] | None = None,
+        language: ModelDialect,
+        remember: Callable[[TurnRecord, int, ChoiceReader], TurnRecord] | None = None,
         source: str = "",
         queue: EngineQueue | None = None,
         owner: str = "",
-        adapters: AdapterShelf | None = None,
+        adapters: AdapterRegistry | None = None,
     ) -> None:
         """`remember` is called with each finished answer and the number of its job.
 
@@ -71,7 +82,7 @@ class Turn:
         """Called instead of waking `next`, for consumers without a task."""
         self._remember = remember
         self._source = source
-        self.traced: list[Traced] = []
+        self.records: list[TurnRecord] = []
         """The finished answers, as ids."""
         self._engine = engine
         self._spec, self._plan, self._language = spec, plan, language
@@ -84,7 +95,7 @@ class Turn:
         self._begun: asyncio.Future[None] | None = None
         self._started = 0
         """The number of choices submitted to the engine."""
-        self._handles: list[Handle] = []
+        self._handles: list[JobHandle] = []
         self._cancels: dict[int, Callable[[], None]] = {}
         """Cancels one choice each."""
         self._pending: list[Event] = []
@@ -121,8 +132,8 @@ class Turn:
         self._loop = asyncio.get_running_loop()
         self.started_at = self._loop.time()
         if self._adapters is not None and (used := self.jobs[0].adapters):
-            self.on_close.append(self._adapters.hold(used))
-        self._queue.ask(self._ticket)
+            self.on_close.append(self._adapters.retain(used))
+        self._queue.submit(self._ticket)
         self._entered = True
         return self
 
@@ -143,11 +154,11 @@ class Turn:
         # Break the reference cycles of the turn, which would keep the whole answer until garbage collection.
         self._handles, self._cancels, self.on_ready = [], {}, None
 
-    async def begun(self, most: float) -> None:
+    async def wait_started(self, most: float) -> None:
         """Wait until the engine has the jobs, for at most `most` seconds. Raises an error that occurred by
         then.
         """
-        if self._ticket.begun or self._closed:
+        if self._ticket.is_started or self._closed:
             return
         self._begun = self._loop.create_future()
         with suppress(TimeoutError):
@@ -160,7 +171,7 @@ class Turn:
             if finish.error is not None:
                 raise finish.error
 
-    async def fault(self) -> str | None:
+    async def find_fault(self) -> str | None:
         """Return what is wrong with the answers, if the engine could not enforce what was required."""
         return None
 
@@ -185,7 +196,7 @@ class Turn:
         """
         if self._closed:
             return []
-        taken, self._pending = portion(self._pending)
+        taken, self._pending = take_batch(self._pending)
         return taken
 
     @property
@@ -198,12 +209,12 @@ class Turn:
         return len(self._pending)
 
     @property
-    def all_said(self) -> bool:
+    def engine_finished(self) -> bool:
         """Whether the engine has finished, although some events may not be taken yet."""
         return not self._left
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         return self._closed or (not self._left and not self._pending)
 
     def wake(self) -> None:
@@ -214,20 +225,20 @@ class Turn:
 
     async def answers(self) -> list[Answer]:
         """Run the turn to its end and return the answers. Raises the error that ended it."""
-        fold = Fold(self.choices)
-        while not self.over:
+        fold = EventFold(self.choices)
+        while not self.is_over:
             fold.add(await self.next())
             self._raise_failure()
         return fold.done()
 
-    def _begin(self, places: int) -> None:
+    def _begin(self, permits: int) -> None:
         """Submit as many choices as there are permits; of many long prompts only some at a time."""
-        given = 0
+        number = 0
         self.begun_at = self.begun_at or self._loop.time()
         try:
-            while places and given < GIVEN_IDS and not self._closed:
-                given += len(self.jobs[self._started // self.jobs[0].n].prompt)
-                places -= self._start_next(places)
+            while permits and number < GIVEN_IDS and not self._closed:
+                number += len(self.jobs[self._started // self.jobs[0].n].prompt)
+                permits -= self._start_next(permits)
         except BaseException as error:
             for handle in self._handles:
                 handle.cancel()
@@ -237,22 +248,26 @@ class Turn:
                 raise
             self._fail(error)
         else:
-            if places and not self._closed:
-                self._loop.call_soon(self._begin, places)
+            if permits and not self._closed:
+                self._loop.call_soon(self._begin, permits)
         finally:
             self._tell_begun()
 
-    def _start_next(self, places: int) -> int:
+    def _start_next(self, permits: int) -> int:
         """Submit a whole job if there are permits for it, else the next of its choices; return how many."""
         number, index = divmod(self._started, self.jobs[0].n)
         job, sink = self.jobs[number], self._sink(number)
         priority = self._queue.priority(self._ticket)
-        if priority != job.priority and "priority" not in self._engine.card.refused:
+        if priority != job.priority and "priority" not in self._engine.card.refused_fields:
             job = replace(job, priority=priority)
-        whole = index == 0 and job.n <= places
+        whole = index == 0 and job.n <= permits
         first, count = self._started, job.n if whole else 1
         self._started += count
-        handle = start(self._engine, job, sink) if whole else start_one(self._engine, job, index, sink)
+        handle = (
+            start_job(self._engine, job, sink)
+            if whole
+            else start_continuation(self._engine, job, index, sink)
+        )
         self._handles.append(handle)
         self._cancels |= {first + part: partial(handle.cancel, part) for part in range(count)}
         return count
@@ -268,7 +283,7 @@ class Turn:
                 self._sink(number)(Step([], index, finish="error", error=known))
 
     def _leave(self) -> None:
-        self._queue.leave(self._ticket)
+        self._queue.remove(self._ticket)
         self._tell_begun()
 
     def _tell_begun(self) -> None:
@@ -301,7 +316,7 @@ class Turn:
             if reader.over:
                 self._left -= 1
                 if self._left:
-                    self._queue.give_back(self._ticket)
+                    self._queue.release(self._ticket)
                 else:
                     self._leave()
                 self.finishes[reader.choice] = pending[-1]
@@ -318,7 +333,7 @@ class Turn:
         return sink
 
     def _keep(self, number: int, reader: ChoiceReader) -> None:
-        traced = Traced(
+        traced = TurnRecord(
             prompt=self.jobs[number].prompt,
             ids=tuple(reader.ids),
             logprobs=tuple(reader.logprobs) or None,
@@ -326,22 +341,22 @@ class Turn:
             choice=reader.choice,
             weight_version=self.weight_version,
             source=self._source,
-            **self._plan.facts(number),
+            **self._plan.log_fields(number),
             # Nothing can continue a text answer: its ids are unknown.
-            key=self._plan.keys[number]() if self._plan.keys and not reader.in_text else b"",
+            prompt_key=self._plan.keys[number]() if self._plan.keys and not reader.in_text else b"",
         )
         if self._remember is not None:
             traced = self._remember(traced, number, reader)
-        self.traced.append(traced)
+        self.records.append(traced)
         # A slow client keeps the turn for long: one copy of the ids is enough.
-        reader.ids, reader.logprobs, reader.said = [], [], None
+        reader.ids, reader.logprobs, reader.transcript = [], [], None
 
     def _first(self, number: int, step: Step, reader: ChoiceReader) -> None:
         """Handle a step before the first ids, so that later steps need not be checked for text."""
         text = step.text if isinstance(step, TextStep) else ""
         if self.first_token_at is None and (step.ids or text):
             self.first_token_at = self._loop.time()
-            self._queue.served(self._ticket)
+            self._queue.mark_started(self._ticket)
         self._fresh = self._fresh and not step.ids
         if step.prompt_tokens is not None:
             self._prompt_tokens[number] = step.prompt_tokens
@@ -356,21 +371,21 @@ class Turn:
             # An engine's card may say only now that it returns text.
             refuse_unsupported(self._spec, self._engine.card)
             job, language = self.jobs[number], self._language.as_text
-            dialect = language.readers(self._spec.reading)(self._plan.in_reasoning[number], job.prompt)
+            dialect = language.readers(self._spec.parsing)(self._plan.in_reasoning[number], job.prompt)
             goes_on = self._spec.keep_stop or job.sampling.ignore_eos
-            reader.take_text(dialect, () if goes_on else language.ends)
+            reader.switch_to_text(dialect, () if goes_on else language.ends)
         if step.text:
             tokens = step.tokens or count_text(self._engine.tokenizer, step.text)
-            reader.hear(replace_surrogates(step.text), tokens, self._pending)
+            reader.read_text(replace_surrogates(step.text), tokens, self._pending)
         if reader.over:
             # The answer has ended before the engine did: ignore the rest of this step.
             step.finish = None
 
 
 def _readers(
-    plan: TurnPlan, spec: TurnSpec, language: Language, end_ids: frozenset[int]
+    plan: TurnPlan, spec: TurnSpec, language: ModelDialect, end_ids: frozenset[int]
 ) -> list[ChoiceReader]:
-    pieces, reader = language.pieces(spec.reading), language.readers(spec.reading)
+    pieces, reader = language.pieces(spec.parsing), language.readers(spec.parsing)
     return [
         ChoiceReader(
             number * job.n + index,
@@ -379,36 +394,36 @@ def _readers(
             reader(in_reasoning, job.prompt),
             min_tokens=job.sampling.min_tokens,
             hidden_ids=frozenset() if spec.keep_stop else end_ids | job.sampling.stop_token_ids,
-            most_calls=spec.reading.most_calls if spec.reading else None,
-            text_logprobs=spec.reading is not None and spec.reading.logprobs == "text",
-            remembers=bool(plan.asked),
+            most_calls=spec.parsing.most_calls if spec.parsing else None,
+            text_logprobs=spec.parsing is not None and spec.parsing.logprobs == "text",
+            remembers=bool(plan.answered_prompts),
         )
         for number, (job, in_reasoning) in enumerate(zip(plan.jobs, plan.in_reasoning, strict=True))
         for index in range(job.n)
     ]
 
 
-def note_terms(facts: dict[str, Any], turn: Turn) -> None:
+def log_terms(log_fields: dict[str, Any], turn: Turn) -> None:
     """Note before the turn begins which fields are not enforced or overridden."""
     terms = {"unenforced": turn.unenforced, "overridden": turn.overridden}
-    facts.update({name: told for name, told in terms.items() if told})
+    log_fields.update({name: text for name, text in terms.items() if text})
 
 
-def note_turn(facts: dict[str, Any], turn: Turn) -> None:
+def note_turn(log_fields: dict[str, Any], turn: Turn) -> None:
     """Note usage, finish and timings; with several turns, the finish of the last one."""
     usage = turn.usage
-    facts.update(usage.facts())
-    if turn.finishes and facts.get("finish") != "disconnect":
+    log_fields.update(usage.log_fields())
+    if turn.finishes and log_fields.get("finish") != "disconnect":
         reasons = {event.finish or "" for event in turn.finishes.values()}
-        facts["finish"] = ",".join(sorted(reasons))
+        log_fields["finish"] = ",".join(sorted(reasons))
     for event in turn.finishes.values():
         if event.error is not None:
             # The message of a foreign exception may contain anything, so only our own are logged.
             known = isinstance(event.error, DragomanError)
-            facts["error"] = str(event.error) if known else "the engine failed"
-    facts.setdefault("queue_ms", round(((turn.begun_at or turn.started_at) - turn.started_at) * 1000, 1))
+            log_fields["error"] = str(event.error) if known else "the engine failed"
+    log_fields.setdefault("queue_ms", round(((turn.begun_at or turn.started_at) - turn.started_at) * 1000, 1))
     if turn.first_token_at is not None:
-        facts.setdefault("ttft_ms", round((turn.first_token_at - turn.started_at) * 1000, 1))
+        log_fields.setdefault("ttft_ms", round((turn.first_token_at - turn.started_at) * 1000, 1))
         writing = asyncio.get_running_loop().time() - turn.first_token_at
         if usage.completion_tokens > 1 and writing > 0:
-            facts["tokens_per_s"] = round((usage.completion_tokens - 1) / writing, 1)
+            log_fields["tokens_per_s"] = round((usage.completion_tokens - 1) / writing, 1)

@@ -15,10 +15,18 @@ from msgspec.structs import replace
 
 from dragoman.engines.protocol import ModelCard
 from dragoman.mcp import CallResult, McpFailure, McpTool
-from dragoman.tracing import RequestTrace, SpanRole, asking, current, headers_of, mark_error, mark_failed
+from dragoman.tracing import (
+    RequestTrace,
+    SpanRole,
+    current,
+    headers_of,
+    mark_error,
+    mark_failed,
+    propagate_span,
+)
 from dragoman.turns.plan import TurnPlan
 from dragoman.turns.spec import TurnSpec
-from dragoman.types import Answer, Conversation, Event, Fold, Message, TextPrompt
+from dragoman.types import Answer, Conversation, Event, EventFold, Message, TextPrompt
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -46,22 +54,25 @@ def follow_turn(
         span.set_attribute("gen_ai.conversation.id", trace.conversation)
     trace.add("prompt", *planned, parent=span)
     sent = headers_of(span)
-    turn.jobs = [replace(job, trace=sent) for job in turn.jobs]
-    said = _Overheard(turn) if trace.tracing.content else None
-    if said is not None:
+    turn.jobs = [replace(job, trace_headers=sent) for job in turn.jobs]
+    recorder = _MessageRecorder(turn) if trace.tracing.content else None
+    if recorder is not None:
         span.set_attributes(_told(spec))
-    turn.on_close.append(lambda: _end(trace, span, turn, said, planned[1]))
+    turn.on_close.append(lambda: _end(trace, span, turn, recorder, planned[1]))
 
 
 def _asked(turn: "Turn", spec: TurnSpec, operation: str, asked: str, answers: str) -> dict[str, Any]:
     sampling = turn.jobs[0].sampling
-    wanted = spec.wanted is not None and spec.wanted.syntax in ("json_object", "json_schema")
-    given: dict[str, Any] = {
+    wanted = spec.output_constraint is not None and spec.output_constraint.syntax in (
+        "json_object",
+        "json_schema",
+    )
+    fields: dict[str, Any] = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": PROVIDER,
         "gen_ai.request.model": asked,
         "gen_ai.response.model": answers,
-        "gen_ai.request.max_tokens": sampling.most,
+        "gen_ai.request.max_tokens": sampling.max_tokens_or_none,
         "gen_ai.request.temperature": sampling.temperature,
         "gen_ai.request.top_p": sampling.top_p,
         "gen_ai.request.top_k": sampling.top_k or None,
@@ -72,10 +83,12 @@ def _asked(turn: "Turn", spec: TurnSpec, operation: str, asked: str, answers: st
         "gen_ai.request.choice.count": turn.choices if turn.choices > 1 else None,
         "gen_ai.output.type": "json" if wanted else "text",
     }
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
-def _end(trace: RequestTrace, span: "Span", turn: "Turn", said: "_Overheard | None", planned: int) -> None:
+def _end(
+    trace: RequestTrace, span: "Span", turn: "Turn", recorder: "_MessageRecorder | None", planned: int
+) -> None:
     now, usage = time.time_ns(), turn.usage
     _add_parts(trace, span, turn, planned, now)
     span.set_attribute("gen_ai.usage.input_tokens", usage.prompt_tokens)
@@ -83,8 +96,8 @@ def _end(trace: RequestTrace, span: "Span", turn: "Turn", said: "_Overheard | No
     span.set_attribute("gen_ai.usage.cache_read.input_tokens", usage.cached_tokens)
     if usage.reasoning_tokens:
         span.set_attribute("gen_ai.usage.reasoning.output_tokens", usage.reasoning_tokens)
-    if said is not None:
-        span.set_attribute("gen_ai.output.messages", said.messages())
+    if recorder is not None:
+        span.set_attribute("gen_ai.output.messages", recorder.messages())
     ends = [turn.finishes[choice] for choice in sorted(turn.finishes)]
     if len(ends) < turn.choices:
         # The end of the request gives the reason; with background work, the current trace may be another one.
@@ -124,11 +137,11 @@ def _add_parts(trace: RequestTrace, span: "Span", turn: "Turn", planned: int, no
 # Prompts and answers, if the operator wants them in spans.
 
 
-class _Overheard:
+class _MessageRecorder:
     """Records the events that the client receives."""
 
     def __init__(self, turn: "Turn") -> None:
-        self._fold = Fold(turn.choices)
+        self._fold = EventFold(turn.choices)
         take = turn.take
 
         def heard() -> list[Event]:
@@ -149,10 +162,10 @@ def _told(spec: TurnSpec) -> dict[str, str]:
         return {"gen_ai.input.messages": _json([text])}
     if not isinstance(prompt, Conversation):
         return {}
-    told = {"gen_ai.input.messages": _json([_message(each) for each in prompt.messages])}
+    fields = {"gen_ai.input.messages": _json([_message(each) for each in prompt.messages])}
     if prompt.tools:
-        told["gen_ai.tool.definitions"] = _json(prompt.tools)
-    return told
+        fields["gen_ai.tool.definitions"] = _json(prompt.tools)
+    return fields
 
 
 def _message(message: Message) -> dict[str, Any]:
@@ -197,7 +210,7 @@ async def trace_vectors(
     names = {"gen_ai.operation.name": operation, "gen_ai.provider.name": PROVIDER}
     span.set_attributes({**names, "gen_ai.request.model": model, "gen_ai.usage.input_tokens": tokens})
     try:
-        found = await computing
+        type_var_type = await computing
     except asyncio.CancelledError:
         trace.cut_short(span, time.time_ns())
         raise
@@ -206,7 +219,7 @@ async def trace_vectors(
         span.end()
         raise
     span.end()
-    return found
+    return type_var_type
 
 
 # Tool calls.
@@ -229,7 +242,7 @@ async def trace_call(
     if trace.tracing.content:
         span.set_attribute("gen_ai.tool.call.arguments", arguments)
     try:
-        with asking(span):
+        with propagate_span(span):
             result = await calling
         if result.is_error:
             mark_failed(span, "tool_error", "")
@@ -248,7 +261,7 @@ async def trace_list(trace: RequestTrace, label: str, listing: Awaitable[list[Mc
     span = trace.begin("tools/list", "CLIENT")
     span.set_attributes({"mcp.method.name": "tools/list", "dragoman.mcp.server": label})
     try:
-        with asking(span):
+        with propagate_span(span):
             return await listing
     except McpFailure as failure:
         mark_failed(span, failure.kind, "")

@@ -11,8 +11,7 @@ from typing import Any
 from msgspec.msgpack import encode
 from msgspec.structs import replace
 
-from dragoman.constrain.budget import examine
-from dragoman.constrain.calls.answer_grammar import CallMode, answer_grammar
+from dragoman.constrain.calls.answer_grammar import CallMode, answer_constraint
 from dragoman.constrain.calls.structural_tag import (
     Format,
     after_reasoning,
@@ -22,15 +21,16 @@ from dragoman.constrain.calls.structural_tag import (
     read_tags,
 )
 from dragoman.constrain.calls.tool_schemas import read_tools, strict_names
+from dragoman.constrain.compile_limits import enable_compile_checks
 from dragoman.constrain.constraint import Constraint, compile_cached
 from dragoman.constrain.grammar.gbnf import write_plain
-from dragoman.constrain.reasoning_budget import Budgeted, ReasoningBudget, Recipe
+from dragoman.constrain.reasoning_budget import BudgetedConstraint, ConstraintSpec, ReasoningBudget
 from dragoman.constrain.vocabulary import GrammarMatcher, Vocabulary
-from dragoman.dialects.declare import Dialect
+from dragoman.dialects.declarations import Dialect
 from dragoman.engines.protocol import ModelCard, Tokenizer
-from dragoman.errors import BadRequest, Part
+from dragoman.errors import BadRequest, ParamKey
 from dragoman.limits import Limits
-from dragoman.turns.spec import Calling, TurnSpec, Wanted
+from dragoman.turns.spec import OutputConstraint, ToolCallPolicy, TurnSpec
 from dragoman.types import ConstraintSource, JobConstraint
 
 # Constraints as text, for engines that enforce them instead of stepping a matcher.
@@ -41,28 +41,28 @@ def source_of(
 ) -> ConstraintSource | None:
     """Return the first form that the engine accepts; `whole` is the grammar of the complete answer."""
     ways = [*_alone(spec, dialect, card, in_reasoning)]
-    if "structural_tag" in card.sources:
+    if "structural_tag" in card.constraint_formats:
         ways += _write_tagged(spec, dialect, card, in_reasoning)
     if not whole.watched:
         ways.append(ConstraintSource("lark", whole.grammar))
-    return next((way for way in ways if way.form in card.sources), None)
+    return next((way for way in ways if way.format in card.constraint_formats), None)
 
 
 def _alone(
     spec: TurnSpec, dialect: Dialect, card: ModelCard, in_reasoning: bool
 ) -> Iterator[ConstraintSource]:
     """Yield the client's own constraint, if the answer is only text or only text follows the reasoning."""
-    if spec.wanted is None:
+    if spec.output_constraint is None:
         return
-    if spec.reading is None:
-        yield from _write_source(spec.wanted)
+    if spec.parsing is None:
+        yield from _write_source(spec.output_constraint)
         return
-    if spec.reading.calls or _wraps_text(dialect):
+    if spec.parsing.calls or _wraps_text(dialect):
         return
-    after = card.skips_reasoning and _reasons(spec, dialect, in_reasoning)
+    after = card.constrains_after_reasoning and _reasons(spec, dialect, in_reasoning)
     if after or not in_reasoning:
-        for way in _write_source(spec.wanted):
-            yield ConstraintSource(way.form, way.text, after)
+        for way in _write_source(spec.output_constraint):
+            yield ConstraintSource(way.format, way.text, after)
 
 
 def _wraps_text(dialect: Dialect) -> bool:
@@ -71,12 +71,12 @@ def _wraps_text(dialect: Dialect) -> bool:
 
 def _reasons(spec: TurnSpec, dialect: Dialect, in_reasoning: bool) -> bool:
     """Whether reasoning may come before the constrained text."""
-    unwanted = spec.thinking is not None and not spec.thinking.tokens
-    exclude = spec.reading is not None and spec.reading.reasoning
+    unwanted = spec.reasoning_limit is not None and not spec.reasoning_limit.tokens
+    exclude = spec.parsing is not None and spec.parsing.reasoning
     return in_reasoning or (dialect.reasoning is not None and exclude and not unwanted)
 
 
-def _write_source(wanted: Wanted) -> Iterator[ConstraintSource]:
+def _write_source(wanted: OutputConstraint) -> Iterator[ConstraintSource]:
     value = wanted.value
     match wanted.syntax:
         case "json_object":
@@ -104,27 +104,31 @@ def _write_tagged(
     if inside is None:
         return
     reasons = _reasons(spec, dialect, in_reasoning)
-    if reasons and not card.skips_reasoning:
+    if reasons and not card.constrains_after_reasoning:
         inside = after_reasoning(dialect, inside, begun=in_reasoning)
     text = json.dumps({"type": "structural_tag", "format": inside})
-    yield ConstraintSource("structural_tag", text, reasons and card.skips_reasoning)
+    yield ConstraintSource("structural_tag", text, reasons and card.constrains_after_reasoning)
 
 
 def _format(spec: TurnSpec, dialect: Dialect) -> Format | None:
-    reading, calling = spec.reading, spec.calling or Calling()
-    text = None if spec.wanted is None or _wraps_text(dialect) else _text_format(spec.wanted)
+    reading, calling = spec.parsing, spec.tool_policy or ToolCallPolicy()
+    text = (
+        None
+        if spec.output_constraint is None or _wraps_text(dialect)
+        else _text_format(spec.output_constraint)
+    )
     if reading is None or not reading.calls:
         return text
-    if spec.wanted is not None and text is None and not calling.required:
+    if spec.output_constraint is not None and text is None and not calling.required:
         return None
     alone = calling.required or text is not None
     held = None if calling.required else strict_names(reading.tools)
-    tools = read_tools(reading.tools, calling.names, held, reading.custom, reading.places)
+    tools = read_tools(reading.tools, calling.names, held, reading.custom, reading.params)
     calls = calls_format(dialect, tools, required=alone, parallel=reading.most_calls is None)
     return calls if calls is None or text is None or calling.required else either([calls, text])
 
 
-def _text_format(wanted: Wanted) -> Format | None:
+def _text_format(wanted: OutputConstraint) -> Format | None:
     value = wanted.value
     match wanted.syntax:
         case "json_object":
@@ -153,20 +157,20 @@ LEAST_BYTES = 1024
 """Bytes that a cached grammar takes in addition to its text."""
 
 
-class Ready:
+class CompiledConstraint:
     """A compiled constraint; every answer gets its own copy of the matcher."""
 
     source = None
 
-    def __init__(self, matcher: GrammarMatcher, recipe: Recipe | None = None) -> None:
+    def __init__(self, matcher: GrammarMatcher, recipe: ConstraintSpec | None = None) -> None:
         self._matcher = matcher
         self.recipe = recipe
 
-    def start(self) -> GrammarMatcher:
+    def new_matcher(self) -> GrammarMatcher:
         return self._matcher.copy()
 
 
-class Handed:
+class DelegatedConstraint:
     """A constraint that the engine enforces; compiled only if a matcher is needed after all."""
 
     def __init__(self, source: ConstraintSource, compile: Callable[[], GrammarMatcher]) -> None:
@@ -174,11 +178,11 @@ class Handed:
         self.recipe = None
         self._compile = compile
 
-    def start(self) -> GrammarMatcher:
+    def new_matcher(self) -> GrammarMatcher:
         return self._compile()
 
 
-class Constrainer:
+class ConstraintBuilder:
     """Builds the constraints of one model. Safe to call from worker threads."""
 
     def __init__(
@@ -191,44 +195,44 @@ class Constrainer:
         self._checks = checks
         self._tokenizer = tokenizer
         self._limits = limits
-        self._grammars = Grammars(limits.grammar_cache_bytes)
-        examine()
+        self._grammars = GrammarCache(limits.grammar_cache_bytes)
+        enable_compile_checks()
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
         """The vocabulary, built on first use, because that takes a while for a large one."""
         tokenizer = self._tokenizer
-        return Vocabulary(tokenizer.pieces, tokenizer.special, tokenizer.end_ids)
+        return Vocabulary(tokenizer.pieces, tokenizer.special_ids, tokenizer.end_ids)
 
     def check(self, spec: TurnSpec) -> None:
         """Raise if the engine cannot enforce what is required: the answer could violate it."""
         if self._card.constrains:
             return
-        hard = spec.thinking is not None and not spec.thinking.soft
-        forced = None if self._card.sources else must_hold(spec)
+        hard = spec.reasoning_limit is not None and not spec.reasoning_limit.soft
+        forced = None if self._card.constraint_formats else required_constraint(spec)
         if forced is not None and self._can_check(forced):
             forced = None
-        asked = forced or (hard and spec.thinking)
+        asked = forced or (hard and spec.reasoning_limit)
         if asked:
             message = f"This engine cannot constrain its answers; leave out '{asked.param}'."
             raise BadRequest(message, param=asked.param, code="unsupported_field")
 
-    def _can_check(self, asked: Wanted | Calling) -> bool:
+    def _can_check(self, asked: OutputConstraint | ToolCallPolicy) -> bool:
         """Whether the answer can be checked instead. Raises if the constraint itself is not valid."""
-        if not self._checks or isinstance(asked, Calling):
+        if not self._checks or isinstance(asked, ToolCallPolicy):
             return self._checks
         if asked.syntax == "structural_tag":
             # Structural tags contain special tokens, which a text does not have.
             return False
-        wanted_text(asked, self._limits)
+        text_constraint(asked, self._limits)
         return True
 
     def check_grammar(self, spec: TurnSpec, dialect: Dialect) -> None:
         """Raise if no grammar can express the request. Nothing is compiled: some tools may not be known
         yet.
         """
-        asked = spec.wanted or spec.calling
-        if asked is not None and (self._card.constrains or self._card.sources):
+        asked = spec.output_constraint or spec.tool_policy
+        if asked is not None and (self._card.constrains or self._card.constraint_formats):
             try:
                 self._whole(spec, dialect, in_reasoning=False)
             except BadRequest as error:
@@ -236,33 +240,42 @@ class Constrainer:
 
     def constraint(self, spec: TurnSpec, dialect: Dialect, *, in_reasoning: bool) -> JobConstraint | None:
         """Return the constraint for the engine. Errors name the request field."""
-        if not self._card.constrains and not self._card.sources:
+        if not self._card.constrains and not self._card.constraint_formats:
             return None
         # A limit of one call needs no constraint: the turn ends before a second call.
-        asked = spec.constrained if self._card.constrains else spec.wanted or spec.calling
+        asked = spec.constrained if self._card.constrains else spec.output_constraint or spec.tool_policy
         grammar = self._grammar(spec, dialect, in_reasoning) if asked else None
-        if spec.thinking is None or spec.reading is None or not self._card.constrains:
+        if spec.reasoning_limit is None or spec.parsing is None or not self._card.constrains:
             return grammar
-        if grammar is not None and not spec.thinking.tokens and not in_reasoning:
+        if grammar is not None and not spec.reasoning_limit.tokens and not in_reasoning:
             # The grammar has no reasoning in it.
             return grammar
         budget = ReasoningBudget(
-            dialect, spec.thinking.tokens, self._tokenizer, starts_in_reasoning=in_reasoning
+            dialect, spec.reasoning_limit.tokens, self._tokenizer, starts_in_reasoning=in_reasoning
         )
         if not budget.applies:
             return grammar
         if grammar is None:
-            return Budgeted(budget)
-        return Budgeted(budget, grammar.start, grammar.recipe)
+            return BudgetedConstraint(budget)
+        return BudgetedConstraint(budget, grammar.new_matcher, grammar.recipe)
 
-    def _grammar(self, spec: TurnSpec, dialect: Dialect, in_reasoning: bool) -> Ready | Handed | None:
-        asked = spec.wanted or spec.calling
+    def _grammar(
+        self, spec: TurnSpec, dialect: Dialect, in_reasoning: bool
+    ) -> CompiledConstraint | DelegatedConstraint | None:
+        asked = spec.output_constraint or spec.tool_policy
         try:
-            told = (spec.wanted, spec.calling, spec.reading, spec.thinking, dialect.name, in_reasoning)
-            whole = self._grammars.get(told, lambda: self._whole(spec, dialect, in_reasoning))
+            parts = (
+                spec.output_constraint,
+                spec.tool_policy,
+                spec.parsing,
+                spec.reasoning_limit,
+                dialect.name,
+                in_reasoning,
+            )
+            whole = self._grammars.get(parts, lambda: self._whole(spec, dialect, in_reasoning))
             if not self._card.constrains:
                 return self._handed(spec, dialect, whole, in_reasoning)
-            return Ready(self._compiled(whole), Recipe(whole))
+            return CompiledConstraint(self._compiled(whole), ConstraintSpec(whole))
         except BadRequest as error:
             if asked is None:
                 # Only the number of calls is limited, and the turn ends before a second one without a
@@ -275,32 +288,32 @@ class Constrainer:
 
     def _handed(
         self, spec: TurnSpec, dialect: Dialect, whole: Constraint, in_reasoning: bool
-    ) -> Handed | None:
+    ) -> DelegatedConstraint | None:
         source = source_of(spec, dialect, whole, self._card, in_reasoning=in_reasoning)
-        forced = must_hold(spec)
+        forced = required_constraint(spec)
         if source is None and (forced is None or self._can_check(forced)):
             return None
         if source is None:
-            taken = ", ".join(self._card.sources)
+            taken = ", ".join(self._card.constraint_formats)
             message = f"This engine cannot enforce this kind of constraint; it can enforce: {taken}."
             raise BadRequest(message, code="unsupported_field")
-        return Handed(source, lambda: self._compiled(whole))
+        return DelegatedConstraint(source, lambda: self._compiled(whole))
 
     def _whole(self, spec: TurnSpec, dialect: Dialect, in_reasoning: bool) -> Constraint:
         """Return the grammar of the complete answer: reasoning in the model's format, then text or calls."""
-        text = None if spec.wanted is None else self._text(spec.wanted)
-        reading, calling = spec.reading, spec.calling or Calling()
+        text = None if spec.output_constraint is None else self._text(spec.output_constraint)
+        reading, calling = spec.parsing, spec.tool_policy or ToolCallPolicy()
         if reading is None:
             assert text is not None
             return text
         if text is not None and not reading.reasoning:
             dialect = _reasoning_as_text(dialect, in_reasoning)
-        if spec.thinking is not None and not spec.thinking.tokens and not in_reasoning:
+        if spec.reasoning_limit is not None and not spec.reasoning_limit.tokens and not in_reasoning:
             dialect = _without_reasoning(dialect)
         choice: CallMode = "none"
         if reading.calls:
             choice = "required" if calling.required else "auto"
-        return answer_grammar(
+        return answer_constraint(
             dialect,
             reading.tools,
             choice=choice,
@@ -309,18 +322,18 @@ class Constrainer:
             strict=strict_names(reading.tools),
             starts_in_reasoning=in_reasoning,
             text=text,
-            special=self._tokenizer.special,
+            special=self._tokenizer.special_ids,
             custom=reading.custom,
-            places=reading.places,
+            pointers=reading.params,
         )
 
-    def _text(self, wanted: Wanted) -> Constraint:
+    def _text(self, wanted: OutputConstraint) -> Constraint:
         if wanted.syntax == "structural_tag":
-            return read_tags(wanted.value, wanted.param, self._limits, self._tokenizer.special)
-        return wanted_text(wanted, self._limits)
+            return read_tags(wanted.value, wanted.param, self._limits, self._tokenizer.special_ids)
+        return text_constraint(wanted, self._limits)
 
 
-def wanted_text(wanted: Wanted, limits: Limits) -> Constraint:
+def text_constraint(wanted: OutputConstraint, limits: Limits) -> Constraint:
     """Return the constraint for formats that do not depend on the model."""
     match wanted.syntax:
         case "json_schema":
@@ -336,7 +349,7 @@ def wanted_text(wanted: Wanted, limits: Limits) -> Constraint:
     return Constraint.from_json_object()
 
 
-def _name_field(error: BadRequest, asked: Wanted | Calling) -> BadRequest:
+def _name_field(error: BadRequest, asked: OutputConstraint | ToolCallPolicy) -> BadRequest:
     """Add the field of the request to an error that names none."""
     error.param = error.param or asked.param
     return error
@@ -348,7 +361,7 @@ def _reasoning_as_text(dialect: Dialect, in_reasoning: bool) -> Dialect:
     """
     if in_reasoning or dialect.channels is not None:
         message = "Reasoning that is left in the text cannot be constrained; have it separated."
-        raise BadRequest(message, param=Part("separate_reasoning"), code="invalid_value")
+        raise BadRequest(message, param=ParamKey("separate_reasoning"), code="invalid_value")
     return _without_reasoning(dialect)
 
 
@@ -360,12 +373,14 @@ def _without_reasoning(dialect: Dialect) -> Dialect:
     return replace(dialect, channels=replace(dialect.channels, written=written))
 
 
-def must_hold(spec: TurnSpec) -> Wanted | Calling | None:
+def required_constraint(spec: TurnSpec) -> OutputConstraint | ToolCallPolicy | None:
     """Return what makes an answer wrong if violated. An optional call of a strict tool does not count."""
-    return spec.wanted or (spec.calling if spec.calling is not None and spec.calling.required else None)
+    return spec.output_constraint or (
+        spec.tool_policy if spec.tool_policy is not None and spec.tool_policy.required else None
+    )
 
 
-class Grammars:
+class GrammarCache:
     """Cache of grammars by request fields: a long list of tools is compiled once, not in every turn.
 
     Bounded by the bytes of the grammars. Safe for threads.
@@ -385,15 +400,15 @@ class Grammars:
             if kept is not None:
                 self._kept.move_to_end(key)
                 return kept
-        made = make()
-        self._keep(key, made)
-        return made
+        constraint = make()
+        self._keep(key, constraint)
+        return constraint
 
-    def _keep(self, key: bytes, made: Constraint) -> None:
+    def _keep(self, key: bytes, file: Constraint) -> None:
         with self._lock:
             if key not in self._kept:
-                self._kept[key] = made
-                self.bytes += _size(made)
+                self._kept[key] = file
+                self.bytes += _size(file)
             while self.bytes > self._most:
                 _, dropped = self._kept.popitem(last=False)
                 self.bytes -= _size(dropped)

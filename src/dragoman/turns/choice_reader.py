@@ -8,16 +8,16 @@ from functools import cached_property, lru_cache
 from itertools import product
 from typing import TypeAlias
 
-from dragoman.dialects.compiled import CompiledDialect, compile_dialect
-from dragoman.dialects.declare import Dialect
-from dragoman.dialects.machine import Machine
+from dragoman.dialects.declarations import Dialect
+from dragoman.dialects.marker_tables import CompiledDialect, compile_dialect
 from dragoman.dialects.parser import AnswerReader, PlainReader
-from dragoman.dialects.scan import share_tokens
-from dragoman.dialects.schema import NO_TOOLS, Tools
+from dragoman.dialects.scan import assign_tokens
+from dragoman.dialects.schema import NO_TOOLS, ToolDeclarations
+from dragoman.dialects.state_machine import AnswerStateMachine
 from dragoman.engines.protocol import Tokenizer
 from dragoman.prompt.encode import replace_surrogates
-from dragoman.turns.spec import Reading
-from dragoman.types import Event, FinishReason, Saying, Step, TokenLogprob
+from dragoman.turns.spec import ParseOptions
+from dragoman.types import AnswerTranscript, Event, FinishReason, Step, TokenLogprob
 
 # Ids to text, one at a time: a table of pieces, and a UTF-8 decoder for characters split between ids.
 
@@ -25,7 +25,7 @@ from dragoman.types import Event, FinishReason, Saying, Step, TokenLogprob
 _decoder = codecs.getincrementaldecoder("utf-8")
 
 
-class Pieces:
+class TokenTable:
     """Text and bytes of every id, built once per model. An id whose bytes are not whole characters has no
     text.
     """
@@ -37,14 +37,14 @@ class Pieces:
         self.special = special
         self.marks: Mapping[int, str] = {}
 
-    def marked(self, marks: Mapping[int, str]) -> "Pieces":
+    def marked(self, marks: Mapping[int, str]) -> "TokenTable":
         """Return a copy in which some special ids become a private character, shown or not."""
-        made = Pieces([], self.special)
-        made.bytes, made.marks = self.bytes, marks
-        made.shown, made.hidden = self.shown.copy(), self.hidden.copy()
+        table = TokenTable([], self.special)
+        table.bytes, table.marks = self.bytes, marks
+        table.shown, table.hidden = self.shown.copy(), self.hidden.copy()
         for id_, mark in marks.items():
-            made.shown[id_] = made.hidden[id_] = mark
-        return made
+            table.shown[id_] = table.hidden[id_] = mark
+        return table
 
     def __len__(self) -> int:
         return len(self.bytes)
@@ -61,7 +61,7 @@ class Detokenizer:
 
     __slots__ = ("_bytes", "_decoder", "_marks", "_open", "_texts")
 
-    def __init__(self, pieces: Pieces, *, skip_special: bool) -> None:
+    def __init__(self, pieces: TokenTable, *, skip_special: bool) -> None:
         self._texts = pieces.hidden if skip_special else pieces.shown
         self._bytes = pieces.bytes
         self._marks = pieces.marks
@@ -176,7 +176,7 @@ WHOLE = re.compile(
 )
 
 
-class Unquoted:
+class InputUnwrapper:
     """Unwraps the string of an input object: chunks of `{"input": "a\\\\nb"}` give `a`, a newline and `b` in
     chunks.
     """
@@ -198,13 +198,13 @@ class Unquoted:
         return replace_surrogates(json.loads(f'"{quoted}"', strict=False))
 
 
-class CustomCalls:
+class CustomCallReader:
     """An answer reader that unwraps the arguments of calls to custom tools."""
 
     def __init__(self, reader: AnswerReader, names: Collection[str]) -> None:
         self._reader = reader
         self._names = names
-        self._open: dict[int, Unquoted] = {}
+        self._open: dict[int, InputUnwrapper] = {}
 
     @property
     def waiting(self) -> int:
@@ -220,7 +220,7 @@ class CustomCalls:
         kept = []
         for event in events:
             if event.kind == "call_open" and event.text in self._names:
-                self._open[event.call] = Unquoted()
+                self._open[event.call] = InputUnwrapper()
             elif event.kind == "call_arguments" and event.call in self._open:
                 event.text = self._open[event.call].feed(event.text)
                 if not event.text:
@@ -238,27 +238,27 @@ MOST_PROMPT_IDS = 4096
 """The last ids of a prompt that a response_template gets."""
 
 
-class Language:
+class ModelDialect:
     """The compiled dialect of a model, built once. Marker tokens become the dialect's private characters."""
 
-    def __init__(self, dialect: Dialect, tokenizer: Tokenizer, *, plain: Pieces | None = None) -> None:
+    def __init__(self, dialect: Dialect, tokenizer: Tokenizer, *, plain: TokenTable | None = None) -> None:
         """With `plain`, it is for engines that return text, in which markers are ordinary characters."""
         self.dialect = dialect
         self._tokenizer = tokenizer
-        special = frozenset[str]() if plain else frozenset(tokenizer.special)
-        self.plain = plain or Pieces(tokenizer.pieces, frozenset(tokenizer.special.values()))
-        self._tables: dict[tuple[tuple[int, str], ...], Pieces] = {(): self.plain}
+        special = frozenset[str]() if plain else frozenset(tokenizer.special_ids)
+        self.plain = plain or TokenTable(tokenizer.pieces, frozenset(tokenizer.special_ids.values()))
+        self._tables: dict[tuple[tuple[int, str], ...], TokenTable] = {(): self.plain}
         self._compiled = {
             (calls, reasoning): compile_dialect(dialect, special, calls=calls, reasoning=reasoning)
             for calls, reasoning in product((True, False), repeat=2)
         }
         self._pieces = {
-            (calls, reasoning): self._mark(calls, made, tokenizer)
-            for (calls, reasoning), made in self._compiled.items()
+            (calls, reasoning): self._mark(calls, compiled_dialect, tokenizer)
+            for (calls, reasoning), compiled_dialect in self._compiled.items()
         }
-        if dialect.own is not None:
+        if dialect.response_template is not None:
             # A response_template's patterns match text that includes special tokens.
-            shown = self.plain.marked({id_: token for token, id_ in tokenizer.special.items()})
+            shown = self.plain.marked({id_: token for token, id_ in tokenizer.special_ids.items()})
             self._pieces = dict.fromkeys(self._pieces, shown)
 
     @cached_property
@@ -267,12 +267,12 @@ class Language:
         return [self.plain.text([id_]) for id_ in sorted(self._tokenizer.end_ids)]
 
     @cached_property
-    def as_text(self) -> "Language":
+    def as_text(self) -> "ModelDialect":
         """The same for engines that return text."""
-        return Language(self.dialect, self._tokenizer, plain=self.plain)
+        return ModelDialect(self.dialect, self._tokenizer, plain=self.plain)
 
-    def _mark(self, calls: bool, compiled: CompiledDialect, tokenizer: Tokenizer) -> Pieces:
-        marks = {tokenizer.special[token]: mark for token, mark in compiled.sentinels.items()}
+    def _mark(self, calls: bool, compiled: CompiledDialect, tokenizer: Tokenizer) -> TokenTable:
+        marks = {tokenizer.special_ids[token]: mark for token, mark in compiled.sentinels.items()}
         if not calls and self.dialect.channels is None:
             # Without calls, call markers are ordinary special tokens: skipped, or shown on demand.
             met = "".join([*compiled.text.meanings, *compiled.reasoning.meanings])
@@ -282,31 +282,31 @@ class Language:
             self._tables[key] = self.plain.marked(marks)
         return self._tables[key]
 
-    def pieces(self, reading: Reading | None) -> Pieces:
+    def pieces(self, reading: ParseOptions | None) -> TokenTable:
         return self.plain if reading is None else self._pieces[reading.calls, reading.reasoning]
 
-    def readers(self, reading: Reading | None) -> MakeReader:
+    def readers(self, reading: ParseOptions | None) -> MakeReader:
         make = self._readers(reading)
         if reading is None or not reading.custom:
             return make
         names = reading.custom
-        return lambda in_reasoning, prompt: CustomCalls(make(in_reasoning, prompt), names)
+        return lambda in_reasoning, prompt: CustomCallReader(make(in_reasoning, prompt), names)
 
-    def _readers(self, reading: Reading | None) -> MakeReader:
+    def _readers(self, reading: ParseOptions | None) -> MakeReader:
         if reading is None or self.dialect.name == "plain":
             return lambda in_reasoning, prompt: PlainReader()
-        if self.dialect.own is not None:
+        if self.dialect.response_template is not None:
             return lambda in_reasoning, prompt: self._own_reader(reading, prompt)
         compiled = self._compiled[reading.calls, reading.reasoning]
-        tools = Tools(reading.tools) if reading.tools else NO_TOOLS
+        tools = ToolDeclarations(reading.tools) if reading.tools else NO_TOOLS
         apart, verbatim = reading.reasoning, reading.verbatim
-        return lambda in_reasoning, prompt: Machine(
+        return lambda in_reasoning, prompt: AnswerStateMachine(
             compiled, tools, starts_in_reasoning=in_reasoning and apart, verbatim=verbatim
         )
 
-    def _own_reader(self, reading: Reading, prompt: Sequence[int]) -> AnswerReader:
-        said = self.plain.text(prompt[-MOST_PROMPT_IDS:])
-        reader: AnswerReader = self.dialect.own.reader(said, reading.tools)
+    def _own_reader(self, reading: ParseOptions, prompt: Sequence[int]) -> AnswerReader:
+        text = self.plain.text(prompt[-MOST_PROMPT_IDS:])
+        reader: AnswerReader = self.dialect.response_template.reader(text, reading.tools)
         return reader
 
 
@@ -334,7 +334,7 @@ class ChoiceReader:
         remembers: bool = False,
     ) -> None:
         self.choice = choice
-        self.said = Saying() if remembers else None
+        self.transcript = AnswerTranscript() if remembers else None
         self.count = 0
         self.ids: list[int] = []
         """All sampled ids."""
@@ -393,8 +393,8 @@ class ChoiceReader:
         if step.finish is not None:
             self._finish(events, step.finish, step.stop_id, step.error)
 
-    def take_text(self, dialect: AnswerReader, ends: Collection[str]) -> None:
-        """Switch to an engine that returns text, read by `hear`. The answer also ends at one of the
+    def switch_to_text(self, dialect: AnswerReader, ends: Collection[str]) -> None:
+        """Switch to an engine that returns text, read by `read_text`. The answer also ends at one of the
         `ends`.
         """
         asked = self._stops.stops if self._stops else []
@@ -404,7 +404,7 @@ class ChoiceReader:
         if self._ends:
             self._stops = StopFinder([*asked, *self._ends], keep=bool(self._stops and self._stops.keep))
 
-    def hear(self, text: str, tokens: int, events: list[Event]) -> None:
+    def read_text(self, text: str, tokens: int, events: list[Event]) -> None:
         """Read text from the engine; it has no ids."""
         self.count += tokens
         stop = None
@@ -454,13 +454,13 @@ class ChoiceReader:
 
     def _say(self, text: str, size: int, events: list[Event]) -> None:
         """Read the text that the newest id completes; the id has brought `size` characters."""
-        said = self._dialect.feed(text) if text else ()
-        if len(said) != 1 or self._sizes or said[0].begins is not None:
+        value = self._dialect.feed(text) if text else ()
+        if len(value) != 1 or self._sizes or value[0].part_chars is not None:
             self._sizes.append(size)
-            self._share(said, events)
+            self._share(value, events)
             return
         # The usual case: no other id waits, and the id continues the current part.
-        (event,) = said
+        (event,) = value
         event.choice, event.ids = self.choice, self._ids
         self._ids = []
         if self._logprobs:
@@ -469,18 +469,18 @@ class ChoiceReader:
                 event.logprobs = None
         if event.kind == "reasoning":
             self.reasoning_count += 1
-        if self.said is not None:
-            self.said.add(event)
+        if self.transcript is not None:
+            self.transcript.add(event)
         events.append(event)
 
-    def _share(self, said: Sequence[Event], events: list[Event]) -> None:
+    def _share(self, result: Sequence[Event], events: list[Event]) -> None:
         """Assign the waiting ids to several events: each id goes with the part that it belongs to."""
-        if not said or self._enough:
+        if not result or self._enough:
             return
-        unseen, *shares = share_tokens(said, self._sizes, self._dialect.waiting, self._unread)
+        unseen, *shares = assign_tokens(result, self._sizes, self._dialect.waiting, self._unread)
         if unseen:
-            said, shares = [Event("unseen", 0), *said], [unseen, *shares]
-        for event, share in zip(said, shares, strict=True):
+            result, shares = [Event("unseen", 0), *result], [unseen, *shares]
+        for event, share in zip(result, shares, strict=True):
             if event.kind == "call_open" and event.call == self._most_calls:
                 # Calls beyond the limit are dropped; their ids go with the finish event.
                 self._enough = True
@@ -490,10 +490,10 @@ class ChoiceReader:
             if self._text_logprobs:
                 keep_text_logprobs(event, self._sizes[:share])
             del self._ids[:share], self._sizes[:share], self._logprobs[:share]
-            self._part = self._part if event.begins is None else event.kind
+            self._part = self._part if event.part_chars is None else event.kind
             self.reasoning_count += share if self._part == "reasoning" else 0
-            if self.said is not None:
-                self.said.add(event)
+            if self.transcript is not None:
+                self.transcript.add(event)
             events.append(event)
 
 

@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, Any, Self
 from msgspec.structs import replace
 
 from dragoman.constrain.calls.tool_schemas import close_objects, strict_names
-from dragoman.constrain.schema.checking import find_json_fault
-from dragoman.errors import ConstraintFailed, ContextOverflow, DragomanError, EngineFailed, UnfitAnswer
+from dragoman.constrain.schema.validator import find_json_fault
+from dragoman.errors import ConstraintFailed, ContextOverflow, DragomanError, EngineFailed, InvalidAnswer
 from dragoman.limits import Limits
-from dragoman.turns.constrain import must_hold, wanted_text
+from dragoman.turns.choice_reader import INPUT
+from dragoman.turns.constraints import required_constraint, text_constraint
 from dragoman.turns.plan import TurnPlan
-from dragoman.turns.reading import INPUT
-from dragoman.turns.spec import TurnSpec, Wanted
+from dragoman.turns.spec import OutputConstraint, TurnSpec
 from dragoman.turns.turn import Turn
-from dragoman.types import Answer, Conversation, Event, Fold, Message, Usage
+from dragoman.types import Answer, Conversation, Event, EventFold, Message, Usage
 
 if TYPE_CHECKING:
-    from dragoman.turns.served import ServedModel
+    from dragoman.turns.served_model import ServedModel
 
 logger = logging.getLogger("dragoman.turns")
 
@@ -39,12 +39,12 @@ TRIES = 3
 def checked_turn(model: "ServedModel", plan: TurnPlan, spec: TurnSpec, source: str) -> Turn:
     """Create a turn that is checked, or whose tokens count toward the budget of its key."""
     if not plan.unenforced:
-        return model.made(MeteredTurn, plan, spec, source)
-    holds, metered = must_hold(spec) is not None, model.queue.meter is not None
-    kind: type[CheckedTurn] = HeldTurn if holds else LookedTurn
+        return model.make_turn(MeteredTurn, plan, spec, source)
+    holds, metered = required_constraint(spec) is not None, model.queue.meter is not None
+    kind: type[CheckedTurn] = RetryingTurn if holds else PostCheckedTurn
     if metered:
-        kind = MeteredHeldTurn if holds else MeteredLookedTurn
-    turn = model.made(kind, plan, spec, source)
+        kind = MeteredRetryingTurn if holds else MeteredPostCheckedTurn
+    turn = model.make_turn(kind, plan, spec, source)
     turn.model, turn.spec, turn.source = model, spec, source
     turn.unenforced = "" if holds else plan.unenforced
     return turn
@@ -58,21 +58,21 @@ class CheckedTurn(Turn):
     async def _look(self, answers: Sequence[Answer]) -> str | None:
         """Find what is wrong with the answers, in a thread: schemas and answers may be long."""
         looking = partial(find_faults, self.spec, self.model.limits, answers)
-        return await self.model.workers.run(self.spec.owner, 0, looking, slow=True)
+        return await self.model.workers.run(self.spec.owner, 0, looking, always_offload=True)
 
 
-class LookedTurn(CheckedTurn):
-    """A turn that streams; `fault()` checks the answers afterwards."""
+class PostCheckedTurn(CheckedTurn):
+    """A turn that streams; `find_fault()` checks the answers afterwards."""
 
-    _seen: Fold | None = None
+    _seen: EventFold | None = None
 
     def take(self) -> list[Event]:
         taken = super().take()
-        self._seen = self._seen or Fold(self.choices)
+        self._seen = self._seen or EventFold(self.choices)
         self._seen.add(taken)
         return taken
 
-    async def fault(self) -> str | None:
+    async def find_fault(self) -> str | None:
         if self._seen is None or len(self.finishes) < self.choices:
             return None
         with suppress(ConstraintFailed):
@@ -81,7 +81,7 @@ class LookedTurn(CheckedTurn):
         return None
 
 
-class HeldTurn(CheckedTurn):
+class RetryingTurn(CheckedTurn):
     """A turn that emits no event before an answer passes the check, or all attempts failed."""
 
     _held = True
@@ -99,8 +99,8 @@ class HeldTurn(CheckedTurn):
         return not self._held and super().ready
 
     @property
-    def over(self) -> bool:
-        return self._closed or (not self._held and super().over)
+    def is_over(self) -> bool:
+        return self._closed or (not self._held and super().is_over)
 
     def take(self) -> list[Event]:
         return [] if self._held else super().take()
@@ -109,7 +109,7 @@ class HeldTurn(CheckedTurn):
         await self._release()
         return await super().next()
 
-    async def begun(self, most: float) -> None:
+    async def wait_started(self, most: float) -> None:
         """Until the first event is sent, an error can still set the HTTP status."""
         with suppress(TimeoutError):
             async with asyncio.timeout(most):
@@ -163,14 +163,14 @@ class HeldTurn(CheckedTurn):
             except ContextOverflow:
                 # The description of the fault does not fit into the context.
                 break
-        self._fail_with(UnfitAnswer(f"The model's answer does not match the request: {fault}."))
+        self._fail_with(InvalidAnswer(f"The model's answer does not match the request: {fault}."))
 
     async def _again(self, answers: Sequence[Answer], fault: str) -> Turn:
-        spec = ask_again(self.spec, answers, fault)
-        plan = await self.model.planned(spec, 0)
+        spec = retry_spec(self.spec, answers, fault)
+        plan = await self.model.plan(spec, 0)
         # For the client, the retry answers its original messages.
-        plan = replace(plan, asked=self._plan.asked)
-        return self.model.made(Turn, plan, spec, self.source)
+        plan = replace(plan, answered_prompts=self._plan.answered_prompts)
+        return self.model.make_turn(Turn, plan, spec, self.source)
 
     async def _hear(self, turn: Turn) -> None:
         """Run another attempt; its events and its prompt replace those of the last one."""
@@ -178,12 +178,12 @@ class HeldTurn(CheckedTurn):
         spent = self.usage
         async with turn:
             try:
-                while not turn.over:
+                while not turn.is_over:
                     events += await turn.next()
             finally:
                 self._spent = spent + turn.usage
         self.jobs, self.prompt_logprobs = turn.jobs, turn.prompt_logprobs
-        self._pending, self.finishes, self.traced = events, turn.finishes, turn.traced
+        self._pending, self.finishes, self.records = events, turn.finishes, turn.records
 
     def _fail_with(self, error: DragomanError) -> None:
         self._pending = [
@@ -215,16 +215,16 @@ class MeteredTurn(Turn):
             settle(self.usage.prompt_tokens + self.usage.completion_tokens if self._started else 0)
 
 
-class MeteredLookedTurn(MeteredTurn, LookedTurn):
+class MeteredPostCheckedTurn(MeteredTurn, PostCheckedTurn):
     pass
 
 
-class MeteredHeldTurn(MeteredTurn, HeldTurn):
+class MeteredRetryingTurn(MeteredTurn, RetryingTurn):
     """A checked turn whose attempts all count toward the budget."""
 
 
 def _fold(events: Sequence[Event], choices: int) -> list[Answer]:
-    fold = Fold(choices)
+    fold = EventFold(choices)
     fold.add(events)
     return fold.done()
 
@@ -232,11 +232,11 @@ def _fold(events: Sequence[Event], choices: int) -> list[Answer]:
 # Faults of an answer.
 
 
-async def note_fault(facts: dict[str, Any], turn: Turn) -> None:
+async def log_fault(log_fields: dict[str, Any], turn: Turn) -> None:
     """Record in the access log that the answer violates what the engine could not enforce."""
-    if (fault := await turn.fault()) is not None:
+    if (fault := await turn.find_fault()) is not None:
         logger.info("An answer violates '%s': %s", turn.unenforced, fault)
-        facts["broken"] = turn.unenforced
+        log_fields["broken"] = turn.unenforced
 
 
 def find_faults(spec: TurnSpec, limits: Limits, answers: Sequence[Answer]) -> str | None:
@@ -251,13 +251,17 @@ def _fault(spec: TurnSpec, limits: Limits, answer: Answer) -> str | None:
         return None
     if answer.calls:
         return _call_fault(spec, answer)
-    if spec.calling is not None and spec.calling.required:
+    if spec.tool_policy is not None and spec.tool_policy.required:
         return "it contains no tool call"
-    return None if spec.wanted is None else _text_fault(spec.wanted, limits, answer.text.strip())
+    return (
+        None
+        if spec.output_constraint is None
+        else _text_fault(spec.output_constraint, limits, answer.text.strip())
+    )
 
 
 def _call_fault(spec: TurnSpec, answer: Answer) -> str | None:
-    reading, calling = spec.reading, spec.calling
+    reading, calling = spec.parsing, spec.tool_policy
     assert reading is not None
     tools = {tool["function"]["name"]: tool["function"] for tool in reading.tools}
     callable_ = tools if calling is None or calling.names is None else calling.names
@@ -274,7 +278,7 @@ def _call_fault(spec: TurnSpec, answer: Answer) -> str | None:
     return None
 
 
-def _text_fault(wanted: Wanted, limits: Limits, text: str) -> str | None:
+def _text_fault(wanted: OutputConstraint, limits: Limits, text: str) -> str | None:
     match wanted.syntax:
         case "json_object":
             return find_json_fault(text, {"type": "object"})
@@ -282,41 +286,47 @@ def _text_fault(wanted: Wanted, limits: Limits, text: str) -> str | None:
             schema = json.loads(wanted.value) if isinstance(wanted.value, str) else wanted.value
             return find_json_fault(text, schema)
     return (
-        None if wanted_text(wanted, limits).accepts(text) else "the text does not match the requested format"
+        None
+        if text_constraint(wanted, limits).accepts(text)
+        else "the text does not match the requested format"
     )
 
 
 # The correction for the model.
 
 
-def ask_again(spec: TurnSpec, answers: Sequence[Answer], fault: str) -> TurnSpec:
+def retry_spec(spec: TurnSpec, answers: Sequence[Answer], fault: str) -> TurnSpec:
     """Return the conversation with the rejected answer and its fault, or the same one with another seed."""
     if spec.sampling.seed is not None:
         spec = replace(spec, sampling=replace(spec.sampling, seed=spec.sampling.seed + 1))
-    told = spec.prompts[0]
-    if not isinstance(told, Conversation) or len(answers) > 1 or _goes_on(told):
+    item = spec.prompts[0]
+    if not isinstance(item, Conversation) or len(answers) > 1 or _goes_on(item):
         return spec
-    said = answers[0].text or "\n".join(f"{call.name}: {call.arguments}" for call in answers[0].calls)
+    text = answers[0].text or "\n".join(f"{call.name}: {call.arguments}" for call in answers[0].calls)
     more = (
-        Message(role="assistant", content=said or "..."),
+        Message(role="assistant", content=text or "..."),
         Message(role="user", content=f"This cannot be used: {fault}. Answer again, with {_wish(spec)}."),
     )
-    return replace(spec, prompts=(replace(told, messages=(*told.messages, *more)),))
+    return replace(spec, prompts=(replace(item, messages=(*item.messages, *more)),))
 
 
-def _goes_on(told: Conversation) -> bool:
-    return not told.add_generation_prompt or told.continue_final_message or bool(told.response_prefix)
+def _goes_on(conversation: Conversation) -> bool:
+    return (
+        not conversation.add_generation_prompt
+        or conversation.continue_final_message
+        or bool(conversation.response_prefix)
+    )
 
 
 def _wish(spec: TurnSpec) -> str:
-    asked = must_hold(spec)
-    if not isinstance(asked, Wanted):
-        names = spec.calling.names if spec.calling and spec.calling.names else ()
+    asked = required_constraint(spec)
+    if not isinstance(asked, OutputConstraint):
+        names = spec.tool_policy.names if spec.tool_policy and spec.tool_policy.names else ()
         return f"a call of {' or '.join(names) if names else 'one of the tools'} and nothing else"
     return f"{_describe(asked)} and nothing else"
 
 
-def _describe(wanted: Wanted) -> str:
+def _describe(wanted: OutputConstraint) -> str:
     value = wanted.value
     shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     words: Mapping[str, str] = {
