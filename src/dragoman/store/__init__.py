@@ -6,38 +6,38 @@ from pathlib import Path
 
 from dragoman.errors import SettingsError
 from dragoman.settings import Settings
-from dragoman.store.files import FileShelf, Quota
+from dragoman.store.files import FileStore, Quota
 from dragoman.store.records import (
-    Append,
-    Chain,
-    Most,
+    ConversationAppend,
     Page,
+    ReadLimits,
     Record,
+    ResponseChain,
     Stats,
-    StoreBounds,
     StoredConversation,
     StoredItem,
+    StoreLimits,
 )
 from dragoman.store.sqlite import SqliteStore
 from dragoman.store.store import Store
 
 __all__ = [
-    "Append",
-    "Chain",
-    "Most",
+    "ConversationAppend",
     "Page",
+    "ReadLimits",
     "Record",
+    "ResponseChain",
     "Stats",
     "Store",
-    "StoreBounds",
+    "StoreLimits",
     "StoredConversation",
     "StoredItem",
     "check_folder",
     "folder_of",
+    "make_file_store",
     "make_folder",
+    "make_store",
     "open_store",
-    "shelf_of",
-    "store_of",
 ]
 
 
@@ -52,7 +52,7 @@ def open_store(
     max_age: float | None = None,
 ) -> Store | None:
     """Create the store of this name, not yet opened; None for "none"."""
-    bounds = StoreBounds(max_bytes=max_bytes, max_age=max_age)
+    bounds = StoreLimits(max_bytes=max_bytes, max_age=max_age)
     if which == "none":
         return None
     if which == "memory":
@@ -66,7 +66,7 @@ def open_store(
     raise SettingsError(f"`store` is sqlite, memory, none or postgresql://..., not {scheme}.", param="store")
 
 
-def store_of(settings: Settings) -> Store | None:
+def make_store(settings: Settings) -> Store | None:
     return open_store(
         settings.store,
         folder_of(settings),
@@ -91,14 +91,14 @@ def check_folder(settings: Settings) -> Path | None:
     return None if folder is None else make_folder(folder)
 
 
-def shelf_of(settings: Settings) -> FileShelf:
+def make_file_store(settings: Settings) -> FileStore:
     """Create the file store: in `files_dir`, else beside the store, else temporary."""
     limits = settings.limits
     quota = Quota(files=limits.files, bytes=limits.files_bytes, file_bytes=limits.file_bytes)
     if settings.files_dir:
-        return FileShelf(Path(settings.files_dir).expanduser(), quota)
+        return FileStore(Path(settings.files_dir).expanduser(), quota)
     folder = kept_folder(settings)
-    return FileShelf(None if folder is None else folder / "files", quota)
+    return FileStore(None if folder is None else folder / "files", quota)
 
 
 def make_folder(folder: Path) -> Path:
@@ -121,7 +121,7 @@ def default_folder() -> Path:
     return Path(general).expanduser() / "dragoman"
 
 
-def _postgres(url: str, bounds: StoreBounds) -> Store:
+def _postgres(url: str, bounds: StoreLimits) -> Store:
     try:
         from dragoman.store.postgres import PostgresStore
     except ImportError as error:

@@ -7,8 +7,16 @@ import msgspec
 
 from dragoman.errors import Conflict
 from dragoman.store import items, media
-from dragoman.store.items import ROW_BYTES, Holder
-from dragoman.store.records import Append, Most, Operation, Page, Query, StoredConversation, StoredItem
+from dragoman.store.items import ROW_BYTES, ItemParent
+from dragoman.store.records import (
+    ConversationAppend,
+    Page,
+    Query,
+    ReadLimits,
+    SqlOperation,
+    StoredConversation,
+    StoredItem,
+)
 
 COLUMNS = "id, owner, created_at, metadata, version"
 THIS = "owner = ? AND id = ?"
@@ -16,7 +24,7 @@ THIS = "owner = ? AND id = ?"
 NAMED = "owner = ? AND id = ? AND conversation = ?"
 
 
-def create(conversation: StoredConversation, first: Sequence[StoredItem], now: float) -> Operation[None]:
+def create(conversation: StoredConversation, first: Sequence[StoredItem], now: float) -> SqlOperation[None]:
     packed = msgspec.json.encode(conversation.metadata)
     rows = yield Query(
         """INSERT INTO conversations (owner, id, created_at, changed_at, version, size, metadata)
@@ -33,10 +41,10 @@ def create(conversation: StoredConversation, first: Sequence[StoredItem], now: f
     )
     if not rows:
         raise Conflict(f"There already is a conversation {conversation.id}.")
-    yield from items.insert(conversation.owner, Holder("conversation", rows[0][0]), first)
+    yield from items.insert(conversation.owner, ItemParent("conversation", rows[0][0]), first)
 
 
-def get(owner: str, id: str) -> Operation[StoredConversation | None]:
+def get(owner: str, id: str) -> SqlOperation[StoredConversation | None]:
     rows = yield Query(f"SELECT {COLUMNS} FROM conversations WHERE {THIS}", (owner, id))
     return make_conversation(rows[0]) if rows else None
 
@@ -53,12 +61,12 @@ def make_conversation(row: Sequence[Any]) -> StoredConversation:
     )
 
 
-def _holder(owner: str, id: str) -> Operation[Holder | None]:
+def _holder(owner: str, id: str) -> SqlOperation[ItemParent | None]:
     rows = yield Query(f"SELECT seq FROM conversations WHERE {THIS}", (owner, id))
-    return Holder("conversation", rows[0][0]) if rows else None
+    return ItemParent("conversation", rows[0][0]) if rows else None
 
 
-def append(owner: str, more: Append, now: float, most: int | None = None) -> Operation[None]:
+def append(owner: str, more: ConversationAppend, now: float, most: int | None = None) -> SqlOperation[None]:
     """Add items; raises if the version has changed, or if the conversation would exceed `most` bytes."""
     grown = items.size_of(more.items)
     holder = yield from _change(owner, more.conversation, more.version, grown, now, most)
@@ -75,16 +83,16 @@ def append(owner: str, more: Append, now: float, most: int | None = None) -> Ope
 
 def add_items(
     owner: str, id: str, more: Sequence[StoredItem], version: int | None, now: float, most: int | None = None
-) -> Operation[StoredConversation | None]:
+) -> SqlOperation[StoredConversation | None]:
     if (yield from _holder(owner, id)) is None:
         return None
-    yield from append(owner, Append(id, version, tuple(more)), now, most)
+    yield from append(owner, ConversationAppend(id, version, tuple(more)), now, most)
     return (yield from get(owner, id))
 
 
 def _change(
     owner: str, id: str, version: int | None, grown: int, now: float, most: int | None = None
-) -> Operation[Holder | None]:
+) -> SqlOperation[ItemParent | None]:
     """Increment the version, if it is still this one; None matches any."""
     rows = yield Query(
         f"""UPDATE conversations SET version = version + 1, changed_at = ?, size = size + ?
@@ -95,10 +103,10 @@ def _change(
         return None
     seq, size = rows[0]
     items.check_share(size, most)
-    return Holder("conversation", seq)
+    return ItemParent("conversation", seq)
 
 
-def set_metadata(owner: str, id: str, metadata: Mapping[str, str], now: float) -> Operation[bool]:
+def set_metadata(owner: str, id: str, metadata: Mapping[str, str], now: float) -> SqlOperation[bool]:
     packed = msgspec.json.encode(metadata)
     rows = yield Query(
         f"""UPDATE conversations SET metadata = ?, changed_at = ?, size = size + ? - length(metadata)
@@ -108,23 +116,23 @@ def set_metadata(owner: str, id: str, metadata: Mapping[str, str], now: float) -
     return bool(rows)
 
 
-def delete(owner: str, id: str) -> Operation[bool]:
+def delete(owner: str, id: str) -> SqlOperation[bool]:
     return bool((yield Query(f"DELETE FROM conversations WHERE {THIS} RETURNING seq", (owner, id))))
 
 
 def item_page(
     owner: str, id: str, after: str | None, limit: int, descending: bool
-) -> Operation[Page[StoredItem] | None]:
+) -> SqlOperation[Page[StoredItem] | None]:
     holder = yield from _holder(owner, id)
     return None if holder is None else (yield from items.page(owner, holder, after, limit, descending))
 
 
-def all_items(owner: str, id: str, most: Most) -> Operation[list[StoredItem] | None]:
+def all_items(owner: str, id: str, most: ReadLimits) -> SqlOperation[list[StoredItem] | None]:
     holder = yield from _holder(owner, id)
     return None if holder is None else (yield from items.within(holder.column, [holder.seq], most))
 
 
-def item(owner: str, id: str, item_id: str) -> Operation[StoredItem | None]:
+def item(owner: str, id: str, item_id: str) -> SqlOperation[StoredItem | None]:
     holder = yield from _holder(owner, id)
     if holder is None:
         return None
@@ -132,11 +140,11 @@ def item(owner: str, id: str, item_id: str) -> Operation[StoredItem | None]:
         f"SELECT {items.COLUMNS} FROM items WHERE {NAMED} ORDER BY seq DESC LIMIT 1",
         (owner, item_id, holder.seq),
     )
-    found = yield from items.make_items(rows)
-    return found[0] if found else None
+    stored_items = yield from items.make_items(rows)
+    return stored_items[0] if stored_items else None
 
 
-def delete_item(owner: str, id: str, item_id: str, now: float) -> Operation[bool]:
+def delete_item(owner: str, id: str, item_id: str, now: float) -> SqlOperation[bool]:
     holder = yield from _holder(owner, id)
     if holder is None:
         return False

@@ -29,7 +29,7 @@ except ImportError:  # Windows: then there is only one server to a folder
 PREFIX = ".server-"
 
 
-class Presence:
+class LivenessLock:
     """The lock file of a living server: other servers see it as alive until `leave`, or until the process
     ends.
     """
@@ -82,12 +82,12 @@ class Presence:
         return self._folder / f"{PREFIX}{instance}"
 
 
-def take_lock(place: Path) -> int | None:
+def take_lock(path: Path) -> int | None:
     """Lock a file until the process ends; None if another process holds the lock, or the folder is
     missing.
     """
     try:
-        lock = os.open(place, os.O_RDWR | os.O_CREAT, 0o600)
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     except FileNotFoundError:
         return None
     try:
@@ -107,7 +107,7 @@ def take_lock(place: Path) -> int | None:
 BYTES = 4 * 1024 * 1024
 
 
-class Reserve:
+class DiskReserve:
     """A spare file beside the database, present while there is space for it."""
 
     def __init__(self, path: Path) -> None:
@@ -143,7 +143,7 @@ def _fill(file: int) -> None:
 
 
 S = TypeVar("S", bound=Struct)
-NEW, SAID = ".new-", ".json"
+NEW, METADATA_SUFFIX = ".new-", ".json"
 """Prefix of names that are being written, and suffix of metadata."""
 _ID = re.compile(r"[a-z]+[-_][0-9a-f]{32}")
 _last = 0
@@ -166,39 +166,39 @@ def is_name(text: str, prefix: str) -> bool:
 def names_after(folder: Path, prefix: str, after: str | None, descending: bool) -> Iterator[str]:
     """Yield the names with metadata, in order. Raises UnknownCursor if `after` is not one of them."""
     names = sorted(
-        name.removesuffix(SAID)
+        name.removesuffix(METADATA_SUFFIX)
         for name in os.listdir(folder)
-        if name.startswith(prefix) and name.endswith(SAID)
+        if name.startswith(prefix) and name.endswith(METADATA_SUFFIX)
     )
     if after is None:
         return iter(names[::-1] if descending else names)
-    place = bisect_left(names, after)
-    if names[place : place + 1] != [after]:
+    offset = bisect_left(names, after)
+    if names[offset : offset + 1] != [after]:
         raise UnknownCursor(after[:128])
-    return iter(names[:place][::-1] if descending else names[place + 1 :])
+    return iter(names[:offset][::-1] if descending else names[offset + 1 :])
 
 
-def read_said(folder: Path, name: str, kind: type[S]) -> S | None:
+def read_metadata(folder: Path, name: str, kind: type[S]) -> S | None:
     """Read metadata; None if there is none of this name, or it cannot be decoded. `name` may be any text."""
     if not _ID.fullmatch(name):
         return None
     try:
-        return msgspec.json.decode((folder / f"{name}{SAID}").read_bytes(), type=kind)
+        return msgspec.json.decode((folder / f"{name}{METADATA_SUFFIX}").read_bytes(), type=kind)
     except (FileNotFoundError, msgspec.DecodeError):
         return None
 
 
-def write_said(folder: Path, name: str, said: Any) -> None:
+def write_metadata(folder: Path, name: str, result: Any) -> None:
     """Write metadata atomically, synced to disk when this returns."""
-    number, made = tempfile.mkstemp(prefix=NEW, dir=folder)
+    number, text = tempfile.mkstemp(prefix=NEW, dir=folder)
     try:
         with os.fdopen(number, "wb", buffering=0) as file:
-            write_all(file, msgspec.json.encode(said))
+            write_all(file, msgspec.json.encode(result))
             os.fsync(file.fileno())
-        os.replace(made, folder / f"{name}{SAID}")
+        os.replace(text, folder / f"{name}{METADATA_SUFFIX}")
     except BaseException:
         with suppress(OSError):
-            os.unlink(made)
+            os.unlink(text)
         raise
     sync_folder(folder)
 
@@ -212,8 +212,8 @@ def sync_folder(folder: Path) -> None:
         os.close(number)
 
 
-def open_bytes(place: Path) -> IO[bytes]:
-    return place.open("rb")
+def open_bytes(path: Path) -> IO[bytes]:
+    return path.open("rb")
 
 
 def write_all(file: IO[bytes], data: bytes | bytearray) -> None:

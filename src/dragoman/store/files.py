@@ -32,18 +32,18 @@ from typing import IO, Self, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.errors import BadRequest, BodyTooLarge, Conflict, NotFound, Part, StoreUnavailable
+from dragoman.errors import BadRequest, BodyTooLarge, Conflict, NotFound, ParamKey, StoreUnavailable
 from dragoman.store.disk import (
+    METADATA_SUFFIX,
     NEW,
-    SAID,
     explain_trouble,
     is_name,
     names_after,
     new_name,
     open_bytes,
-    read_said,
+    read_metadata,
     write_all,
-    write_said,
+    write_metadata,
 )
 from dragoman.store.records import Page
 
@@ -51,9 +51,9 @@ logger = logging.getLogger("dragoman.store")
 
 T = TypeVar("T")
 
-FILE, UPLOAD, UPLOAD_PART = Part("file"), Part("upload"), Part("upload_part")
+FILE, UPLOAD, UPLOAD_PART = ParamKey("file"), ParamKey("upload"), ParamKey("upload_part")
 """What a request names: a file, an upload or a part."""
-CONTENT = Part("content")
+CONTENT = ParamKey("content")
 """The bytes of a file."""
 PIECE = 256 * 1024
 """Bytes that are written or read at once."""
@@ -101,8 +101,8 @@ class Quota(Struct, frozen=True, kw_only=True):
     """Limit of a single file."""
 
 
-class FileShelf:
-    """The store of uploaded files: `FileShelf(folder, quota)`. Without a folder it uses a temporary one."""
+class FileStore:
+    """The store of uploaded files: `FileStore(folder, quota)`. Without a folder it uses a temporary one."""
 
     def __init__(
         self, folder: Path | None, quota: Quota, *, clock: Callable[[], float] | None = None
@@ -127,13 +127,13 @@ class FileShelf:
             return Path(self._made.name)
         return self._given
 
-    def of(self, owner: str) -> Path:
+    def owner_folder(self, owner: str) -> Path:
         """Return the folder of an owner, named by the hash of the key."""
-        place = self.folder / (owner or EVERYBODY)
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return place
+        path = self.folder / (owner or EVERYBODY)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return path
 
-    async def do(self, work: Callable[[], T]) -> T:
+    async def run(self, work: Callable[[], T]) -> T:
         """Run disk work in a thread, because disks may be slow, and translate its OSErrors."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(THREADS, "dragoman-files")
@@ -176,10 +176,10 @@ class FileShelf:
         return IncomingFile(self, owner, min(most or self.quota.file_bytes, self.quota.file_bytes))
 
     async def get(self, owner: str, id_: str) -> StoredFile:
-        return await self.do(lambda: self.found(owner, id_))
+        return await self.run(lambda: self.read_file_metadata(owner, id_))
 
-    def found(self, owner: str, id_: str) -> StoredFile:
-        file = read_said(self.of(owner), id_, StoredFile)
+    def read_file_metadata(self, owner: str, id_: str) -> StoredFile:
+        file = read_metadata(self.owner_folder(owner), id_, StoredFile)
         if file is None or not id_.startswith("file-") or self._is_over(file):
             raise NotFound(f"There is no file '{id_[:128]}'.", param=FILE, code="not_found")
         return file
@@ -188,37 +188,37 @@ class FileShelf:
         """Open a file; its bytes stay readable even if it is deleted meanwhile."""
 
         def opened() -> tuple[StoredFile, IO[bytes]]:
-            file = self.found(owner, id_)
-            return file, open_bytes(self.of(owner) / id_)
+            file = self.read_file_metadata(owner, id_)
+            return file, open_bytes(self.owner_folder(owner) / id_)
 
-        return await self.do(opened)
+        return await self.run(opened)
 
     async def pieces(self, opened: IO[bytes]) -> AsyncGenerator[bytes, None]:
         with opened:
-            while piece := await self.do(partial(opened.read, PIECE)):
+            while piece := await self.run(partial(opened.read, PIECE)):
                 yield piece
 
     async def delete(self, owner: str, id_: str) -> None:
         await self.get(owner, id_)
-        await self.do(lambda: _remove_file(self.of(owner), id_))
+        await self.run(lambda: _remove_file(self.owner_folder(owner), id_))
 
     async def page(
         self, owner: str, *, after: str | None, limit: int, descending: bool, purpose: str | None = None
     ) -> Page[StoredFile]:
-        return await self.do(partial(self._page, owner, after, limit, descending, purpose))
+        return await self.run(partial(self._page, owner, after, limit, descending, purpose))
 
     def _page(
         self, owner: str, after: str | None, limit: int, descending: bool, purpose: str | None
     ) -> Page[StoredFile]:
-        found: list[StoredFile] = []
-        for id_ in names_after(self.of(owner), "file-", after, descending):
-            file = read_said(self.of(owner), id_, StoredFile)
+        files: list[StoredFile] = []
+        for id_ in names_after(self.owner_folder(owner), "file-", after, descending):
+            file = read_metadata(self.owner_folder(owner), id_, StoredFile)
             if file is None or self._is_over(file) or (purpose and file.purpose != purpose):
                 continue
-            if len(found) == limit:
-                return Page(found, True)
-            found.append(file)
-        return Page(found, False)
+            if len(files) == limit:
+                return Page(files, True)
+            files.append(file)
+        return Page(files, False)
 
     def _is_over(self, file: StoredFile) -> bool:
         return file.expires_at is not None and file.expires_at <= self.clock()
@@ -241,14 +241,16 @@ class FileShelf:
 
         def work() -> None:
             self.check_room(owner, size)
-            (self.of(owner) / upload.id).mkdir(mode=0o700)
-            write_said(self.of(owner), upload.id, upload)
+            (self.owner_folder(owner) / upload.id).mkdir(mode=0o700)
+            write_metadata(self.owner_folder(owner), upload.id, upload)
 
-        await self.do(work)
+        await self.run(work)
         return upload
 
     def _upload(self, owner: str, id_: str) -> StoredUpload:
-        upload = read_said(self.of(owner), id_, StoredUpload) if id_.startswith("upload_") else None
+        upload = (
+            read_metadata(self.owner_folder(owner), id_, StoredUpload) if id_.startswith("upload_") else None
+        )
         if upload is None:
             raise NotFound(f"There is no upload '{id_[:128]}'.", param=UPLOAD, code="not_found")
         if upload.status == "pending" and upload.expires_at <= self.clock():
@@ -265,55 +267,55 @@ class FileShelf:
     async def cancel_upload(self, owner: str, id_: str) -> StoredUpload:
         def work() -> StoredUpload:
             over = replace(self.pending(owner, id_), status="cancelled")
-            write_said(self.of(owner), id_, over)
-            shutil.rmtree(self.of(owner) / id_, ignore_errors=True)
+            write_metadata(self.owner_folder(owner), id_, over)
+            shutil.rmtree(self.owner_folder(owner) / id_, ignore_errors=True)
             return over
 
-        return await self.do(work)
+        return await self.run(work)
 
     async def complete_upload(
         self, owner: str, id_: str, parts: Sequence[str], md5: str | None
     ) -> StoredUpload:
         """Join the parts, in this order, to a file."""
-        upload = await self.do(lambda: self.pending(owner, id_))
-        places = [self.of(owner) / id_ / part for part in parts]
-        for number, (part, place) in enumerate(zip(parts, places, strict=True)):
-            if not is_name(part, "part_") or not await self.do(place.is_file):
+        upload = await self.run(lambda: self.pending(owner, id_))
+        paths = [self.owner_folder(owner) / id_ / part for part in parts]
+        for number, (part, path) in enumerate(zip(parts, paths, strict=True)):
+            if not is_name(part, "part_") or not await self.run(path.is_file):
                 message = f"Part {number + 1}, '{part[:128]}', is not a part of this upload."
                 raise BadRequest(message, param=UPLOAD_PART, code="not_found")
         if len({*parts}) < len(parts):
             raise BadRequest("A part is named twice.", param=UPLOAD_PART, code="invalid_value")
-        size = await self.do(lambda: sum(place.stat().st_size for place in places))
+        size = await self.run(lambda: sum(path.stat().st_size for path in paths))
         if size != upload.bytes:
             message = f"The parts have {size} bytes, but the upload was created with {upload.bytes}."
             raise BadRequest(message, param=UPLOAD_PART, code="invalid_value")
-        file = await self._join(owner, upload, places, md5)
+        file = await self._join(owner, upload, paths, md5)
         over = replace(upload, status="completed", file=file)
-        await self.do(lambda: write_said(self.of(owner), id_, over))
-        await self.do(partial(shutil.rmtree, self.of(owner) / id_, True))
+        await self.run(lambda: write_metadata(self.owner_folder(owner), id_, over))
+        await self.run(partial(shutil.rmtree, self.owner_folder(owner) / id_, True))
         return over
 
     async def _join(
-        self, owner: str, upload: StoredUpload, places: Sequence[Path], md5: str | None
+        self, owner: str, upload: StoredUpload, paths: Sequence[Path], md5: str | None
     ) -> StoredFile:
         """Join the parts; their bytes count already."""
         digest = hashlib.md5(usedforsecurity=False)
         incoming = IncomingFile(self, owner, upload.bytes, counts=False)
         async with incoming:
-            for place in places:
-                async for piece in self.pieces(await self.do(partial(open_bytes, place))):
-                    await self.do(partial(digest.update, piece))
+            for path in paths:
+                async for piece in self.pieces(await self.run(partial(open_bytes, path))):
+                    await self.run(partial(digest.update, piece))
                     await incoming.write(piece)
             if md5 is not None and digest.hexdigest() != md5.lower():
                 message = "The MD5 checksum does not match the received bytes; send them again."
-                raise BadRequest(message, param=Part("md5"), code="checksum_mismatch")
-            return await incoming.keep(upload.filename, upload.purpose, upload.keep_s)
+                raise BadRequest(message, param=ParamKey("md5"), code="checksum_mismatch")
+            return await incoming.commit(upload.filename, upload.purpose, upload.keep_s)
 
     # Quotas and expiry.
 
     def check_room(self, owner: str, more: int) -> int:
         """Raise if the owner has no room for a file of `more` bytes; return how many bytes may follow."""
-        files, size = _taken(self.of(owner))
+        files, size = _taken(self.owner_folder(owner))
         if files >= self.quota.files:
             message = f"This key has {files} of {self.quota.files} files; delete some."
             raise BadRequest(message, param=CONTENT, code="quota_exceeded")
@@ -337,7 +339,7 @@ class FileShelf:
 
     async def sweep(self) -> None:
         """Delete expired files, and abandoned unfinished ones."""
-        await self.do(self._sweep)
+        await self.run(self._sweep)
 
     def places(self, pattern: str) -> list[Path]:
         """Return the matching paths of all owners."""
@@ -346,25 +348,25 @@ class FileShelf:
 
     def _sweep(self) -> None:
         now = self.clock()
-        for place in self.places("*"):
-            if place.name.startswith(NEW) or _is_unsaid(place):
+        for path in self.places("*"):
+            if path.name.startswith(NEW) or _is_unsaid(path):
                 with suppress(OSError):
-                    if place.stat().st_mtime < now - LEFT_S:
-                        place.unlink()
-            elif place.suffix == SAID and (over := self._expiry(place)) is not None and over <= now:
-                _remove_file(place.parent, place.stem)
-                self._expiries.pop(place, None)
+                    if path.stat().st_mtime < now - LEFT_S:
+                        path.unlink()
+            elif path.suffix == METADATA_SUFFIX and (over := self._expiry(path)) is not None and over <= now:
+                _remove_file(path.parent, path.stem)
+                self._expiries.pop(path, None)
 
-    def _expiry(self, place: Path) -> int | None:
+    def _expiry(self, path: Path) -> int | None:
         """Return the expiry, which is read once, because it never changes. An upload is kept for another
         `UPLOAD_S`.
         """
-        if place not in self._expiries:
+        if path not in self._expiries:
             # The fields that files and uploads share are read as those of a file.
-            said = read_said(place.parent, place.stem, StoredFile)
-            more = UPLOAD_S if place.name.startswith("upload_") else 0
-            self._expiries[place] = said.expires_at + more if said and said.expires_at else None
-        return self._expiries[place]
+            metadata = read_metadata(path.parent, path.stem, StoredFile)
+            more = UPLOAD_S if path.name.startswith("upload_") else 0
+            self._expiries[path] = metadata.expires_at + more if metadata and metadata.expires_at else None
+        return self._expiries[path]
 
 
 class IncomingFile:
@@ -372,7 +374,7 @@ class IncomingFile:
     end.
     """
 
-    def __init__(self, shelf: FileShelf, owner: str, most: int, *, counts: bool = True) -> None:
+    def __init__(self, shelf: FileStore, owner: str, most: int, *, counts: bool = True) -> None:
         self.size = 0
         self._shelf = shelf
         self._owner = owner
@@ -386,25 +388,25 @@ class IncomingFile:
         def opened() -> None:
             if self._counts:
                 self._room = self._shelf.check_room(self._owner, 0)
-            number, name = tempfile.mkstemp(prefix=NEW, dir=self._shelf.of(self._owner))
+            number, name = tempfile.mkstemp(prefix=NEW, dir=self._shelf.owner_folder(self._owner))
             self._place, self._file = Path(name), os.fdopen(number, "wb", buffering=0)
 
-        await self._shelf.do(opened)
+        await self._shelf.run(opened)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Delete the temporary file; a file that was kept has another name by now."""
         self._shelf.coming(self._owner, -self.size if self._counts else 0)
-        file, place = self._file, self._place
+        file, path = self._file, self._place
 
         def dropped() -> None:
             if file is not None:
                 file.close()
-            if place is not None:
-                place.unlink(missing_ok=True)
+            if path is not None:
+                path.unlink(missing_ok=True)
 
         # Completes even if the caller is cancelled.
-        await asyncio.shield(self._shelf.do(dropped))
+        await asyncio.shield(self._shelf.run(dropped))
 
     async def write(self, data: bytes) -> None:
         self.size += len(data)
@@ -423,30 +425,30 @@ class IncomingFile:
         file = self._file
         assert file is not None
         if held:
-            await self._shelf.do(lambda: write_all(file, held))
+            await self._shelf.run(lambda: write_all(file, held))
 
-    async def keep(self, filename: str, purpose: str, keep_s: int | None) -> StoredFile:
+    async def commit(self, filename: str, purpose: str, keep_s: int | None) -> StoredFile:
         """Give the file its name. It is kept for `keep_s` seconds; None: until it is deleted."""
         await self._flush()
         now = int(self._shelf.clock())
         expires_at = None if keep_s is None else now + keep_s
         id_ = new_name("file-", self._shelf.clock())
-        made = StoredFile(id_, clean_name(filename), purpose, self.size, now, expires_at)
-        await self._shelf.do(lambda: self._keep(made))
-        return made
+        file = StoredFile(id_, clean_name(filename), purpose, self.size, now, expires_at)
+        await self._shelf.run(lambda: self._keep(file))
+        return file
 
-    def _keep(self, made: StoredFile) -> None:
+    def _keep(self, file: StoredFile) -> None:
         assert self._file is not None and self._place is not None
         if self._counts:
             # Other files of this key may have been finished meanwhile; this one still counts as being
             # written.
             self._shelf.check_room(self._owner, 0)
         os.fsync(self._file.fileno())
-        folder = self._shelf.of(self._owner)
-        self._place.rename(folder / made.id)
-        write_said(folder, made.id, made)
+        folder = self._shelf.owner_folder(self._owner)
+        self._place.rename(folder / file.id)
+        write_metadata(folder, file.id, file)
 
-    async def keep_part(self, upload: str) -> str:
+    async def commit_part(self, upload: str) -> str:
         """Keep the file as a part of an upload; returns its id."""
         await self._flush()
         name = new_name("part_", self._shelf.clock())
@@ -454,7 +456,7 @@ class IncomingFile:
         def work() -> None:
             assert self._file is not None and self._place is not None
             declared = self._shelf.pending(self._owner, upload).bytes
-            folder = self._shelf.of(self._owner) / upload
+            folder = self._shelf.owner_folder(self._owner) / upload
             there = sum(part.stat().st_size for part in folder.iterdir())
             if there + self.size > declared:
                 message = (
@@ -465,7 +467,7 @@ class IncomingFile:
             os.fsync(self._file.fileno())
             self._place.rename(folder / name)
 
-        await self._shelf.do(work)
+        await self._shelf.run(work)
         return name
 
 
@@ -476,14 +478,14 @@ def clean_name(filename: str) -> str:
     return plain[:255] or "file"
 
 
-def _is_unsaid(place: Path) -> bool:
+def _is_unsaid(path: Path) -> bool:
     """Whether a file has no metadata, because its writer was killed."""
-    return is_name(place.name, "file-") and not place.with_name(f"{place.name}{SAID}").exists()
+    return is_name(path.name, "file-") and not path.with_name(f"{path.name}{METADATA_SUFFIX}").exists()
 
 
 def _remove_file(folder: Path, id_: str) -> None:
     """Delete a file, metadata first: without it the file does not exist."""
-    (folder / f"{id_}{SAID}").unlink(missing_ok=True)
+    (folder / f"{id_}{METADATA_SUFFIX}").unlink(missing_ok=True)
     if id_.startswith("upload_"):
         shutil.rmtree(folder / id_, ignore_errors=True)
     else:
@@ -495,7 +497,7 @@ def _taken(folder: Path) -> tuple[int, int]:
     count = size = 0
     for entry in os.scandir(folder):
         with suppress(FileNotFoundError):
-            if entry.name.endswith(SAID):
+            if entry.name.endswith(METADATA_SUFFIX):
                 count += "batch_" not in entry.name
             elif entry.is_dir():
                 # The input of a batch is a link to a file, which counts there.

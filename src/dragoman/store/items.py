@@ -9,7 +9,17 @@ from msgspec import Struct
 from dragoman.errors import CONVERSATION, BadRequest, BodyTooLarge, UnknownCursor
 from dragoman.limits import check_count
 from dragoman.store import media
-from dragoman.store.records import LONGEST_ID, Many, Most, Operation, Page, Query, Row, StoredItem, marks
+from dragoman.store.records import (
+    LONGEST_ID,
+    Page,
+    Query,
+    ReadLimits,
+    Row,
+    SqlBatch,
+    SqlOperation,
+    StoredItem,
+    marks,
+)
 
 T = TypeVar("T")
 
@@ -21,7 +31,7 @@ PAGE_BYTES = 4 * 1024 * 1024
 """A page ends before the entry that would make it larger; the first entry always fits."""
 TRAIL_BYTES = 4 * 1024 * 1024
 """Bytes of trails that are read with items, latest first: continuing from ids needs the last ones."""
-FEW = 500
+SQL_CHUNK = 500
 """Values in one IN list."""
 
 COLUMNS = "seq, id, body, trail, shown"
@@ -42,8 +52,8 @@ def check_share(size: int, share: int | None) -> None:
         )
 
 
-class Holder(Struct, frozen=True):
-    """The parent of items: `Holder("record", 7, "input")`. All items of a conversation are one part."""
+class ItemParent(Struct, frozen=True):
+    """The parent of items: `ItemParent("record", 7, "input")`. All items of a conversation are one part."""
 
     column: str
     seq: int
@@ -60,21 +70,21 @@ def size_of(items: Iterable[StoredItem]) -> int:
 
 def size_of_shown(items: Iterable[StoredItem]) -> int:
     """Return the bytes of the items' media, each counted once."""
-    found = {digest: len(data) for item in items for digest, data in item.media.items()}
-    return sum(found.values())
+    fields = {digest: len(data) for item in items for digest, data in item.media.items()}
+    return sum(fields.values())
 
 
-def make_items(rows: Sequence[Sequence[Any]]) -> Operation[list[StoredItem]]:
+def make_items(rows: Sequence[Sequence[Any]]) -> SqlOperation[list[StoredItem]]:
     """Build the items of rows of COLUMNS, with their media."""
     showing = [row[0] for row in rows if row[4]]
-    found = (yield from media.of_items(showing)) if showing else {}
+    fields = (yield from media.of_items(showing)) if showing else {}
     return [
-        StoredItem(id, body, trail or b"", shown or 0, found if shown else {})
+        StoredItem(id, body, trail or b"", shown or 0, fields if shown else {})
         for _, id, body, trail, shown in rows
     ]
 
 
-def insert(owner: str, holder: Holder, items: Sequence[StoredItem]) -> Operation[None]:
+def insert(owner: str, holder: ItemParent, items: Sequence[StoredItem]) -> SqlOperation[None]:
     if any(len(item.id) > LONGEST_ID for item in items):
         raise BadRequest(f"The id of an item has at most {LONGEST_ID} characters.")
     rows = [
@@ -83,33 +93,33 @@ def insert(owner: str, holder: Holder, items: Sequence[StoredItem]) -> Operation
     ]
     if not any(item.media for item in items):
         if rows:
-            yield Many(INSERT, rows)
+            yield SqlBatch(INSERT, rows)
         return
     for item, row in zip(items, rows, strict=True):
-        made = yield Query(INSERT + " RETURNING seq", row)
-        yield from media.keep(owner, made[0][0], item.media)
+        result = yield Query(INSERT + " RETURNING seq", row)
+        yield from media.keep(owner, result[0][0], item.media)
 
 
 def page(
     owner: str,
-    holder: Holder,
+    holder: ItemParent,
     after: str | None,
     limit: int,
     descending: bool,
     most_bytes: int = PAGE_BYTES,
-) -> Operation[Page[StoredItem]]:
+) -> SqlOperation[Page[StoredItem]]:
     where, values = f"{holder.column} = ? AND part = ?", (holder.seq, holder.part)
     start = BEYOND if descending else 0
     if after is not None:
         # If several items have this id, the last one in reading order is meant; otherwise paging would loop.
         last = "min" if descending else "max"
         # The owner is that of the parent; with it, the index finds the item without a scan.
-        found = yield Query(
+        items = yield Query(
             f"SELECT {last}(seq) FROM items WHERE owner = ? AND id = ? AND {where}", (owner, after, *values)
         )
-        if found[0][0] is None:
+        if items[0][0] is None:
             raise UnknownCursor(after)
-        start = found[0][0]
+        start = items[0][0]
     beyond, order = ("<", "DESC") if descending else (">", "ASC")
     cut = f"FROM items WHERE {where} AND seq {beyond} ? ORDER BY seq {order} LIMIT ?"
     sizes = yield Query(f"SELECT {WHOLE} {cut}", (*values, start, limit + 1))
@@ -124,20 +134,20 @@ def fitting(sizes: Iterable[Row], most_bytes: int) -> int:
     return sum(1 for number, size in enumerate(sums) if not number or size <= most_bytes)
 
 
-def of_records(seqs: Sequence[int]) -> Operation[dict[tuple[int, str], list[StoredItem]]]:
+def of_records(seqs: Sequence[int]) -> SqlOperation[dict[tuple[int, str], list[StoredItem]]]:
     """Return the items of these records, by record and part."""
     rows = yield Query(
         f"SELECT record, part, {COLUMNS} FROM items WHERE record IN ({marks(seqs)}) ORDER BY seq",
         tuple(seqs),
     )
-    made = yield from make_items([columns for _, _, *columns in rows])
-    found: dict[tuple[int, str], list[StoredItem]] = {}
-    for (record, part, *_), item in zip(rows, made, strict=True):
-        found.setdefault((record, part), []).append(item)
-    return found
+    items = yield from make_items([columns for _, _, *columns in rows])
+    mapping: dict[tuple[int, str], list[StoredItem]] = {}
+    for (record, part, *_), item in zip(rows, items, strict=True):
+        mapping.setdefault((record, part), []).append(item)
+    return mapping
 
 
-def within(column: str, seqs: Sequence[int], most: Most) -> Operation[list[StoredItem]]:
+def within(column: str, seqs: Sequence[int], most: ReadLimits) -> SqlOperation[list[StoredItem]]:
     """Return all items of these records in order, or of a conversation; too many are rejected before they are
     read.
     """
@@ -163,7 +173,7 @@ def within(column: str, seqs: Sequence[int], most: Most) -> Operation[list[Store
     return (yield from make_items([row[1:] for row in rows]))
 
 
-def check_stored(size: int, shown: int, most: Most) -> None:
+def check_stored(size: int, shown: int, most: ReadLimits) -> None:
     check_count(size, most.bytes, CONVERSATION, "bytes of stored items")
     check_count(shown, most.shown, CONVERSATION, "bytes of stored media, in base64,")
 
@@ -180,15 +190,15 @@ def _first_trail(sizes: Sequence[tuple[int, int, int, int]]) -> int:
 
 
 def batches(values: Sequence[T]) -> Iterator[Sequence[T]]:
-    return (values[at : at + FEW] for at in range(0, len(values), FEW))
+    return (values[at : at + SQL_CHUNK] for at in range(0, len(values), SQL_CHUNK))
 
 
-def find(owner: str, wanted: Mapping[str, int], most: Most) -> Operation[list[StoredItem]]:
+def find(owner: str, wanted: Mapping[str, int], most: ReadLimits) -> SqlOperation[list[StoredItem]]:
     """Return items of any record or conversation; if several have an id, the one stored last.
 
     `wanted` gives the number of references to each, as often as its bytes count.
     """
-    places: list[int] = []
+    indices: list[int] = []
     total = shown = 0
     for some in batches(list(wanted)):
         rows = yield Query(
@@ -196,13 +206,13 @@ def find(owner: str, wanted: Mapping[str, int], most: Most) -> Operation[list[St
                 SELECT max(seq) FROM items WHERE owner = ? AND id IN ({marks(some)}) GROUP BY id)""",
             (owner, *some),
         )
-        places += [seq for _, seq, *_ in rows]
+        indices += [seq for _, seq, *_ in rows]
         total += sum(size * wanted[id] for id, _, size, _ in rows)
         shown += sum(size * wanted[id] for id, *_, size in rows)
         check_stored(total, shown, most)
-    found: list[Row] = []
-    for few in batches(places):
-        found += yield Query(
+    items: list[Row] = []
+    for few in batches(indices):
+        items += yield Query(
             f"SELECT seq, id, body, NULL, shown FROM items WHERE seq IN ({marks(few)})", tuple(few)
         )
-    return (yield from make_items(found))
+    return (yield from make_items(items))

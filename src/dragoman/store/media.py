@@ -19,13 +19,13 @@ from hashlib import sha256
 
 from msgspec.structs import replace
 
-from dragoman.store.records import Operation, Query, Record, Row, StoredItem, marks
+from dragoman.store.records import Query, Record, Row, SqlOperation, StoredItem, marks
 
 LEAST = 4096
 """Minimum of base64 characters that are stored separately."""
-QUICK = 65536
+INLINE_BYTES = 65536
 """Up to this many bytes are processed at once; more go to a thread, so as not to block the event loop."""
-FEW = 500
+SQL_CHUNK = 500
 # The base64 prefixes of PNG, JPEG, GIF, WebP and WAV, MP3 (two variants), FLAC and PDF; other base64 stays.
 _STARTS = rb"iVBORw|/9j/|R0lGOD|UklGR|SUQz|//|ZkxhQ|JVBERi"
 _BASE64 = re.compile(rb'(?<=[",])(?=%s)[A-Za-z0-9+/]{%d,}={0,2}(?=")' % (_STARTS, LEAST))
@@ -35,9 +35,9 @@ UPSERT = """INSERT INTO media (owner, digest, size, uses, data) VALUES (?, ?, ?,
 LINK = "INSERT INTO shown (item, media) VALUES (?, ?)"
 
 
-async def take_out(items: Sequence[StoredItem]) -> tuple[StoredItem, ...]:
+async def extract_media(items: Sequence[StoredItem]) -> tuple[StoredItem, ...]:
     """Replace the media of items by markers, for the store."""
-    if sum(len(item.body) for item in items) <= QUICK:
+    if sum(len(item.body) for item in items) <= INLINE_BYTES:
         return tuple(map(_take_out, items))
     return await asyncio.to_thread(lambda: tuple(map(_take_out, items)))
 
@@ -45,7 +45,7 @@ async def take_out(items: Sequence[StoredItem]) -> tuple[StoredItem, ...]:
 def _take_out(item: StoredItem) -> StoredItem:
     if len(item.body) < LEAST:
         return item
-    found: dict[str, bytes] = {}
+    fields: dict[str, bytes] = {}
 
     def mark(match: re.Match[bytes]) -> bytes:
         try:
@@ -56,16 +56,16 @@ def _take_out(item: StoredItem) -> StoredItem:
             # This spelling of base64 could not be restored exactly.
             return match[0]
         digest = sha256(data).hexdigest()
-        found[digest] = data
+        fields[digest] = data
         return b"\xff%s\xff" % digest.encode()
 
     body = _BASE64.sub(mark, item.body)
-    return replace(item, body=body, shown=len(item.body) - len(body), media=found) if found else item
+    return replace(item, body=body, shown=len(item.body) - len(body), media=fields) if fields else item
 
 
-async def put_back(items: Sequence[StoredItem]) -> list[StoredItem]:
+async def restore_media(items: Sequence[StoredItem]) -> list[StoredItem]:
     """Restore the media of items."""
-    if sum(item.shown for item in items) <= QUICK:
+    if sum(item.shown for item in items) <= INLINE_BYTES:
         return [*map(put_item_back, items)]
     return await asyncio.to_thread(lambda: [*map(put_item_back, items)])
 
@@ -87,7 +87,7 @@ def put_record_back(record: Record) -> Record:
 # Operations.
 
 
-def keep(owner: str, item: int, media: Mapping[str, bytes]) -> Operation[None]:
+def keep(owner: str, item: int, media: Mapping[str, bytes]) -> SqlOperation[None]:
     """Store media in a fixed order, so that transactions do not deadlock."""
     for digest in sorted(media):
         data = media[digest]
@@ -95,12 +95,12 @@ def keep(owner: str, item: int, media: Mapping[str, bytes]) -> Operation[None]:
         yield Query(LINK, (item, rows[0][0]))
 
 
-def of_items(seqs: Sequence[int]) -> Operation[dict[str, bytes]]:
+def of_items(seqs: Sequence[int]) -> SqlOperation[dict[str, bytes]]:
     """Return the media of these items, by digest."""
-    found: dict[str, bytes] = {}
-    for at in range(0, len(seqs), FEW):
-        some = tuple(seqs[at : at + FEW])
-        found |= dict(
+    fields: dict[str, bytes] = {}
+    for at in range(0, len(seqs), SQL_CHUNK):
+        some = tuple(seqs[at : at + SQL_CHUNK])
+        fields |= dict(
             (
                 yield Query(
                     f"""SELECT digest, data FROM media WHERE seq IN (
@@ -109,10 +109,10 @@ def of_items(seqs: Sequence[int]) -> Operation[dict[str, bytes]]:
                 )
             )
         )
-    return found
+    return fields
 
 
-def size_of(column: str, seqs: Sequence[int]) -> Operation[dict[int, int]]:
+def size_of(column: str, seqs: Sequence[int]) -> SqlOperation[dict[int, int]]:
     """Return the media bytes of records or conversations; shared media counts as a fraction for each user."""
     if not seqs or not (yield Query("SELECT 1 FROM media LIMIT 1")):
         return {}

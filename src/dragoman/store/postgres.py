@@ -17,14 +17,14 @@ from dragoman.store import store
 from dragoman.store.records import (
     POSTGRES,
     VERSION,
-    Many,
-    Operation,
     Query,
     Record,
     Row,
+    SqlBatch,
+    SqlOperation,
     Statement,
     Stats,
-    StoreBounds,
+    StoreLimits,
     steps,
 )
 from dragoman.store.store import Store
@@ -67,7 +67,7 @@ async def use_schema(connection: Connection) -> None:
     await connection.execute(f"SET search_path TO {SCHEMA}".encode())
 
 
-async def drive(connection: Connection, operation: Operation[T]) -> T:
+async def drive(connection: Connection, operation: SqlOperation[T]) -> T:
     """Run an operation to its end, in the current transaction."""
     try:
         statement = next(operation)
@@ -81,7 +81,7 @@ async def drive(connection: Connection, operation: Operation[T]) -> T:
 async def _execute(connection: Connection, statement: Statement) -> list[Row]:
     sql = statement.sql.replace("?", "%s").encode()
     async with connection.cursor() as cursor:
-        if isinstance(statement, Many):
+        if isinstance(statement, SqlBatch):
             await cursor.executemany(sql, [_escape(row) for row in statement.rows])
             return []
         await cursor.execute(sql, _escape(statement.values))
@@ -103,7 +103,7 @@ def _unescape(row: Row) -> Row:
 
 
 def _plain(text: str) -> str:
-    return re.sub(r"\\(.)", lambda found: "\0" if found[1] == "0" else found[1], text)
+    return re.sub(r"\\(.)", lambda match: "\0" if match[1] == "0" else match[1], text)
 
 
 async def migrate(connection: Connection) -> None:
@@ -155,7 +155,7 @@ class PostgresStore(Store):
     def __init__(
         self,
         url: str,
-        bounds: StoreBounds,
+        bounds: StoreLimits,
         *,
         lease_s: float = LEASE_S,
         clock: Callable[[], float] | None = None,
@@ -215,17 +215,17 @@ class PostgresStore(Store):
             bounds=self.bounds,
         )
 
-    async def orphans(self, wants: store.Wants = lambda *_: True) -> list[Record]:
+    async def adopt_orphans(self, wants: store.Wants = lambda *_: True) -> list[Record]:
         unfinished = await self._read(store.find_unfinished)
         living = {self.instance, *(row[0] for row in await self._read(lambda: _rows(LIVING)))}
         dead = [(one, model) for one, model, at in unfinished if one not in living and wants(model, at)]
         return await self._write(lambda: store.adopt(dead, self.instance))
 
-    async def _read(self, make: Callable[[], Operation[T]]) -> T:
+    async def _read(self, make: Callable[[], SqlOperation[T]]) -> T:
         # All statements see the same snapshot.
         return await self._run(make, IsolationLevel.REPEATABLE_READ)
 
-    async def _write(self, make: Callable[[], Operation[T]], *, frees: bool = False) -> T:
+    async def _write(self, make: Callable[[], SqlOperation[T]], *, frees: bool = False) -> T:
         answer = await self._run(make)
         if self.bounds.max_bytes is not None and self._grown > self.bounds.max_bytes // SLACK:
             # The write is committed, even if this fails.
@@ -233,7 +233,7 @@ class PostgresStore(Store):
                 await self._sweep()
         return answer
 
-    async def _run(self, make: Callable[[], Operation[T]], level: IsolationLevel | None = None) -> T:
+    async def _run(self, make: Callable[[], SqlOperation[T]], level: IsolationLevel | None = None) -> T:
         for _ in range(TRIES):
             with contextlib.suppress(pg.DeadlockDetected, pg.SerializationFailure):
                 async with self._connection() as connection:
@@ -252,14 +252,14 @@ class PostgresStore(Store):
 
     async def _sweep(self) -> None:
         most, self._grown = self.bounds.max_bytes if self._grown else None, 0
-        within = StoreBounds(
+        within = StoreLimits(
             # Leave room for what is written before the next sweep.
             max_bytes=None if most is None else most - most // SLACK,
             max_age=self.bounds.max_age,
         )
         await self._run(lambda: self._sweep_alone(within))
 
-    def _sweep_alone(self, bounds: StoreBounds) -> Operation[None]:
+    def _sweep_alone(self, bounds: StoreLimits) -> SqlOperation[None]:
         """Sweep, unless another server does."""
         if (yield Query("SELECT pg_try_advisory_xact_lock(?)", (SWEEP_LOCK,)))[0][0]:
             yield from store.sweep(bounds, store.BYTES, self._clock())
@@ -272,11 +272,11 @@ class PostgresStore(Store):
                 await self._run(self._renewal)
                 await self._sweep()
 
-    def _renewal(self) -> Operation[None]:
+    def _renewal(self) -> SqlOperation[None]:
         yield Query(RENEW, (self.instance, self._lease_s))
         yield Query(f"DELETE FROM servers WHERE expires_at < {NOW} - 86400")
 
-    def _farewell(self) -> Operation[None]:
+    def _farewell(self) -> SqlOperation[None]:
         yield Query("DELETE FROM servers WHERE instance = ?", (self.instance,))
 
 
@@ -289,7 +289,7 @@ def _logging_trouble() -> Iterator[None]:
         _log.warning("Upkeep of the store failed: %s", error.message)
 
 
-def _rows(sql: str) -> Operation[list[Row]]:
+def _rows(sql: str) -> SqlOperation[list[Row]]:
     return (yield Query(sql))
 
 

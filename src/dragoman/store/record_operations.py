@@ -4,21 +4,21 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from dragoman.errors import ChainTooLong, MissingRecord, TrajectoryTooLarge, UnknownCursor
+from dragoman.errors import ChainTooLong, RecordNotFound, TrajectoryTooLarge, UnknownCursor
 from dragoman.store import items
 from dragoman.store.conversation_operations import append
-from dragoman.store.items import ROW_BYTES, Holder
+from dragoman.store.items import ROW_BYTES, ItemParent
 from dragoman.store.records import (
-    Append,
-    Chain,
+    ConversationAppend,
     Kind,
-    Many,
-    Most,
-    Operation,
     Page,
     Query,
+    ReadLimits,
     Record,
+    ResponseChain,
     Row,
+    SqlBatch,
+    SqlOperation,
     StoredItem,
 )
 
@@ -55,10 +55,10 @@ def save(
     record: Record,
     events: bytes,
     instance: str,
-    more: Append | None,
+    more: ConversationAppend | None,
     now: float,
     most: int | None = None,
-) -> Operation[None]:
+) -> SqlOperation[None]:
     """Store a record; `most` limits the bytes of its conversation."""
     # The conversation comes first here and in `sweep`: a fixed lock order prevents deadlocks.
     if more is not None:
@@ -82,21 +82,21 @@ def save(
     )
     seq = rows[0][0]
     yield Query("DELETE FROM items WHERE record = ?", (seq,))
-    yield from items.insert(record.owner, Holder("record", seq, "input"), record.inputs)
-    yield from items.insert(record.owner, Holder("record", seq, "output"), record.outputs)
+    yield from items.insert(record.owner, ItemParent("record", seq, "input"), record.inputs)
+    yield from items.insert(record.owner, ItemParent("record", seq, "output"), record.outputs)
     yield from _label(seq, record.metadata)
 
 
-def _label(seq: int, metadata: Mapping[str, str]) -> Operation[None]:
+def _label(seq: int, metadata: Mapping[str, str]) -> SqlOperation[None]:
     yield Query("DELETE FROM labels WHERE record = ?", (seq,))
     if metadata:
-        yield Many(
+        yield SqlBatch(
             "INSERT INTO labels (record, name, value) VALUES (?, ?, ?)",
             [(seq, *pair) for pair in metadata.items()],
         )
 
 
-def get(kind: Kind, owner: str, id: str, events: bool) -> Operation[tuple[Record | None, bytes]]:
+def get(kind: Kind, owner: str, id: str, events: bool) -> SqlOperation[tuple[Record | None, bytes]]:
     """Read a record, and its stored events if requested."""
     last = "events" if events else "NULL"
     rows = yield Query(f"SELECT {COLUMNS}, {last} FROM records WHERE {THIS}", (owner, kind, id))
@@ -104,7 +104,7 @@ def get(kind: Kind, owner: str, id: str, events: bool) -> Operation[tuple[Record
     return (records[0], rows[0][-1] or b"") if records else (None, b"")
 
 
-def get_within(owner: str, id: str, most_bytes: int) -> Operation[Record | None]:
+def get_within(owner: str, id: str, most_bytes: int) -> SqlOperation[Record | None]:
     """Read a trajectory, unless it is larger than `most_bytes`."""
     this = (owner, "trajectory", id)
     sizes = yield Query(f"SELECT length(body) FROM records WHERE {THIS}", this)
@@ -116,13 +116,15 @@ def get_within(owner: str, id: str, most_bytes: int) -> Operation[Record | None]
     return make_record(rows[0])
 
 
-def load(rows: Sequence[Row]) -> Operation[list[Record]]:
+def load(rows: Sequence[Row]) -> SqlOperation[list[Record]]:
     """Build the records of rows of COLUMNS, with their items."""
     if not rows:
         return []
-    found = yield from items.of_records([row[0] for row in rows])
+    mapping = yield from items.of_records([row[0] for row in rows])
     return [
-        make_record(row, tuple(found.get((row[0], "input"), ())), tuple(found.get((row[0], "output"), ())))
+        make_record(
+            row, tuple(mapping.get((row[0], "input"), ())), tuple(mapping.get((row[0], "output"), ()))
+        )
         for row in rows
     ]
 
@@ -147,28 +149,28 @@ def make_record(
     )
 
 
-def chain(owner: str, id: str, longest: int, most: Most) -> Operation[Chain]:
+def chain(owner: str, id: str, longest: int, most: ReadLimits) -> SqlOperation[ResponseChain]:
     links = yield Query(CHAIN, (owner, id, owner, longest))
     if len(links) > longest:
         raise ChainTooLong(longest)
     missing = links[0][1] if links else id
     if missing is not None:
-        raise MissingRecord(missing)
-    said = yield from items.within("record", [seq for seq, *_ in links], most)
-    return Chain(links[-1][2], said)
+        raise RecordNotFound(missing)
+    stored_items = yield from items.within("record", [seq for seq, *_ in links], most)
+    return ResponseChain(links[-1][2], stored_items)
 
 
-def delete(kind: Kind, owner: str, id: str) -> Operation[bool]:
+def delete(kind: Kind, owner: str, id: str) -> SqlOperation[bool]:
     return bool((yield Query(f"DELETE FROM records WHERE {THIS} RETURNING seq", (owner, kind, id))))
 
 
 def inputs(
     kind: Kind, owner: str, id: str, after: str | None, limit: int, descending: bool
-) -> Operation[Page[StoredItem] | None]:
+) -> SqlOperation[Page[StoredItem] | None]:
     rows = yield Query(f"SELECT seq FROM records WHERE {THIS}", (owner, kind, id))
     if not rows:
         return None
-    return (yield from items.page(owner, Holder("record", rows[0][0], "input"), after, limit, descending))
+    return (yield from items.page(owner, ItemParent("record", rows[0][0], "input"), after, limit, descending))
 
 
 def page(
@@ -180,7 +182,7 @@ def page(
     descending: bool,
     model: str | None,
     metadata: Mapping[str, str],
-) -> Operation[Page[Record]]:
+) -> SqlOperation[Page[Record]]:
     """Read a page of records in order of creation, without their items."""
     where, values = ["owner = ?", "kind = ?"], [owner, kind]
     if model is not None:
@@ -190,23 +192,23 @@ def page(
         where.append("EXISTS (SELECT 1 FROM labels WHERE record = seq AND name = ? AND value = ?)")
         values.extend(pair)
     beyond, order = ("<", "DESC") if descending else (">", "ASC")
-    place: Row = ()
+    position: Row = ()
     if after is not None:
-        found = yield Query(f"SELECT created_at, seq FROM records WHERE {THIS}", (owner, kind, after))
-        if not found:
+        result = yield Query(f"SELECT created_at, seq FROM records WHERE {THIS}", (owner, kind, after))
+        if not result:
             raise UnknownCursor(after)
         where.append(f"(created_at, seq) {beyond} (?, ?)")
-        place = found[0]
+        position = result[0]
     cut = f"FROM records WHERE {' AND '.join(where)} ORDER BY created_at {order}, seq {order} LIMIT ?"
-    sizes = yield Query(f"SELECT length(body) {cut}", (*values, *place, limit + 1))
+    sizes = yield Query(f"SELECT length(body) {cut}", (*values, *position, limit + 1))
     fit = items.fitting(sizes[:limit], items.PAGE_BYTES)
-    rows = yield Query(f"SELECT {COLUMNS} {cut}", (*values, *place, fit))
+    rows = yield Query(f"SELECT {COLUMNS} {cut}", (*values, *position, fit))
     return Page([make_record(row) for row in rows], has_more=len(sizes) > fit)
 
 
 def set_metadata(
     kind: Kind, owner: str, id: str, metadata: Mapping[str, str], body: bytes
-) -> Operation[bool]:
+) -> SqlOperation[bool]:
     packed = msgspec.json.encode(metadata)
     rows = yield Query(
         f"""UPDATE records SET metadata = ?, body = ?, size = size + ? - length(metadata) - length(body)

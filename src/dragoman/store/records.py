@@ -59,7 +59,7 @@ class StoredConversation(Struct, frozen=True, kw_only=True):
     """Incremented with every change of the items."""
 
 
-class LineFault(Struct, frozen=True):
+class BatchLineError(Struct, frozen=True):
     """An error in a line of a batch; without a line, in the whole batch."""
 
     code: str
@@ -94,7 +94,7 @@ class StoredBatch(Struct, frozen=True, kw_only=True):
     completion_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int = 0
-    faults: tuple[LineFault, ...] = ()
+    faults: tuple[BatchLineError, ...] = ()
     output_file: str | None = None
     error_file: str | None = None
     ends: str | None = None
@@ -103,7 +103,7 @@ class StoredBatch(Struct, frozen=True, kw_only=True):
     """The time of each status."""
 
 
-class Append(Struct, frozen=True):
+class ConversationAppend(Struct, frozen=True):
     """Items to append to a conversation, if its version is still this one; None matches any."""
 
     conversation: str
@@ -111,7 +111,7 @@ class Append(Struct, frozen=True):
     items: tuple[StoredItem, ...]
 
 
-class Most(Struct, frozen=True, kw_only=True):
+class ReadLimits(Struct, frozen=True, kw_only=True):
     """Limits of what one request may read, checked before reading."""
 
     items: int
@@ -121,7 +121,7 @@ class Most(Struct, frozen=True, kw_only=True):
     """Bytes of their media."""
 
 
-class Chain(Struct, frozen=True):
+class ResponseChain(Struct, frozen=True):
     """A response with all that it continues."""
 
     status: str
@@ -140,7 +140,7 @@ class Page(Struct, Generic[T]):
     has_more: bool
 
 
-class StoreBounds(Struct, frozen=True, kw_only=True):
+class StoreLimits(Struct, frozen=True, kw_only=True):
     """Limits of size and age; None means no limit."""
 
     max_bytes: int | None = None
@@ -157,7 +157,7 @@ class Stats(Struct, frozen=True, kw_only=True):
     """The size of the database on disk, with indexes and free space."""
     oldest: float | None
     schema_version: int
-    bounds: StoreBounds
+    bounds: StoreLimits
 
 
 # An operation is a generator: it yields statements, receives their rows, and returns its result.
@@ -175,15 +175,15 @@ class Query(Struct, frozen=True):
     values: tuple[Any, ...] = ()
 
 
-class Many(Struct, frozen=True):
+class SqlBatch(Struct, frozen=True):
     """One statement that runs once per row of values, and returns no rows."""
 
     sql: str
     rows: Sequence[tuple[Any, ...]]
 
 
-Statement: TypeAlias = Query | Many
-Operation: TypeAlias = Generator[Statement, list[Row], T]
+Statement: TypeAlias = Query | SqlBatch
+SqlOperation: TypeAlias = Generator[Statement, list[Row], T]
 
 
 def marks(values: Sequence[object]) -> str:

@@ -17,17 +17,17 @@ from msgspec import Struct
 
 from dragoman.errors import StoreUnavailable
 from dragoman.store import store
-from dragoman.store.disk import Presence, Reserve
+from dragoman.store.disk import DiskReserve, LivenessLock
 from dragoman.store.records import (
     SQLITE,
     VERSION,
-    Many,
-    Operation,
     Record,
     Row,
+    SqlBatch,
+    SqlOperation,
     Statement,
     Stats,
-    StoreBounds,
+    StoreLimits,
     steps,
 )
 from dragoman.store.store import Store
@@ -146,7 +146,7 @@ class StoreJob(Struct, Generic[T]):
     """Frees space, so it runs even if the disk is full."""
 
 
-def run(connection: Connection, operation: Operation[T]) -> T:
+def run(connection: Connection, operation: SqlOperation[T]) -> T:
     """Run an operation to its end, in the current transaction."""
     try:
         statement = next(operation)
@@ -158,7 +158,7 @@ def run(connection: Connection, operation: Operation[T]) -> T:
 
 
 def _execute(connection: Connection, statement: Statement) -> list[Row]:
-    if isinstance(statement, Many):
+    if isinstance(statement, SqlBatch):
         connection.executemany(statement.sql, statement.rows)
         return []
     return connection.execute(statement.sql, statement.values).fetchall()
@@ -177,7 +177,7 @@ class StoreWorker:
         *,
         begin: str = "BEGIN",
         finish: Callable[[Connection], None] | None = None,
-        reserve: Reserve | None = None,
+        reserve: DiskReserve | None = None,
     ) -> None:
         self._connect, self._where, self._begin, self._finish = connect, where, begin, finish
         self._reserve = reserve
@@ -215,8 +215,8 @@ class StoreWorker:
         try:
             connection = self._connect()
         except Exception as error:
-            told = unavailable(error, self._where) if isinstance(error, sqlite3.Error) else error
-            self._opened.set_exception(told)
+            result = unavailable(error, self._where) if isinstance(error, sqlite3.Error) else error
+            self._opened.set_exception(result)
             return
         if self._reserve is not None:
             self._reserve.keep()
@@ -278,7 +278,9 @@ class StoreWorker:
         for job, answer in answers:
             job.future.set_result(answer)
 
-    def _do_with_reserve(self, connection: Connection, jobs: list[StoreJob[Any]], reserve: Reserve) -> None:
+    def _do_with_reserve(
+        self, connection: Connection, jobs: list[StoreJob[Any]], reserve: DiskReserve
+    ) -> None:
         """Run jobs that free space, using the disk reserve. Jobs that fail now have failed."""
         reserve.give()
         try:
@@ -341,7 +343,7 @@ class SqliteStore(Store):
     def __init__(
         self,
         folder: Path | None,
-        bounds: StoreBounds,
+        bounds: StoreLimits,
         *,
         busy_s: float = BUSY_S,
         clock: Callable[[], float] | None = None,
@@ -349,7 +351,7 @@ class SqliteStore(Store):
         super().__init__(bounds, clock)
         self._path = folder / FILE if folder else None
         self._busy_s = busy_s
-        self._presence: Presence | None = None
+        self._presence: LivenessLock | None = None
         where = f"The database {self._path}" if self._path else "The store in memory"
         self._where = where
         self._writer = StoreWorker(
@@ -358,7 +360,7 @@ class SqliteStore(Store):
             where,
             begin="BEGIN IMMEDIATE",
             finish=self._sweep,
-            reserve=Reserve(folder / RESERVE) if folder else None,
+            reserve=DiskReserve(folder / RESERVE) if folder else None,
         )
         # An in-memory database belongs to its single connection.
         self._reader = StoreWorker("dragoman-store-read", self._connect, where) if folder else self._writer
@@ -366,7 +368,7 @@ class SqliteStore(Store):
     async def _open(self) -> None:
         if self._path:
             await asyncio.to_thread(prepare, self._path)
-            self._presence = await asyncio.to_thread(Presence, self._path.parent, self.instance)
+            self._presence = await asyncio.to_thread(LivenessLock, self._path.parent, self.instance)
         for worker in dict.fromkeys((self._writer, self._reader)):
             await asyncio.wrap_future(worker.start())
 
@@ -395,7 +397,7 @@ class SqliteStore(Store):
             bounds=self.bounds,
         )
 
-    async def orphans(self, wants: store.Wants = lambda *_: True) -> list[Record]:
+    async def adopt_orphans(self, wants: store.Wants = lambda *_: True) -> list[Record]:
         unfinished = await self._read(store.find_unfinished)
         instances = {one for one, *_ in unfinished} - {self.instance}
         gone = {one for one in instances if not (self._presence and self._presence.is_alive(one))}
@@ -409,10 +411,10 @@ class SqliteStore(Store):
         files = (self._path, self._path.with_name(f"{FILE}-wal"))
         return sum(file.stat().st_size for file in files if file.exists())
 
-    async def _read(self, make: Callable[[], Operation[T]]) -> T:
+    async def _read(self, make: Callable[[], SqlOperation[T]]) -> T:
         return await asyncio.wrap_future(self._reader.submit(lambda connection: run(connection, make())))
 
-    async def _write(self, make: Callable[[], Operation[T]], *, frees: bool = False) -> T:
+    async def _write(self, make: Callable[[], SqlOperation[T]], *, frees: bool = False) -> T:
         work = self._writer.submit(lambda connection: run(connection, make()), frees=frees)
         return await asyncio.wrap_future(work)
 

@@ -20,21 +20,21 @@ from msgspec.structs import replace
 
 from dragoman.store import conversation_operations as conversations
 from dragoman.store import items, media, record_operations
-from dragoman.store.items import BEYOND, Holder
+from dragoman.store.items import BEYOND, ItemParent
 from dragoman.store.records import (
-    Append,
-    Chain,
+    ConversationAppend,
     Kind,
-    Most,
-    Operation,
     Page,
     Query,
+    ReadLimits,
     Record,
+    ResponseChain,
     Row,
+    SqlOperation,
     Stats,
-    StoreBounds,
     StoredConversation,
     StoredItem,
+    StoreLimits,
     marks,
 )
 
@@ -63,12 +63,12 @@ OLDEST = f"""SELECT 'records' AS kind, seq, size, created_at AS age FROM records
 SPARE = 256
 
 
-def answer() -> Operation[None]:
+def answer() -> SqlOperation[None]:
     """Run a trivial query, for health checks."""
     yield Query("SELECT 1 FROM records LIMIT 1")
 
 
-def sweep(bounds: StoreBounds, measure: str, now: float) -> Operation[None]:
+def sweep(bounds: StoreLimits, measure: str, now: float) -> SqlOperation[None]:
     """Delete expired records, then evict until `measure`, a query for bytes, is within its limit."""
     if bounds.max_age is not None:
         before = now - bounds.max_age
@@ -81,7 +81,7 @@ def sweep(bounds: StoreBounds, measure: str, now: float) -> Operation[None]:
         # Evict a little more than needed, so that not every write has to evict and to sum all sizes.
         wanted = excess + bounds.max_bytes // SPARE
         victims: list[Row] = []
-        for owner, surplus in surpluses(dict((yield Query(BYTES_OF_OWNERS))), wanted).items():
+        for owner, surplus in eviction_amounts(dict((yield Query(BYTES_OF_OWNERS))), wanted).items():
             oldest = yield from _with_shown((yield Query(OLDEST, (owner, owner))))
             victims += _oldest(oldest, surplus)
         if not victims:
@@ -92,10 +92,10 @@ def sweep(bounds: StoreBounds, measure: str, now: float) -> Operation[None]:
                 yield Query(f"DELETE FROM {table} WHERE seq IN ({marks(seqs)})", tuple(seqs))
 
 
-def surpluses(bytes_of: Mapping[str, int], wanted: int) -> dict[str, int]:
+def eviction_amounts(bytes_of: Mapping[str, int], wanted: int) -> dict[str, int]:
     """Return how many bytes each of the largest owners loses, so that they end at the same level.
 
-    `surpluses({"a": 10, "b": 7, "c": 2}, 5)` is `{"a": 4, "b": 1}`.
+    `eviction_amounts({"a": 10, "b": 7, "c": 2}, 5)` is `{"a": 4, "b": 1}`.
     """
     most = sorted(bytes_of.items(), key=lambda each: -each[1])
     total = 0
@@ -107,12 +107,12 @@ def surpluses(bytes_of: Mapping[str, int], wanted: int) -> dict[str, int]:
     return {}
 
 
-def owners() -> Operation[set[str]]:
+def owners() -> SqlOperation[set[str]]:
     """Return all owners of records or conversations."""
     return {row[0] for row in (yield Query(OWNERS))}
 
 
-def _with_shown(rows: Sequence[Row]) -> Operation[list[Row]]:
+def _with_shown(rows: Sequence[Row]) -> SqlOperation[list[Row]]:
     """Add the size of media to rows."""
     shown: dict[tuple[str, int], int] = {}
     for kind in ("records", "conversations"):
@@ -137,13 +137,13 @@ Wants: TypeAlias = Callable[[str, float], bool]
 """Whether a server adopts unfinished records of this model, the latest of which was created at this time."""
 
 
-def find_unfinished() -> Operation[list[Row]]:
+def find_unfinished() -> SqlOperation[list[Row]]:
     """Return server, model and latest creation time of unfinished records."""
     query = f"SELECT instance, model, max(created_at) FROM records WHERE {AT_WORK} GROUP BY instance, model"
     return [*(yield Query(query))]
 
 
-def adopt(dead: Iterable[tuple[str, str]], instance: str) -> Operation[list[Record]]:
+def adopt(dead: Iterable[tuple[str, str]], instance: str) -> SqlOperation[list[Record]]:
     """Adopt the unfinished records of dead servers, so that no other server does."""
     rows: list[Row] = []
     for pair in sorted(dead):
@@ -155,34 +155,34 @@ def adopt(dead: Iterable[tuple[str, str]], instance: str) -> Operation[list[Reco
         return []
     seqs = tuple(row[0] for row in rows)
     query = f"SELECT {record_operations.COLUMNS} FROM records WHERE seq IN ({marks(seqs)}) ORDER BY seq"
-    found = yield from record_operations.load((yield Query(query, seqs)))
-    return [media.put_record_back(record) for record in found]
+    records = yield from record_operations.load((yield Query(query, seqs)))
+    return [media.put_record_back(record) for record in records]
 
 
-def counts() -> Operation[tuple[dict[str, int], int, float | None]]:
+def counts() -> SqlOperation[tuple[dict[str, int], int, float | None]]:
     """Return the number of objects per kind, their bytes, and the creation time of the oldest."""
     rows = yield Query("SELECT kind, count(*) FROM records GROUP BY kind")
-    found = {"response": 0, "chat": 0, **dict(rows)}
+    fields = {"response": 0, "chat": 0, **dict(rows)}
     for name, table in (("conversation", "conversations"), ("item", "items")):
-        found[name] = (yield Query(f"SELECT count(*) FROM {table}"))[0][0]
+        fields[name] = (yield Query(f"SELECT count(*) FROM {table}"))[0][0]
     size = (yield Query(BYTES))[0][0]
     oldest = yield Query(
         """SELECT min(created_at) FROM (SELECT created_at FROM records
             UNION ALL SELECT created_at FROM conversations) AS everything"""
     )
-    return found, size, oldest[0][0]
+    return fields, size, oldest[0][0]
 
 
 # Event logs are stored compressed: they are repetitive, and few are ever read again.
 
 
-QUICK = 65536
+INLINE_BYTES = 65536
 """Up to this many bytes are processed at once; more go to a thread, so as not to block the event loop."""
 PIECE = 1024 * 1024
 
 
 async def pack_log(events: bytes) -> bytes:
-    if len(events) <= QUICK:
+    if len(events) <= INLINE_BYTES:
         return pack(events)
     return await asyncio.to_thread(pack, events)
 
@@ -210,13 +210,14 @@ def unpack(stored: bytes) -> bytes:
 # Export of everything as JSON lines, a few at a time.
 
 
-FEW = 50
+SQL_CHUNK = 50
 
 
-def record_lines(after: int) -> Operation[tuple[list[bytes], int]]:
+def record_lines(after: int) -> SqlOperation[tuple[list[bytes], int]]:
     """Return JSON lines of a few records after `after`, and the position of the last one."""
     rows = yield Query(
-        f"SELECT {record_operations.COLUMNS}, events FROM records WHERE seq > ? ORDER BY seq LIMIT {FEW}",
+        f"SELECT {record_operations.COLUMNS}, events FROM records"
+        f" WHERE seq > ? ORDER BY seq LIMIT {SQL_CHUNK}",
         (after,),
     )
     records = yield from record_operations.load([row[:-1] for row in rows])
@@ -224,16 +225,18 @@ def record_lines(after: int) -> Operation[tuple[list[bytes], int]]:
     return lines, rows[-1][0] if rows else after
 
 
-def conversation_lines(after: int) -> Operation[tuple[list[bytes], int]]:
+def conversation_lines(after: int) -> SqlOperation[tuple[list[bytes], int]]:
     rows = yield Query(
         f"""SELECT {conversations.COLUMNS}, seq FROM conversations
-            WHERE seq > ? ORDER BY seq LIMIT {FEW}""",
+            WHERE seq > ? ORDER BY seq LIMIT {SQL_CHUNK}""",
         (after,),
     )
     lines = []
     for *columns, seq in rows:
         facts = msgspec.structs.asdict(conversations.make_conversation(columns))
-        held = yield from items.page(facts["owner"], Holder("conversation", seq), None, BEYOND, False, BEYOND)
+        held = yield from items.page(
+            facts["owner"], ItemParent("conversation", seq), None, BEYOND, False, BEYOND
+        )
         lines.append(msgspec.json.encode({"type": "conversation", **facts, "items": _raw(held.data)}))
     return lines, rows[-1][-1] if rows else after
 
@@ -261,13 +264,15 @@ def _raw(held: Iterable[StoredItem]) -> list[dict[str, Any]]:
 T = TypeVar("T")
 
 
-async def _take_out(given: Sequence[StoredItem]) -> tuple[StoredItem, ...]:
-    some = any(len(item.body) >= media.LEAST for item in given)
-    return await media.take_out(given) if some else tuple(given)
+async def _take_out(stored_items: Sequence[StoredItem]) -> tuple[StoredItem, ...]:
+    some = any(len(item.body) >= media.LEAST for item in stored_items)
+    return await media.extract_media(stored_items) if some else tuple(stored_items)
 
 
-async def _put_back(found: list[StoredItem]) -> list[StoredItem]:
-    return await media.put_back(found) if any(item.media for item in found) else found
+async def _put_back(stored_items: list[StoredItem]) -> list[StoredItem]:
+    return (
+        await media.restore_media(stored_items) if any(item.media for item in stored_items) else stored_items
+    )
 
 
 async def _whole(page: Page[StoredItem] | None) -> Page[StoredItem] | None:
@@ -275,7 +280,7 @@ async def _whole(page: Page[StoredItem] | None) -> Page[StoredItem] | None:
 
 
 class Store(ABC):
-    def __init__(self, bounds: StoreBounds, clock: Callable[[], float] | None = None) -> None:
+    def __init__(self, bounds: StoreLimits, clock: Callable[[], float] | None = None) -> None:
         self.bounds = bounds
         self.instance = uuid.uuid4().hex
         """Identifies this process in the records that it works on."""
@@ -310,14 +315,14 @@ class Store(ABC):
     async def stats(self) -> Stats: ...
 
     @abstractmethod
-    async def orphans(self, wants: Wants = lambda *_: True) -> list[Record]:
+    async def adopt_orphans(self, wants: Wants = lambda *_: True) -> list[Record]:
         """Adopt and return the "queued" or "in_progress" records of servers that are gone."""
 
     @abstractmethod
-    async def _read(self, make: Callable[[], Operation[T]]) -> T: ...
+    async def _read(self, make: Callable[[], SqlOperation[T]]) -> T: ...
 
     @abstractmethod
-    async def _write(self, make: Callable[[], Operation[T]], *, frees: bool = False) -> T:
+    async def _write(self, make: Callable[[], SqlOperation[T]], *, frees: bool = False) -> T:
         """Run an operation; returns when the change is on disk. With `frees`, it runs even if the disk is
         full.
         """
@@ -326,7 +331,7 @@ class Store(ABC):
         """Raise StoreUnavailable if the database does not answer."""
         await self._read(answer)
 
-    async def save(self, record: Record, append: Append | None = None) -> None:
+    async def save(self, record: Record, append: ConversationAppend | None = None) -> None:
         """Store or replace a record and append to a conversation, in one transaction.
 
         Raises Conflict if the conversation is gone or has another version.
@@ -347,30 +352,30 @@ class Store(ABC):
             record = await asyncio.to_thread(media.put_record_back, record)
         return replace(record, events=await unpack_log(stored)) if record and stored else record
 
-    async def chain(self, owner: str, id: str, longest: int, most: Most) -> Chain:
+    async def chain(self, owner: str, id: str, longest: int, most: ReadLimits) -> ResponseChain:
         """Return the items of a response and of all that it continues.
 
-        Raises MissingRecord for the first one that is missing, and ChainTooLong for more than `longest`.
+        Raises RecordNotFound for the first one that is missing, and ChainTooLong for more than `longest`.
         """
-        found = await self._read(lambda: record_operations.chain(owner, id, longest, most))
-        return replace(found, items=await _put_back(found.items))
+        response_chain = await self._read(lambda: record_operations.chain(owner, id, longest, most))
+        return replace(response_chain, items=await _put_back(response_chain.items))
 
     async def lineage(self, owner: str, id: str, most: int, most_bytes: int = BEYOND) -> list[Record]:
         """Return a trajectory and those that it continues, as far as they exist, oldest first.
 
         Raises TrajectoryTooLarge if their bodies would exceed `most_bytes`.
         """
-        found: list[Record] = []
+        records: list[Record] = []
         following: str | None = id
         left = most_bytes
-        while following is not None and len(found) < most:
+        while following is not None and len(records) < most:
             record = await self._read(partial(record_operations.get_within, owner, following, left))
             if record is None:
                 break
-            found.append(record)
+            records.append(record)
             following = record.previous
             left -= len(record.body)
-        return found[::-1]
+        return records[::-1]
 
     async def delete(self, kind: Kind, owner: str, id: str) -> bool:
         return await self._write(lambda: record_operations.delete(kind, owner, id), frees=True)
@@ -460,33 +465,35 @@ class Store(ABC):
             await self._read(lambda: conversations.item_page(owner, id, after, limit, descending))
         )
 
-    async def all_items(self, owner: str, id: str, most: Most) -> list[StoredItem] | None:
+    async def all_items(self, owner: str, id: str, most: ReadLimits) -> list[StoredItem] | None:
         """Return all items of a conversation, or None if it does not exist."""
-        found = await self._read(lambda: conversations.all_items(owner, id, most))
-        return None if found is None else await _put_back(found)
+        stored_items = await self._read(lambda: conversations.all_items(owner, id, most))
+        return None if stored_items is None else await _put_back(stored_items)
 
     async def conversation_item(self, owner: str, id: str, item_id: str) -> StoredItem | None:
-        found = await self._read(lambda: conversations.item(owner, id, item_id))
-        return None if found is None else (await _put_back([found]))[0]
+        item = await self._read(lambda: conversations.item(owner, id, item_id))
+        return None if item is None else (await _put_back([item]))[0]
 
     async def delete_item(self, owner: str, id: str, item_id: str) -> bool:
         now = self._clock()
         return await self._write(lambda: conversations.delete_item(owner, id, item_id, now), frees=True)
 
-    async def find_items(self, owner: str, wanted: Mapping[str, int], most: Most) -> dict[str, StoredItem]:
+    async def find_items(
+        self, owner: str, wanted: Mapping[str, int], most: ReadLimits
+    ) -> dict[str, StoredItem]:
         """Return items of any record or conversation; if several have an id, the one stored last.
 
         `wanted` gives the number of references to each, as often as its bytes count.
         """
-        found = await self._read(lambda: items.find(owner, wanted, most))
-        return {item.id: item for item in await _put_back(found)}
+        stored_items = await self._read(lambda: items.find(owner, wanted, most))
+        return {item.id: item for item in await _put_back(stored_items)}
 
     async def export(self) -> AsyncIterator[bytes]:
         """Yield everything of every owner: a JSON line per record, then one per conversation."""
         for lines_after in (record_lines, conversation_lines):
-            place = 0
+            offset = 0
             while True:
-                lines, place = await self._read(lambda: lines_after(place))  # noqa: B023
+                lines, offset = await self._read(lambda: lines_after(offset))  # noqa: B023
                 if not lines:
                     break
                 for line in lines:
