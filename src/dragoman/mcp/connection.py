@@ -26,7 +26,7 @@ from pydantic import TypeAdapter
 from dragoman._version import __version__
 from dragoman.errors import TOOLS, BadRequest
 from dragoman.limits import Limits
-from dragoman.mcp.spec import CallResult, McpBounds, McpFailure, McpTool, ServerSpec
+from dragoman.mcp.spec import CallResult, McpFailure, McpLimits, McpServerSpec, McpTool
 from dragoman.mcp.transports import (
     Attempt,
     attempts,
@@ -38,7 +38,7 @@ from dragoman.mcp.transports import (
     transport,
 )
 from dragoman.media import Media, MediaKind
-from dragoman.media.read import read_media
+from dragoman.media.headers import read_media
 
 T = TypeVar("T")
 Owners: TypeAlias = set[asyncio.Task[None]]
@@ -58,13 +58,13 @@ ANSWER: TypeAdapter[wire.CallToolResult | wire.InputRequiredResult] = TypeAdapte
 KINDS: dict[str, MediaKind] = {"image": "image", "audio": "audio"}
 
 
-class Connection:
-    """A connection: `await Connection.open(spec, bounds, owners)`. It is unusable after `end`, or once
-    `over`.
+class McpConnection:
+    """A connection: `await McpConnection.open(spec, bounds, owners)`. It is unusable after `end`, or once
+    `is_closed`.
     """
 
     def __init__(
-        self, spec: ServerSpec, bounds: McpBounds, owners: Owners, how: Attempt, errors: IO[str] | None
+        self, spec: McpServerSpec, bounds: McpLimits, owners: Owners, how: Attempt, errors: IO[str] | None
     ) -> None:
         self._spec = spec
         self._bounds = bounds
@@ -76,10 +76,10 @@ class Connection:
             mode=how.mode,
             client_info=wire.Implementation(name="dragoman", version=__version__),
             message_handler=self._heard,
-            # `Listing` caches the tools, for servers of every protocol revision.
+            # `ToolListCache` caches the tools, for servers of every protocol revision.
             cache=None,
         )
-        self._listing = Listing(bounds)
+        self._listing = ToolListCache(bounds)
         self._ready = asyncio.Event()
         # The connection outlives the request that opens it, so it must not inherit that request's context.
         self._owner = asyncio.create_task(self._own(), name=f"mcp {spec.label}", context=Context())
@@ -89,8 +89,8 @@ class Connection:
 
     @classmethod
     async def open(
-        cls, spec: ServerSpec, bounds: McpBounds, owners: Owners, errors: IO[str] | None = None
-    ) -> "Connection":
+        cls, spec: McpServerSpec, bounds: McpLimits, owners: Owners, errors: IO[str] | None = None
+    ) -> "McpConnection":
         """Connect by the newest protocol that the server supports."""
         *others, last = attempts(spec)
         for how in others:
@@ -101,18 +101,18 @@ class Connection:
                     raise
         return await cls(spec, bounds, owners, last, errors)._opened()
 
-    async def _opened(self) -> "Connection":
+    async def _opened(self) -> "McpConnection":
         try:
             await self._ready.wait()
         except asyncio.CancelledError:
             self.end()
             raise
-        if self.over:
+        if self.is_closed:
             raise self._failure or closed(self._spec)
         return self
 
     @property
-    def over(self) -> bool:
+    def is_closed(self) -> bool:
         return self._failure is not None or self._ending.is_set() or self._owner.done()
 
     def end(self) -> None:
@@ -127,7 +127,7 @@ class Connection:
         return await self._ask(self._list(), "list its tools")
 
     async def call(self, name: str, arguments: dict[str, Any]) -> CallResult:
-        call = Call(self._client.session, self._spec, self._list)
+        call = ToolInvocation(self._client.session, self._spec, self._list)
         result = await self._ask(call.run(name, arguments), "answer the call")
         return result_of(result, self._bounds, self._spec)
 
@@ -152,7 +152,7 @@ class Connection:
             raise self._failure or failure from None
         finally:
             asking.cancel()
-        if self.over:
+        if self.is_closed:
             raise self._failure or closed(self._spec)
         raise timed_out(what, seconds, self._spec)
 
@@ -185,10 +185,10 @@ def _retrieve(asked: asyncio.Task[Any]) -> None:
         asked.exception()
 
 
-class Listing:
+class ToolListCache:
     """The tools of a server, fetched page by page and cached."""
 
-    def __init__(self, bounds: McpBounds) -> None:
+    def __init__(self, bounds: McpLimits) -> None:
         self._bounds = bounds
         self._tools: list[McpTool] | None = None
         self._until = 0.0
@@ -201,7 +201,7 @@ class Listing:
         self._until = 0.0
         self._changes += 1
 
-    async def fetch(self, session: ClientSession, spec: ServerSpec) -> list[McpTool]:
+    async def fetch(self, session: ClientSession, spec: McpServerSpec) -> list[McpTool]:
         changes = self._changes
         tools: list[McpTool] = []
         cursor: str | None = None
@@ -233,7 +233,7 @@ def tool_of(tool: wire.Tool) -> McpTool:
     return McpTool(tool.name, tool.description, tool.input_schema, annotations)
 
 
-class Call:
+class ToolInvocation:
     """One tool call, in as many rounds as the server needs.
 
     It does not use the SDK's `call_tool`, which also validates the result against the server's schema, whose
@@ -241,7 +241,7 @@ class Call:
     """
 
     def __init__(
-        self, session: ClientSession, spec: ServerSpec, relist: Callable[[], Awaitable[Any]]
+        self, session: ClientSession, spec: McpServerSpec, relist: Callable[[], Awaitable[Any]]
     ) -> None:
         self._session = session
         self._spec = spec
@@ -277,7 +277,7 @@ class Call:
         return await self._session.send_request(request, ANSWER)
 
 
-def result_of(result: wire.CallToolResult, bounds: McpBounds, spec: ServerSpec) -> CallResult:
+def result_of(result: wire.CallToolResult, bounds: McpLimits, spec: McpServerSpec) -> CallResult:
     texts = [part_text(part) for part in result.content]
     if not any(isinstance(part, wire.TextContent) for part in result.content):
         texts = [*filter(None, (*texts, _write_structured(result)))]
@@ -287,7 +287,7 @@ def result_of(result: wire.CallToolResult, bounds: McpBounds, spec: ServerSpec) 
     return CallResult(text, result.is_error, () if result.is_error else _parts_of(result, texts, bounds))
 
 
-def _parts_of(result: wire.CallToolResult, texts: list[str], bounds: McpBounds) -> tuple[str | Media, ...]:
+def _parts_of(result: wire.CallToolResult, texts: list[str], bounds: McpLimits) -> tuple[str | Media, ...]:
     """Return texts with media between them; empty if there is no supported media."""
     shown = [_read_shown(part, bounds.limits) for part in result.content]
     if not any(shown):

@@ -18,11 +18,11 @@ import msgspec
 from msgspec import Struct
 
 from dragoman.errors import TOOLS, BadRequest, SettingsError
-from dragoman.mcp.spec import CallResult, McpBounds, McpFailure, McpTool, ServerSpec
-from dragoman.outbound import ADDRESS, ALLOWED, DEFAULT_PORTS, is_allowed, is_public, written_as_number
+from dragoman.mcp.spec import CallResult, McpFailure, McpLimits, McpServerSpec, McpTool
+from dragoman.outbound import ADDRESS, ALLOWED, DEFAULT_PORTS, is_allowed, is_public, literal_address
 
 if TYPE_CHECKING:
-    from dragoman.mcp.connection import Connection, Owners
+    from dragoman.mcp.connection import McpConnection, Owners
 
 T = TypeVar("T")
 INVALID_PARAMS = -32602
@@ -31,12 +31,14 @@ INVALID_PARAMS = -32602
 class McpSession:
     """Calls one server, connecting when needed. Raises only McpFailure."""
 
-    def __init__(self, spec: ServerSpec, bounds: McpBounds, owners: "Owners", errors: IO[str] | None) -> None:
+    def __init__(
+        self, spec: McpServerSpec, bounds: McpLimits, owners: "Owners", errors: IO[str] | None
+    ) -> None:
         self._spec = spec
         self._bounds = bounds
         self._owners = owners
         self._errors = errors
-        self._opening: asyncio.Task[Connection] | None = None
+        self._opening: asyncio.Task[McpConnection] | None = None
 
     async def list_tools(self) -> list[McpTool]:
         # Listing twice does no harm, so it may be retried.
@@ -53,15 +55,15 @@ class McpSession:
     async def call_as_written(self, name: str, arguments: str) -> CallResult:
         """Call a tool with the arguments as the model wrote them, which may not be valid JSON."""
         try:
-            given = json.loads(arguments or "{}")
+            result = json.loads(arguments or "{}")
         except (ValueError, RecursionError):
-            given = None
-        if not isinstance(given, dict):
+            result = None
+        if not isinstance(result, dict):
             raise McpFailure("protocol", "The arguments of the call are not a JSON object.", INVALID_PARAMS)
-        return await self.call(name, given)
+        return await self.call(name, result)
 
     async def _ask(
-        self, ask: Callable[["Connection"], Awaitable[T]], is_worth_a_new_one: Callable[[McpFailure], bool]
+        self, ask: Callable[["McpConnection"], Awaitable[T]], is_worth_a_new_one: Callable[[McpFailure], bool]
     ) -> T:
         was_open = self._is_open()
         try:
@@ -77,15 +79,15 @@ class McpSession:
             return False
         if not self._opening.done():
             return True
-        return self._opening.exception() is None and not self._opening.result().over
+        return self._opening.exception() is None and not self._opening.result().is_closed
 
-    async def _connection(self) -> "Connection":
+    async def _connection(self) -> "McpConnection":
         # The SDK is an optional dependency, and slow to import.
-        from dragoman.mcp.connection import Connection
+        from dragoman.mcp.connection import McpConnection
         from dragoman.mcp.transports import closed
 
         if self._opening is None or not self._is_open():
-            opened = Connection.open(self._spec, self._bounds, self._owners, self._errors)
+            opened = McpConnection.open(self._spec, self._bounds, self._owners, self._errors)
             self._opening = asyncio.create_task(opened)
         opening = self._opening
         try:
@@ -114,16 +116,16 @@ class McpServers:
 
     def __init__(
         self,
-        configured: Mapping[str, ServerSpec] | None = None,
+        configured: Mapping[str, McpServerSpec] | None = None,
         allow: Sequence[str] = (),
-        bounds: McpBounds | None = None,
+        bounds: McpLimits | None = None,
         *,
         errors: IO[str] | None = None,
     ) -> None:
         """`errors` receives the standard error of server processes; without it, that output is discarded."""
         self._configured = dict(configured or {})
         self._allow = tuple(allow)
-        self._bounds = bounds or McpBounds()
+        self._bounds = bounds or McpLimits()
         self._errors = errors
         self._shared: dict[str, McpSession] = {}
         self._leaving: set[asyncio.Task[None]] = set()
@@ -140,7 +142,7 @@ class McpServers:
         url: str | None = None,
         headers: Mapping[str, str] | None = None,
         authorization: str | None = None,
-    ) -> ServerSpec:
+    ) -> McpServerSpec:
         """Return the server that a request names. Requests never start processes: these are only
         configured.
         """
@@ -148,7 +150,7 @@ class McpServers:
             only_public = check_url(url, self._allow)
             if problem := header_problem(headers or {}, authorization):
                 raise BadRequest(f"{problem[0].upper()}{problem[1:]}.", param=TOOLS)
-            return ServerSpec(
+            return McpServerSpec(
                 label=label,
                 url=url,
                 headers=dict(headers or {}),
@@ -176,7 +178,7 @@ class McpServers:
         return self._configured[label]
 
     @asynccontextmanager
-    async def session(self, spec: ServerSpec) -> AsyncIterator[McpSession]:
+    async def session(self, spec: McpServerSpec) -> AsyncIterator[McpSession]:
         """Yield a session. It connects on first use, so entering never fails."""
         if self._configured.get(spec.label) == spec:
             yield self._shared.setdefault(spec.label, self._session(spec))
@@ -187,7 +189,7 @@ class McpServers:
         finally:
             own.end()
 
-    def _session(self, spec: ServerSpec) -> McpSession:
+    def _session(self, spec: McpServerSpec) -> McpSession:
         return McpSession(spec, self._bounds, self._leaving, self._errors)
 
     async def close(self) -> None:
@@ -284,18 +286,18 @@ def check_url(url: str, allow: Sequence[str]) -> bool:
     """Raise for a URL that is not allowed. Returns True for a host that only `*` allows, which must be
     public.
     """
-    found = ADDRESS.fullmatch(url)
-    if found is None:
+    match = ADDRESS.fullmatch(url)
+    if match is None:
         raise BadRequest(
             "An MCP server's URL must be http:// or https:// and a host, without a password.",
             param=TOOLS,
         )
-    host = found["host"].lower()
-    port = found["port"] or DEFAULT_PORTS[found["scheme"].lower()]
+    host = match["host"].lower()
+    port = match["port"] or DEFAULT_PORTS[match["scheme"].lower()]
     named = is_allowed(host, port, [entry for entry in allow if entry != "*"])
-    number = written_as_number(host)
+    number = literal_address(host)
     if not named and ("*" not in allow or (number is not None and not is_public(number))):
-        shown = host if found["port"] is None else f"{host}:{port}"
+        shown = host if match["port"] is None else f"{host}:{port}"
         raise BadRequest(
             f"This server may not use the MCP server at {shown}. Its operator can allow it with the setting "
             "`mcp_allow`.",

@@ -7,7 +7,7 @@ from msgspec import Struct, field
 
 from dragoman.limits import Limits
 from dragoman.logs import clean
-from dragoman.media import Media, tell_media
+from dragoman.media import Media, media_part
 
 Transport: TypeAlias = Literal["stdio", "http", "sse"]
 FailureKind: TypeAlias = Literal["protocol", "http", "timeout", "unreachable"]
@@ -16,7 +16,7 @@ FailureKind: TypeAlias = Literal["protocol", "http", "timeout", "unreachable"]
 SHORTEST_SECRET = 6
 
 
-class ServerSpec(Struct, frozen=True, kw_only=True):
+class McpServerSpec(Struct, frozen=True, kw_only=True):
     """One MCP server: a URL, or a process to start. Only the operator's file names processes."""
 
     label: str
@@ -49,7 +49,7 @@ class ServerSpec(Struct, frozen=True, kw_only=True):
             yield from (part for part in (value, value.rpartition(" ")[2]) if len(part) >= SHORTEST_SECRET)
 
     def __repr__(self) -> str:
-        return f"ServerSpec({self.label!r})"
+        return f"McpServerSpec({self.label!r})"
 
 
 class McpTool(Struct, frozen=True):
@@ -72,7 +72,7 @@ class CallResult(Struct, frozen=True):
     """The content with media, which `text` only mentions."""
 
 
-class McpBounds(Struct, frozen=True, kw_only=True):
+class McpLimits(Struct, frozen=True, kw_only=True):
     """Limits for one server."""
 
     connect_s: float = 20.0
@@ -110,7 +110,7 @@ def tell_result(outcome: CallResult | McpFailure) -> str | list[dict[str, Any]]:
         return f"Error: {outcome.message}"
     if outcome.parts:
         return [
-            {"type": "text", "text": part} if isinstance(part, str) else tell_media(part)
+            {"type": "text", "text": part} if isinstance(part, str) else media_part(part)
             for part in outcome.parts
         ]
     return f"Error: {outcome.text}" if outcome.is_error else outcome.text

@@ -27,8 +27,8 @@ from msgspec import Struct
 from pydantic import ValidationError
 
 from dragoman.mcp import spec as specs
-from dragoman.mcp.spec import McpBounds, McpFailure, ServerSpec
-from dragoman.outbound import NotPublic, public_address
+from dragoman.mcp.spec import McpFailure, McpLimits, McpServerSpec
+from dragoman.outbound import NonPublicAddress, public_address
 from dragoman.tracing import outgoing
 
 # Errors.
@@ -40,7 +40,7 @@ UNREADABLE = "Failed to parse"
 TOO_LARGE = ("the answer is larger than", "byte limit")
 
 
-def failure_of(error: BaseException, spec: ServerSpec) -> McpFailure:
+def failure_of(error: BaseException, spec: McpServerSpec) -> McpFailure:
     """Translate an exception of the SDK, of HTTP or of the system into an McpFailure."""
     if isinstance(error, BaseExceptionGroup):
         return failure_of(error.exceptions[0], spec)
@@ -63,30 +63,30 @@ def failure_of(error: BaseException, spec: ServerSpec) -> McpFailure:
     return McpFailure("protocol", f"The MCP server {spec.label} broke the protocol ({type(error).__name__}).")
 
 
-def of_status(status: int, spec: ServerSpec) -> McpFailure:
+def of_status(status: int, spec: McpServerSpec) -> McpFailure:
     """Build the failure of an HTTP status: `of_status(401, spec)`; 0 means no reply at all."""
     if not status:
         return McpFailure("unreachable", f"The MCP server {spec.label} could not be reached.")
     return McpFailure("http", f"The MCP server {spec.label} answered with HTTP status {status}.", status)
 
 
-def timed_out(what: str, seconds: float, spec: ServerSpec) -> McpFailure:
+def timed_out(what: str, seconds: float, spec: McpServerSpec) -> McpFailure:
     return McpFailure("timeout", f"The MCP server {spec.label} did not {what} within {seconds:g} seconds.")
 
 
-def closed(spec: ServerSpec) -> McpFailure:
+def closed(spec: McpServerSpec) -> McpFailure:
     return McpFailure("unreachable", f"The MCP server {spec.label} closed the connection before it answered.")
 
 
-def too_large(what: str, spec: ServerSpec) -> McpFailure:
+def too_large(what: str, spec: McpServerSpec) -> McpFailure:
     return McpFailure("protocol", f"The MCP server {spec.label} sent more than is allowed: {what}.")
 
 
-def unreadable(spec: ServerSpec) -> McpFailure:
+def unreadable(spec: McpServerSpec) -> McpFailure:
     return McpFailure("protocol", f"The MCP server {spec.label} sent an answer that is not of the protocol.")
 
 
-def _of_answer(error: MCPError, spec: ServerSpec) -> McpFailure:
+def _of_answer(error: MCPError, spec: McpServerSpec) -> McpFailure:
     data: Any = error.data
     if isinstance(data, dict) and FAILED in data:
         return of_status(data[FAILED], spec)
@@ -94,9 +94,9 @@ def _of_answer(error: MCPError, spec: ServerSpec) -> McpFailure:
         if any(word in error.message for word in TOO_LARGE):
             return too_large("an answer is too large", spec)
         return unreadable(spec) if error.message.startswith(UNREADABLE) else closed(spec)
-    said = spec.without_secrets(error.message)
+    text = spec.without_secrets(error.message)
     return McpFailure(
-        "protocol", f"The MCP server {spec.label} answered with error {error.code}: {said}", error.code
+        "protocol", f"The MCP server {spec.label} answered with error {error.code}: {text}", error.code
     )
 
 
@@ -123,20 +123,20 @@ Refused: TypeAlias = Callable[[int], None]
 """Called with the status of a rejected message; 0 if the connection itself is gone."""
 
 
-def message_bytes(bounds: McpBounds) -> int:
+def message_bytes(bounds: McpLimits) -> int:
     """Return the size limit of a message with media in base64: no more than a client may send."""
     plain, limits = bounds.answer_bytes, bounds.limits
     return max(plain, min(plain + limits.media_bytes * 4 // 3, limits.body_bytes))
 
 
-class Weight:
+class MessageSizeGuard:
     """Limits the size of a message while it arrives.
 
     A message above the plain limit must be mostly media, so it has few JSON values however long it is, and
     the number of values is what makes parsing expensive. They are counted by their separators.
     """
 
-    def __init__(self, bounds: McpBounds) -> None:
+    def __init__(self, bounds: McpLimits) -> None:
         self._plain, self._most = bounds.answer_bytes, message_bytes(bounds)
         self._size = self._values = 0
 
@@ -155,7 +155,7 @@ class Weight:
 
 class GuardedTransport(httpx2.AsyncBaseTransport):
     def __init__(
-        self, bounds: McpBounds, refused: Refused | None = None, *, only_public: bool = False
+        self, bounds: McpLimits, refused: Refused | None = None, *, only_public: bool = False
     ) -> None:
         """`refused` is for SSE, where the reply to a POST is not the answer to its request."""
         self._inner = httpx2.AsyncHTTPTransport(retries=0)
@@ -180,7 +180,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         # We request no compression, because a small body could be huge when decompressed; it is read as
         # received.
         response.headers.pop("content-encoding", None)
-        response.stream = Bounded(response, self._bounds, self._refused)
+        response.stream = BoundedStream(response, self._bounds, self._refused)
         if is_message and response.status_code >= 400:
             return await self._of_refusal(request, response)
         return response
@@ -190,7 +190,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         url = request.url
         try:
             address = await public_address(url.host, url.port or (443 if url.scheme == "https" else 80))
-        except NotPublic:
+        except NonPublicAddress:
             raise httpx2.ConnectError("the host has no public address", request=request) from None
         return httpx2.Request(
             request.method,
@@ -231,14 +231,14 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         await self._inner.aclose()
 
 
-class Bounded(httpx2.AsyncByteStream):
+class BoundedStream(httpx2.AsyncByteStream):
     """The body of a reply up to its limit, or each event of a stream."""
 
-    def __init__(self, response: httpx2.Response, bounds: McpBounds, ended: Refused | None) -> None:
+    def __init__(self, response: httpx2.Response, bounds: McpLimits, ended: Refused | None) -> None:
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         self._inner = response.stream
         is_events = response.headers.get("content-type", "").lower().startswith("text/event-stream")
-        weight = Weight(bounds)
+        weight = MessageSizeGuard(bounds)
         self._fits = weight.add_event if is_events else weight.add
         self._ended = ended if is_events else None
 
@@ -276,20 +276,20 @@ def is_rpc_error(body: bytes) -> bool:
 # Seconds for the process to exit after its input closes, and again after SIGTERM.
 LEAVE_S = 2.0
 DRAIN_BYTES = 65536
-LOOK_S = 0.5
+POLL_INTERVAL_S = 0.5
 
 Received: TypeAlias = SessionMessage | Exception
 Lost: TypeAlias = Callable[[McpFailure], None]
 
 
-def stdio(spec: ServerSpec, bounds: McpBounds, lost: Lost, errors: IO[str] | None) -> Transport:
+def stdio(spec: McpServerSpec, bounds: McpLimits, lost: Lost, errors: IO[str] | None) -> Transport:
     """Run the process of a server; its standard error goes to `errors`, or is discarded."""
     return _running(spec, bounds, lost, errors)
 
 
 @asynccontextmanager
 async def _running(
-    spec: ServerSpec, bounds: McpBounds, lost: Lost, errors: IO[str] | None
+    spec: McpServerSpec, bounds: McpLimits, lost: Lost, errors: IO[str] | None
 ) -> AsyncIterator[tuple[MemoryObjectReceiveStream[Received], MemoryObjectSendStream[SessionMessage]]]:
     assert spec.command is not None
     process = await asyncio.create_subprocess_exec(
@@ -321,8 +321,8 @@ async def _running(
 async def _read_lines(
     process: Process,
     received: MemoryObjectSendStream[Received],
-    spec: ServerSpec,
-    bounds: McpBounds,
+    spec: McpServerSpec,
+    bounds: McpLimits,
     lost: Lost,
 ) -> None:
     assert process.stdout is not None
@@ -330,7 +330,7 @@ async def _read_lines(
     async with received:
         try:
             while line := await process.stdout.readline():
-                if not Weight(bounds).add(line):
+                if not MessageSizeGuard(bounds).add(line):
                     raise ValueError
                 await received.send(_message(line))
         except ValueError:
@@ -358,13 +358,13 @@ async def _write_lines(process: Process, to_send: MemoryObjectReceiveStream[Sess
             await process.stdin.drain()
 
 
-async def _watch(process: Process, spec: ServerSpec, lost: Lost) -> None:
+async def _watch(process: Process, spec: McpServerSpec, lost: Lost) -> None:
     """Detect that the process has ended, even if a child of it holds its output open."""
     # `wait` would also wait for the output to close.
     while process.returncode is None:  # noqa: ASYNC110, nothing else tells either
-        await anyio.sleep(LOOK_S)
+        await anyio.sleep(POLL_INTERVAL_S)
     # Let the reader read the last output first.
-    await anyio.sleep(LOOK_S)
+    await anyio.sleep(POLL_INTERVAL_S)
     lost(closed(spec))
 
 
@@ -407,7 +407,7 @@ class Attempt(Struct, frozen=True):
     """Whether to request the newest protocol revision first, or only the handshake of older ones."""
 
 
-def attempts(spec: ServerSpec) -> tuple[Attempt, ...]:
+def attempts(spec: McpServerSpec) -> tuple[Attempt, ...]:
     """Return how to connect, in order. SSE-only servers support only the older handshake."""
     if spec.command is not None:
         return (Attempt("stdio"), Attempt("stdio", "legacy"))
@@ -424,7 +424,7 @@ def may_be_older(attempt: Attempt, failure: McpFailure) -> bool:
 
 
 def transport(
-    kind: specs.Transport, spec: ServerSpec, bounds: McpBounds, lost: Lost, errors: IO[str] | None
+    kind: specs.Transport, spec: McpServerSpec, bounds: McpLimits, lost: Lost, errors: IO[str] | None
 ) -> Transport:
     """Create the transport; `lost` is called when the connection is gone for good, where that can be
     noticed.
@@ -445,7 +445,7 @@ def transport(
 
 
 @asynccontextmanager
-async def _streamable(spec: ServerSpec, bounds: McpBounds) -> AsyncIterator[Any]:
+async def _streamable(spec: McpServerSpec, bounds: McpLimits) -> AsyncIterator[Any]:
     assert spec.url is not None
     async with (
         _client(spec, bounds) as client,
@@ -456,7 +456,7 @@ async def _streamable(spec: ServerSpec, bounds: McpBounds) -> AsyncIterator[Any]
         yield streams
 
 
-def _client(spec: ServerSpec, bounds: McpBounds, refused: Refused | None = None) -> httpx2.AsyncClient:
+def _client(spec: McpServerSpec, bounds: McpLimits, refused: Refused | None = None) -> httpx2.AsyncClient:
     """Create an HTTP client per connection: cookies and headers of one server never reach another."""
     return httpx2.AsyncClient(
         headers={"Accept-Encoding": "identity", **spec.all_headers()},
