@@ -9,17 +9,17 @@ import httpx
 import msgspec
 
 from dragoman.client import request as requests
-from dragoman.client.asking import Asking, PlainExchange, StreamState, Whole
+from dragoman.client.base import BaseClient, BaseStream, JsonExchange, JsonReply
+from dragoman.client.config import ClientConfig
+from dragoman.client.errors import MOST_SAID, ClientError
 from dragoman.client.events import AnswerTree, StreamEvent
-from dragoman.client.problems import MOST_SAID, ClientError
 from dragoman.client.request import Request
-from dragoman.client.setup import Setup
 
 _REST_S = 1.0
 """Seconds to read the end of a reply after its last event."""
 
 
-class AsyncClient(Asking["AsyncStream"]):
+class AsyncClient(BaseClient["AsyncStream"]):
     """`Client` with `await` and `async for`."""
 
     _transport = httpx.AsyncHTTPTransport
@@ -39,9 +39,9 @@ class AsyncClient(Asking["AsyncStream"]):
     async def aclose(self) -> None:
         await self._http.aclose()
 
-    async def request(self, method: str, path: str, body: Any = None) -> Whole:
+    async def request(self, method: str, path: str, body: Any = None) -> JsonReply:
         """Send a request to any other route; returns the decoded JSON with the reply's headers."""
-        exchange = PlainExchange(self._setup, method, path)
+        exchange = JsonExchange(self._setup, method, path)
         content = None if body is None else msgspec.json.encode(body)
         try:
             return exchange.read(
@@ -54,12 +54,12 @@ class AsyncClient(Asking["AsyncStream"]):
         return (await self.request("GET", "/v1/models")).entries()
 
 
-class AsyncStream(StreamState):
+class AsyncStream(BaseStream):
     """One streamed answer. Leaving it (break, aclose, cancellation, garbage collection) disconnects, which
     stops the engine.
     """
 
-    def __init__(self, http: httpx.AsyncClient, setup: Setup, request: Request) -> None:
+    def __init__(self, http: httpx.AsyncClient, setup: ClientConfig, request: Request) -> None:
         super().__init__(setup, request)
         self._http = http
         self._response: httpx.Response | None = None
@@ -122,7 +122,7 @@ class AsyncStream(StreamState):
                 self._response = await self._try()
             except ClientError as problem:
                 tried += 1
-                pause = self._setup.pause(problem, tried, self._reading.left)
+                pause = self._setup.retry_delay(problem, tried, self._reading.left)
                 if pause is None:
                     self._failed(problem)
                     raise

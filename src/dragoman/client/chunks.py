@@ -5,27 +5,27 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct, field
 
+from dragoman.client.errors import ErrorEventReceived
 from dragoman.client.events import (
-    CallArguments,
-    CallBegan,
-    CallDone,
-    Finished,
-    Reasoning,
-    Refusal,
+    ArgumentsDelta,
+    CallEnd,
+    CallStart,
+    FinishEvent,
+    MarkerTokens,
+    ReasoningDelta,
+    RefusalDelta,
     StreamEvent,
-    Text,
+    TextDelta,
     Token,
-    Unseen,
-    Used,
+    UsageEvent,
 )
-from dragoman.client.problems import FailedInside
 from dragoman.client.wire import (
     CallDelta,
+    CallPayload,
     ChunkChoice,
-    Delta,
+    ChunkDelta,
     Logprobs,
-    Named,
-    Spelled,
+    WireLogprob,
     problem_of,
     read_chunk,
 )
@@ -74,7 +74,7 @@ def entries_of(logprobs: Logprobs | None) -> list[Token]:
     ]
 
 
-def spell_tokens(entries: Sequence[Spelled]) -> list[Token]:
+def spell_tokens(entries: Sequence[WireLogprob]) -> list[Token]:
     return [
         _token(entry.token, entry.logprob, spell_tokens(entry.top_logprobs or ()), entry.id)
         for entry in entries
@@ -95,14 +95,14 @@ CUT_SHORT = frozenset({"length", "content_filter", "abort", "error"})
 """Finish reasons of an answer that was interrupted."""
 
 
-class CallGoesOn(ValueError):
+class CallAlreadyComplete(ValueError):
     """A call that was complete, and may have been executed, got more arguments."""
 
 
-class ObjectEnd:
+class JsonEndFinder:
     """Finds the end of a JSON object or list that arrives in chunks.
 
-    >>> end = ObjectEnd()
+    >>> end = JsonEndFinder()
     >>> end.feed('{"a": "}'), end.feed('"}')
     (False, True)
     """
@@ -115,8 +115,8 @@ class ObjectEnd:
         """Whether the value is complete. Raises if more follows its end."""
         at = int(self._escaped and bool(text))
         self._escaped = self._escaped and not text
-        while not self._over and (found := _MARK.search(text, at)):
-            at, mark = found.end(), found[0]
+        while not self._over and (match := _MARK.search(text, at)):
+            at, mark = match.end(), match[0]
             if mark == '"':
                 self._quoted = not self._quoted
             elif mark == "\\":
@@ -125,117 +125,125 @@ class ObjectEnd:
                 self._depth += 1 if mark in "{[" else -1
                 self._over = self._depth == 0
         if self._over and text[at:].strip():
-            raise CallGoesOn("the arguments of a call continue after their end")
+            raise CallAlreadyComplete("the arguments of a call continue after their end")
         return self._over
 
 
-class _Call(Struct):
+class _OpenCall(Struct):
     number: int
     index: int
     id: str | None
     name: str
     custom: bool
     pieces: list[str] = field(default_factory=list)
-    end: ObjectEnd = field(default_factory=ObjectEnd)
+    end: JsonEndFinder = field(default_factory=JsonEndFinder)
     done: bool = False
 
 
-class Calls:
+class CallAssembler:
     """The calls of one choice."""
 
     def __init__(self, choice: int) -> None:
         self._choice = choice
-        self._calls: list[_Call] = []
+        self._calls: list[_OpenCall] = []
 
-    def take(self, delta: CallDelta, tokens: list[Token]) -> Iterator[CallBegan | CallArguments | CallDone]:
-        said = delta.function or delta.custom or Named()
-        call = self._find_call(delta, said)
+    def take(self, delta: CallDelta, tokens: list[Token]) -> Iterator[CallStart | ArgumentsDelta | CallEnd]:
+        payload = delta.function or delta.custom or CallPayload()
+        call = self._find_call(delta, payload)
         if call is None:
             # A call without arguments, or with plain text, does not show its own end. A call inside an object
             # may continue beside the next one.
             yield from self._close([old for old in self._calls if old.custom or not "".join(old.pieces)])
-            call = self._begin(delta, said)
-            yield CallBegan(id=call.id, name=call.name, call=call.number, tokens=tokens, choice=self._choice)
+            call = self._begin(delta, payload)
+            yield CallStart(id=call.id, name=call.name, call=call.number, tokens=tokens, choice=self._choice)
             tokens = []
-        if said.said or tokens:
-            yield CallArguments(text=said.said, call=call.number, tokens=tokens, choice=self._choice)
-            call.pieces.append(said.said)
-            if not call.custom and call.end.feed(said.said):
+        if payload.said or tokens:
+            yield ArgumentsDelta(text=payload.said, call=call.number, tokens=tokens, choice=self._choice)
+            call.pieces.append(payload.said)
+            if not call.custom and call.end.feed(payload.said):
                 yield from self._close([call])
 
-    def finish(self, reason: str) -> Iterator[CallDone]:
+    def finish(self, reason: str) -> Iterator[CallEnd]:
         if reason not in CUT_SHORT:
             yield from self._close(self._calls)
 
-    def _find_call(self, delta: CallDelta, said: Named) -> _Call | None:
+    def _find_call(self, delta: CallDelta, payload: CallPayload) -> _OpenCall | None:
         """Return the call that a delta continues. Some servers give every call the index 0, or none."""
         same = [call for call in self._calls if delta.index is None or call.index == delta.index]
         call = same[-1] if same else None
-        is_new = call is not None and said.name and delta.id is not None and delta.id != call.id
+        is_new = call is not None and payload.name and delta.id is not None and delta.id != call.id
         return None if is_new else call
 
-    def _begin(self, delta: CallDelta, said: Named) -> _Call:
+    def _begin(self, delta: CallDelta, payload: CallPayload) -> _OpenCall:
         number = len(self._calls)
         index = number if delta.index is None else delta.index
-        call = _Call(number, index, delta.id, said.name or "", delta.custom is not None)
+        call = _OpenCall(number, index, delta.id, payload.name or "", delta.custom is not None)
         self._calls.append(call)
         return call
 
-    def _close(self, calls: list[_Call]) -> Iterator[CallDone]:
+    def _close(self, calls: list[_OpenCall]) -> Iterator[CallEnd]:
         for call in calls:
             if not call.done:
                 call.done = True
                 value = ToolCall(id=call.id, name=call.name, arguments="".join(call.pieces))
-                yield CallDone(value=value, call=call.number, choice=self._choice)
+                yield CallEnd(value=value, call=call.number, choice=self._choice)
 
 
 # Complete chunks.
 
 
 class ChunkReader:
-    """Reads chunks. `over` is true when all choices have finished, for servers that omit the [DONE] mark."""
+    """Reads chunks. `is_done` is true when all choices have finished, for servers that omit the [DONE]
+    mark.
+    """
 
     def __init__(self) -> None:
-        self._calls: dict[int, Calls] = {}
+        self._calls: dict[int, CallAssembler] = {}
         self._unfinished: set[int] = set()
 
     @property
-    def over(self) -> bool:
+    def is_done(self) -> bool:
         return bool(self._calls) and not self._unfinished
 
     def read(self, data: bytes) -> Iterator[StreamEvent]:
         chunk = read_chunk(data)
         if chunk.error is not None:
-            raise FailedInside(problem_of(chunk.error))
+            raise ErrorEventReceived(problem_of(chunk.error))
         for choice in chunk.choices:
             yield from self._choice(choice)
         if chunk.usage is not None:
-            yield Used(chunk.usage.usage())
+            yield UsageEvent(chunk.usage.usage())
 
     def _choice(self, choice: ChunkChoice) -> Iterator[StreamEvent]:
-        number, said = choice.index, choice.said
+        number, delta = choice.index, choice.said
         if number not in self._calls:
-            self._calls[number] = Calls(number)
+            self._calls[number] = CallAssembler(number)
             self._unfinished.add(number)
-        text = said.thought or said.content or said.refusal or ""
+        text = delta.thought or delta.content or delta.refusal or ""
         tokens = tokens_of(choice.token_ids, entries_of(choice.logprobs), text)
-        yield from self._pieces(number, said, tokens)
+        yield from self._pieces(number, delta, tokens)
         if choice.finish_reason is not None:
             self._unfinished.discard(number)
             yield from self._calls[number].finish(choice.finish_reason)
-            yield Finished(reason=choice.finish_reason, stop=choice.stop_reason, choice=number)
+            yield FinishEvent(reason=choice.finish_reason, stop=choice.stop_reason, choice=number)
 
-    def _pieces(self, number: int, said: Delta, tokens: list[Token]) -> Iterator[StreamEvent]:
+    def _pieces(self, number: int, delta: ChunkDelta, tokens: list[Token]) -> Iterator[StreamEvent]:
         """Assign the chunk's tokens to its first part; nearly every chunk has only one."""
-        for kind, text in ((Reasoning, said.thought), (Text, said.content), (Refusal, said.refusal)):
+        for kind, text in (
+            (ReasoningDelta, delta.thought),
+            (TextDelta, delta.content),
+            (RefusalDelta, delta.refusal),
+        ):
             if text:
                 yield kind(text, tokens, number)
                 tokens = []
-        calls = said.tool_calls or ([CallDelta(0, function=said.function_call)] if said.function_call else [])
-        for place, call in enumerate(calls):
+        calls = delta.tool_calls or (
+            [CallDelta(0, function=delta.function_call)] if delta.function_call else []
+        )
+        for offset, call in enumerate(calls):
             if call.index is None and len(calls) > 1:
-                call.index = place
+                call.index = offset
             yield from self._calls[number].take(call, tokens)
             tokens = []
         if tokens:
-            yield Unseen("", tokens, number)
+            yield MarkerTokens("", tokens, number)

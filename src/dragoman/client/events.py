@@ -20,7 +20,7 @@ class Token(Struct):
     """The most likely tokens at this position, if requested."""
 
 
-class Piece(Struct):
+class BaseDelta(Struct):
     """A fragment of text. `tokens` is empty if the server sends neither ids nor log probabilities."""
 
     text: str
@@ -28,23 +28,23 @@ class Piece(Struct):
     choice: int = 0
 
 
-class Text(Piece, tag=True):
+class TextDelta(BaseDelta, tag=True):
     pass
 
 
-class Reasoning(Piece, tag=True):
+class ReasoningDelta(BaseDelta, tag=True):
     pass
 
 
-class Refusal(Piece, tag=True):
+class RefusalDelta(BaseDelta, tag=True):
     pass
 
 
-class Unseen(Piece, tag=True):
+class MarkerTokens(BaseDelta, tag=True):
     """Tokens without text: markers, the end of a turn. `text` is empty."""
 
 
-class CallBegan(Struct, tag=True, kw_only=True):
+class CallStart(Struct, tag=True, kw_only=True):
     id: str | None
     name: str
     call: int
@@ -53,7 +53,7 @@ class CallBegan(Struct, tag=True, kw_only=True):
     choice: int = 0
 
 
-class CallArguments(Struct, tag=True, kw_only=True):
+class ArgumentsDelta(Struct, tag=True, kw_only=True):
     """A fragment of the arguments, or of a custom tool's input."""
 
     text: str
@@ -62,7 +62,7 @@ class CallArguments(Struct, tag=True, kw_only=True):
     choice: int = 0
 
 
-class CallDone(Struct, tag=True, kw_only=True):
+class CallEnd(Struct, tag=True, kw_only=True):
     """The call is complete, and may be executed while the stream continues."""
 
     value: ToolCall
@@ -70,7 +70,7 @@ class CallDone(Struct, tag=True, kw_only=True):
     choice: int = 0
 
 
-class Finished(Struct, tag=True, kw_only=True):
+class FinishEvent(Struct, tag=True, kw_only=True):
     reason: str
     """The finish reason in chat's terms: `stop`, `length`, `tool_calls`, or the server's own."""
     stop: str | int | None = None
@@ -78,11 +78,11 @@ class Finished(Struct, tag=True, kw_only=True):
     choice: int = 0
 
 
-class Used(Struct, tag=True):
+class UsageEvent(Struct, tag=True):
     usage: Usage
 
 
-class Other(Struct, tag=True):
+class OtherEvent(Struct, tag=True):
     """Any other event of the Responses API, as received."""
 
     name: str
@@ -90,14 +90,23 @@ class Other(Struct, tag=True):
 
 
 StreamEvent: TypeAlias = (
-    Text | Reasoning | Refusal | Unseen | CallBegan | CallArguments | CallDone | Finished | Used | Other
+    TextDelta
+    | ReasoningDelta
+    | RefusalDelta
+    | MarkerTokens
+    | CallStart
+    | ArgumentsDelta
+    | CallEnd
+    | FinishEvent
+    | UsageEvent
+    | OtherEvent
 )
 
 
 # The answer as a tree: reasoning, text and calls in order, with the tokens of each.
 
 
-class Spoken(Struct, tag=True):
+class TextPart(Struct, tag=True):
     """A run of one kind. `unseen` holds tokens without text that come before any other part."""
 
     kind: Literal["reasoning", "text", "refusal", "unseen"]
@@ -105,7 +114,7 @@ class Spoken(Struct, tag=True):
     tokens: list[Token] = field(default_factory=list)
 
 
-class Called(Struct, tag=True):
+class CallPart(Struct, tag=True):
     """A tool call; not `complete` if the answer was cut off in it."""
 
     id: str | None
@@ -121,12 +130,12 @@ class AnswerTree(Struct):
     """
 
     choice: int = 0
-    parts: list[Spoken | Called] = field(default_factory=list)
+    parts: list[TextPart | CallPart] = field(default_factory=list)
     finish: str | None = None
     stop: str | int | None = None
 
     def _all(self, kind: str) -> str:
-        return "".join(part.text for part in self.parts if isinstance(part, Spoken) and part.kind == kind)
+        return "".join(part.text for part in self.parts if isinstance(part, TextPart) and part.kind == kind)
 
     @property
     def text(self) -> str:
@@ -146,7 +155,7 @@ class AnswerTree(Struct):
         return [
             ToolCall(id=part.id, name=part.name, arguments=part.arguments)
             for part in self.parts
-            if isinstance(part, Called) and part.complete
+            if isinstance(part, CallPart) and part.complete
         ]
 
     @property
@@ -160,9 +169,9 @@ class AnswerTree(Struct):
 
 
 _KINDS: dict[type, Literal["reasoning", "text", "refusal"]] = {
-    Text: "text",
-    Reasoning: "reasoning",
-    Refusal: "refusal",
+    TextDelta: "text",
+    ReasoningDelta: "reasoning",
+    RefusalDelta: "refusal",
 }
 
 
@@ -172,7 +181,7 @@ class AnswerFold:
     def __init__(self) -> None:
         self.usage: Usage | None = None
         self._answers: dict[int, AnswerTree] = {}
-        self._calls: dict[tuple[int, int], Called] = {}
+        self._calls: dict[tuple[int, int], CallPart] = {}
         self._texts: dict[int, list[str]] = {}
         """Text fragments of growing parts, by the identity of the part."""
 
@@ -181,49 +190,49 @@ class AnswerFold:
         for answer in self._answers.values():
             for part in answer.parts:
                 pieces = self._texts.get(id(part))
-                if pieces and isinstance(part, Spoken):
+                if pieces and isinstance(part, TextPart):
                     part.text = "".join(pieces)
-                elif pieces and isinstance(part, Called):
+                elif pieces and isinstance(part, CallPart):
                     part.arguments = "".join(pieces)
         return [self._answers[choice] for choice in sorted(self._answers)]
 
     def add(self, event: StreamEvent) -> None:
         match event:
-            case Text() | Reasoning() | Refusal():
+            case TextDelta() | ReasoningDelta() | RefusalDelta():
                 part = self._stretch(self._answer(event.choice), _KINDS[type(event)])
                 self._grow(part, event.text, event.tokens)
-            case Unseen():
+            case MarkerTokens():
                 self._after(self._answer(event.choice), event.tokens)
-            case CallBegan():
-                called = Called(event.id, event.name, tokens=list(event.tokens))
+            case CallStart():
+                called = CallPart(event.id, event.name, tokens=list(event.tokens))
                 self._answer(event.choice).parts.append(called)
                 self._calls[event.choice, event.call] = called
-            case CallArguments():
+            case ArgumentsDelta():
                 self._grow(self._calls[event.choice, event.call], event.text, event.tokens)
-            case CallDone():
+            case CallEnd():
                 self._calls[event.choice, event.call].complete = True
-            case Finished():
+            case FinishEvent():
                 answer = self._answer(event.choice)
                 answer.finish, answer.stop = event.reason, event.stop
-            case Used():
+            case UsageEvent():
                 self.usage = event.usage
 
     def _answer(self, choice: int) -> AnswerTree:
         return self._answers.setdefault(choice, AnswerTree(choice))
 
-    def _stretch(self, answer: AnswerTree, kind: Literal["reasoning", "text", "refusal"]) -> Spoken:
+    def _stretch(self, answer: AnswerTree, kind: Literal["reasoning", "text", "refusal"]) -> TextPart:
         last = answer.parts[-1] if answer.parts else None
-        if isinstance(last, Spoken) and last.kind == kind:
+        if isinstance(last, TextPart) and last.kind == kind:
             return last
-        part = Spoken(kind)
+        part = TextPart(kind)
         answer.parts.append(part)
         return part
 
-    def _grow(self, part: Spoken | Called, text: str, tokens: list[Token]) -> None:
+    def _grow(self, part: TextPart | CallPart, text: str, tokens: list[Token]) -> None:
         self._texts.setdefault(id(part), []).append(text)
         part.tokens += tokens
 
     def _after(self, answer: AnswerTree, tokens: list[Token]) -> None:
         if not answer.parts:
-            answer.parts.append(Spoken("unseen"))
+            answer.parts.append(TextPart("unseen"))
         answer.parts[-1].tokens += tokens

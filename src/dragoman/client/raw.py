@@ -12,17 +12,17 @@ from msgspec import Struct
 
 from dragoman.client.chunks import ChunkReader, divide_text
 from dragoman.client.events import (
-    CallArguments,
-    CallBegan,
-    CallDone,
-    Finished,
-    Reasoning,
+    ArgumentsDelta,
+    CallEnd,
+    CallStart,
+    FinishEvent,
+    MarkerTokens,
+    ReasoningDelta,
     StreamEvent,
-    Text,
+    TextDelta,
     Token,
-    Unseen,
 )
-from dragoman.dialects.declare import Dialect, starts_in_reasoning
+from dragoman.dialects.declarations import Dialect, starts_in_reasoning
 from dragoman.dialects.parser import Parser
 from dragoman.dialects.registry import get_dialect, match_name, with_reasoning_of
 from dragoman.errors import SettingsError
@@ -38,7 +38,7 @@ Question: TypeAlias = tuple[str, str, dict[str, Any] | None]
 """Method, path and body."""
 
 
-class RawAnswer(Struct, frozen=True, kw_only=True):
+class RawParseOptions(Struct, frozen=True, kw_only=True):
     """How to parse a completion."""
 
     dialect: str | Dialect
@@ -50,7 +50,7 @@ class RawAnswer(Struct, frozen=True, kw_only=True):
 class RawReader:
     """Like `ChunkReader`, but splits the text into parts."""
 
-    def __init__(self, raw: RawAnswer, asked: Mapping[str, Any]) -> None:
+    def __init__(self, raw: RawParseOptions, asked: Mapping[str, Any]) -> None:
         self._raw = raw
         self._asked = asked
         self._chunks = ChunkReader()
@@ -60,8 +60,8 @@ class RawReader:
         self._dialect = raw.dialect if isinstance(raw.dialect, Dialect) else named or get_dialect("plain")
 
     @property
-    def over(self) -> bool:
-        return self._chunks.over
+    def is_done(self) -> bool:
+        return self._chunks.is_done
 
     def questions(self) -> Generator[Question, Any, None]:
         """Yield the requests to send first. Their replies are sent in: decoded JSON, or None."""
@@ -72,15 +72,15 @@ class RawReader:
         prompt = self._asked["prompt"]
         if not isinstance(prompt, str) and prompt and isinstance(prompt[0], int):
             named = {"model": self._asked["model"]} if "model" in self._asked else {}
-            told = yield "POST", "/detokenize", {"tokens": prompt[-MOST_IDS:], **named}
-            prompt = told.get("prompt") if isinstance(told, dict) else None
+            result = yield "POST", "/detokenize", {"tokens": prompt[-MOST_IDS:], **named}
+            prompt = result.get("prompt") if isinstance(result, dict) else None
         self._inside = isinstance(prompt, str) and starts_in_reasoning(self._dialect, prompt)
 
     def read(self, data: bytes) -> Iterator[StreamEvent]:
         for event in self._chunks.read(data):
-            if isinstance(event, Text | Unseen):
+            if isinstance(event, TextDelta | MarkerTokens):
                 yield from self._choice(event.choice).feed(event.text, event.tokens)
-            elif isinstance(event, Finished):
+            elif isinstance(event, FinishEvent):
                 yield from self._choice(event.choice).finish(event)
             else:
                 yield event
@@ -110,7 +110,7 @@ class RawChoice:
         for event in self._parser.feed(pairs or text):
             yield from self._tell(event)
 
-    def finish(self, finished: Finished) -> Iterator[StreamEvent]:
+    def finish(self, finished: FinishEvent) -> Iterator[StreamEvent]:
         for event in self._parser.finish():
             yield from self._tell(event)
         if self._calls and finished.reason == "stop":
@@ -122,19 +122,19 @@ class RawChoice:
         tokens, self._tokens = self._tokens[:count], self._tokens[count:]
         divide_text(tokens, "" if kind == "call_open" else event.text)
         if kind in ("text", "reasoning"):
-            yield (Text if kind == "text" else Reasoning)(event.text, tokens, choice)
+            yield (TextDelta if kind == "text" else ReasoningDelta)(event.text, tokens, choice)
         elif kind == "call_open":
             self._calls.append((event.call_id, event.text, []))
-            yield CallBegan(id=event.call_id, name=event.text, call=event.call, tokens=tokens, choice=choice)
+            yield CallStart(id=event.call_id, name=event.text, call=event.call, tokens=tokens, choice=choice)
         elif kind == "call_arguments":
             self._calls[event.call][2].append(event.text)
-            yield CallArguments(text=event.text, call=event.call, tokens=tokens, choice=choice)
+            yield ArgumentsDelta(text=event.text, call=event.call, tokens=tokens, choice=choice)
         elif tokens:
-            yield Unseen("", tokens, choice)
+            yield MarkerTokens("", tokens, choice)
         if kind == "call_close":
             id_, name, pieces = self._calls[event.call]
             value = ToolCall(id=id_, name=name, arguments="".join(pieces))
-            yield CallDone(value=value, call=event.call, choice=choice)
+            yield CallEnd(value=value, call=event.call, choice=choice)
 
 
 def _find_dialect(listed: Any, model: str | None) -> Dialect:

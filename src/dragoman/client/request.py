@@ -9,12 +9,12 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from dragoman.client.chunks import ChunkReader
+from dragoman.client.errors import FileFormatError
 from dragoman.client.events import StreamEvent
-from dragoman.client.problems import BadFile
-from dragoman.client.raw import FIELDS, RawAnswer, RawReader
+from dragoman.client.raw import FIELDS, RawParseOptions, RawReader
 from dragoman.client.response_events import ResponseReader
 from dragoman.media import MediaKind
-from dragoman.media.read import MEDIA_TYPES, NoMedia, find_format
+from dragoman.media.headers import MEDIA_TYPES, InvalidMedia, find_format
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -27,7 +27,7 @@ class EventReader(Protocol):
     """Turns the data of events into stream events."""
 
     @property
-    def over(self) -> bool:
+    def is_done(self) -> bool:
         """Whether the answer is complete."""
 
     def read(self, data: bytes) -> Iterator[StreamEvent]: ...
@@ -36,7 +36,7 @@ class EventReader(Protocol):
 class Request(Struct, frozen=True):
     path: str
     body: Mapping[str, Any]
-    raw: RawAnswer | None = None
+    raw: RawParseOptions | None = None
     """How to parse a raw completion, if at all."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """Headers of this request, added to the common ones."""
@@ -52,16 +52,16 @@ def chat(messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any]) -> Re
 
 
 def completions(
-    prompt: str | Sequence[int], fields: Mapping[str, Any], raw: RawAnswer | None = None
+    prompt: str | Sequence[int], fields: Mapping[str, Any], raw: RawParseOptions | None = None
 ) -> Request:
-    given = prompt if isinstance(prompt, str) else list(prompt)
+    value = prompt if isinstance(prompt, str) else list(prompt)
     beside = {} if raw is None else FIELDS
-    return replace(_with_usage(COMPLETIONS, {"prompt": given, **beside, **fields}), raw=raw)
+    return replace(_with_usage(COMPLETIONS, {"prompt": value, **beside, **fields}), raw=raw)
 
 
 def responses(input: str | Sequence[Mapping[str, Any]], fields: Mapping[str, Any]) -> Request:
-    given = input if isinstance(input, str) else list(input)
-    return Request(RESPONSES, _set({"input": given, **fields, "stream": True}))
+    value = input if isinstance(input, str) else list(input)
+    return Request(RESPONSES, _set({"input": value, **fields, "stream": True}))
 
 
 def _with_usage(path: str, fields: Mapping[str, Any]) -> Request:
@@ -76,27 +76,27 @@ def _set(fields: Mapping[str, Any]) -> dict[str, Any]:
 # Images and audio as content parts.
 
 
-def image(given: str | Path | bytes, detail: str = "auto") -> dict[str, Any]:
+def image(value: str | Path | bytes, detail: str = "auto") -> dict[str, Any]:
     """Build an image part: `{"role": "user", "content": [{"type": "text", "text": "?"},
     image("cat.png")]}`
     """
-    form, data = _read_media(given, "image")
+    form, data = _read_media(value, "image")
     url = f"data:{MEDIA_TYPES[form]};base64,{data}"
     return {"type": "image_url", "image_url": {"url": url, "detail": detail}}
 
 
-def audio(given: str | Path | bytes) -> dict[str, Any]:
+def audio(value: str | Path | bytes) -> dict[str, Any]:
     """Build an audio part."""
-    form, data = _read_media(given, "audio")
+    form, data = _read_media(value, "audio")
     return {"type": "input_audio", "input_audio": {"data": data, "format": form}}
 
 
-def _read_media(given: str | Path | bytes, kind: MediaKind) -> tuple[str, str]:
+def _read_media(value: str | Path | bytes, kind: MediaKind) -> tuple[str, str]:
     """Read a file; return its format, detected from the content, and its bytes in base64."""
     try:
-        data = given if isinstance(given, bytes) else Path(given).read_bytes()
+        data = value if isinstance(value, bytes) else Path(value).read_bytes()
         return find_format(data, kind), b64encode(data).decode()
     except OSError as error:
-        raise BadFile(f"{given!s} cannot be read: {error.strerror}.") from error
-    except NoMedia as error:
-        raise BadFile(f"{'The data' if isinstance(given, bytes) else given}: {error}") from None
+        raise FileFormatError(f"{value!s} cannot be read: {error.strerror}.") from error
+    except InvalidMedia as error:
+        raise FileFormatError(f"{'The data' if isinstance(value, bytes) else value}: {error}") from None

@@ -7,29 +7,29 @@ import msgspec
 from msgspec import Struct
 
 from dragoman.client.chunks import spell_tokens, tokens_of
+from dragoman.client.errors import ErrorEventReceived
 from dragoman.client.events import (
-    CallArguments,
-    CallBegan,
-    CallDone,
-    Finished,
-    Other,
-    Reasoning,
-    Refusal,
+    ArgumentsDelta,
+    CallEnd,
+    CallStart,
+    FinishEvent,
+    MarkerTokens,
+    OtherEvent,
+    ReasoningDelta,
+    RefusalDelta,
     StreamEvent,
-    Text,
+    TextDelta,
     Token,
-    Unseen,
-    Used,
+    UsageEvent,
 )
-from dragoman.client.problems import FailedInside
-from dragoman.client.wire import Counts, Problem, Spelled, problem_of
+from dragoman.client.wire import ErrorBody, UsageCounts, WireLogprob, problem_of
 from dragoman.types import ToolCall
 
-PIECES: dict[str, type[Text] | type[Reasoning] | type[Refusal]] = {
-    "response.output_text": Text,
-    "response.reasoning_text": Reasoning,
-    "response.reasoning_summary_text": Reasoning,
-    "response.refusal": Refusal,
+PIECES: dict[str, type[TextDelta] | type[ReasoningDelta] | type[RefusalDelta]] = {
+    "response.output_text": TextDelta,
+    "response.reasoning_text": ReasoningDelta,
+    "response.reasoning_summary_text": ReasoningDelta,
+    "response.refusal": RefusalDelta,
 }
 ARGUMENTS = frozenset({"response.function_call_arguments", "response.custom_tool_call_input"})
 CALL_ITEMS = frozenset({"function_call", "custom_tool_call"})
@@ -46,14 +46,14 @@ class OutputItem(Struct):
     status: str | None = None
 
 
-class Incomplete(Struct):
+class IncompleteDetails(Struct):
     reason: str | None = None
 
 
 class Response(Struct):
-    usage: Counts | None = None
+    usage: UsageCounts | None = None
     error: Any = None
-    incomplete_details: Incomplete | None = None
+    incomplete_details: IncompleteDetails | None = None
 
 
 class ResponseEvent(Struct):
@@ -65,7 +65,7 @@ class ResponseEvent(Struct):
     arguments: str | None = None
     input: str | None = None
     refusal: str | None = None
-    logprobs: list[Spelled] | None = None
+    logprobs: list[WireLogprob] | None = None
     token_ids: list[int] | None = None
     item: OutputItem | None = None
     response: Response | None = None
@@ -85,10 +85,10 @@ _read = msgspec.json.Decoder(ResponseEvent).decode
 
 
 class ResponseReader:
-    """Reads the events of one response. `over` is true after the event that ends it."""
+    """Reads the events of one response. `is_done` is true after the event that ends it."""
 
     def __init__(self) -> None:
-        self.over = False
+        self.is_done = False
         self._heard: set[tuple[str, str | int | None]] = set()
         """Parts that had deltas; the text of others comes complete with their end."""
         self._calls: dict[str | int, int] = {}
@@ -99,12 +99,12 @@ class ResponseReader:
     def read(self, data: bytes) -> Iterator[StreamEvent]:
         event = _read(data)
         if event.type == "error" or event.error is not None or event.type == "response.failed":
-            raise FailedInside(_problem(event, data))
-        told = list(self._tell(event, data))
-        if event.token_ids and not any(getattr(one, "tokens", ()) for one in told):
+            raise ErrorEventReceived(_problem(event, data))
+        items = list(self._tell(event, data))
+        if event.token_ids and not any(getattr(one, "tokens", ()) for one in items):
             # Ids without text come with events that end a part.
-            yield Unseen("", event.tokens(""))
-        yield from told
+            yield MarkerTokens("", event.tokens(""))
+        yield from items
 
     def _tell(self, event: ResponseEvent, data: bytes) -> Iterator[StreamEvent]:
         about, _, step = event.type.rpartition(".")
@@ -117,7 +117,7 @@ class ResponseReader:
         elif event.type in ("response.completed", "response.incomplete", "response.cancelled"):
             yield from self._end(event.response or Response(), step)
         else:
-            yield Other(event.type, msgspec.json.decode(data))
+            yield OtherEvent(event.type, msgspec.json.decode(data))
 
     def _text(self, event: ResponseEvent, about: str, step: str) -> str:
         key = (about, event.item_id or event.output_index)
@@ -134,7 +134,7 @@ class ResponseReader:
         number = self._number(event.item_id, event.output_index)
         if number is not None and (text := self._text(event, about, step)):
             self._said[number].append(text)
-            yield CallArguments(text=text, call=number, tokens=event.tokens(text))
+            yield ArgumentsDelta(text=text, call=number, tokens=event.tokens(text))
 
     def _number(self, *names: str | int | None) -> int | None:
         return next((self._calls[name] for name in names if name is not None and name in self._calls), None)
@@ -146,26 +146,26 @@ class ResponseReader:
             number = len(self._said)
             self._said.append([])
             self._calls |= {name: number for name in names if name is not None}
-            yield CallBegan(id=item.call_id or item.id, name=item.name or "", call=number)
+            yield CallStart(id=item.call_id or item.id, name=item.name or "", call=number)
         if step != "done":
             return
         whole = item.arguments or item.input or ""
         if whole and not self._said[number]:
-            yield CallArguments(text=whole, call=number)
+            yield ArgumentsDelta(text=whole, call=number)
         if item.status in (None, "completed"):
             arguments = whole or "".join(self._said[number])
             value = ToolCall(id=item.call_id or item.id, name=item.name or "", arguments=arguments)
-            yield CallDone(value=value, call=number)
+            yield CallEnd(value=value, call=number)
 
     def _end(self, response: Response, step: str) -> Iterator[StreamEvent]:
-        self.over = True
+        self.is_done = True
         if response.usage is not None:
-            yield Used(response.usage.usage())
-        said = (response.incomplete_details or Incomplete()).reason
+            yield UsageEvent(response.usage.usage())
+        text = (response.incomplete_details or IncompleteDetails()).reason
         usual = ("tool_calls" if self._calls else "stop") if step == "completed" else step
-        yield Finished(reason=REASONS.get(said, said) if said else usual)
+        yield FinishEvent(reason=REASONS.get(text, text) if text else usual)
 
 
-def _problem(event: ResponseEvent, data: bytes) -> Problem | None:
+def _problem(event: ResponseEvent, data: bytes) -> ErrorBody | None:
     inside = event.error or (event.response and event.response.error)
     return problem_of(inside) or problem_of(msgspec.json.decode(data))

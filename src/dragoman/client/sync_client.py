@@ -11,14 +11,14 @@ import httpx
 import msgspec
 
 from dragoman.client import request as requests
-from dragoman.client.asking import Asking, PlainExchange, StreamState, Whole
+from dragoman.client.base import BaseClient, BaseStream, JsonExchange, JsonReply
+from dragoman.client.config import ClientConfig
+from dragoman.client.errors import MOST_SAID, ClientError
 from dragoman.client.events import AnswerTree, StreamEvent
-from dragoman.client.problems import MOST_SAID, ClientError
 from dragoman.client.request import Request
-from dragoman.client.setup import Setup
 
 
-class Client(Asking["Stream"]):
+class Client(BaseClient["Stream"]):
     """Client of any OpenAI-compatible server. Every answer is streamed; a complete one is folded from its
     events.
 
@@ -43,9 +43,9 @@ class Client(Asking["Stream"]):
     def close(self) -> None:
         self._http.close()
 
-    def request(self, method: str, path: str, body: Any = None) -> Whole:
+    def request(self, method: str, path: str, body: Any = None) -> JsonReply:
         """Send a request to any other route; returns the decoded JSON with the reply's headers."""
-        exchange = PlainExchange(self._setup, method, path)
+        exchange = JsonExchange(self._setup, method, path)
         content = None if body is None else msgspec.json.encode(body)
         try:
             return exchange.read(self._http.request(method, path, content=content, headers=requests.JSON))
@@ -56,12 +56,12 @@ class Client(Asking["Stream"]):
         return self.request("GET", "/v1/models").entries()
 
 
-class Stream(StreamState):
+class Stream(BaseStream):
     """One streamed answer. Leaving it (break, close, an exception, garbage collection) disconnects, which
     stops the engine.
     """
 
-    def __init__(self, http: httpx.Client, setup: Setup, request: Request) -> None:
+    def __init__(self, http: httpx.Client, setup: ClientConfig, request: Request) -> None:
         super().__init__(setup, request)
         self._http = http
         self._response: httpx.Response | None = None
@@ -112,7 +112,7 @@ class Stream(StreamState):
                 self._response = self._try()
             except ClientError as problem:
                 tried += 1
-                pause = self._setup.pause(problem, tried, self._reading.left)
+                pause = self._setup.retry_delay(problem, tried, self._reading.left)
                 if pause is None:
                     self._failed(problem)
                     raise
@@ -134,7 +134,7 @@ class Stream(StreamState):
             request.path,
             content=msgspec.json.encode(request.body),
             headers={**request.headers, **requests.STREAM},
-            timeout=self._setup.patience(self._reading.left),
+            timeout=self._setup.timeout_for(self._reading.left),
         )
         response = self._http.send(asked, stream=True)
         self._reading.began(response)
@@ -146,7 +146,7 @@ class Stream(StreamState):
         reply: httpx.Response | None = None
         while (question := self._next_question(reply)) is not None:
             method, path, body = question
-            patience = self._setup.patience(self._reading.left)
+            patience = self._setup.timeout_for(self._reading.left)
             reply = self._http.request(method, path, json=body, headers=requests.JSON, timeout=patience)
 
 

@@ -8,7 +8,7 @@ from msgspec import Struct, field
 from dragoman.types import Usage
 
 
-class Named(Struct):
+class CallPayload(Struct):
     """Name and input of a call: `arguments` of a function (text, although some servers send an object), or
     `input`.
     """
@@ -19,39 +19,39 @@ class Named(Struct):
 
     @property
     def said(self) -> str:
-        given = self.input if self.arguments is None else self.arguments
-        return given or "" if isinstance(given, str | None) else msgspec.json.encode(given).decode()
+        value = self.input if self.arguments is None else self.arguments
+        return value or "" if isinstance(value, str | None) else msgspec.json.encode(value).decode()
 
 
 class CallDelta(Struct):
     index: int | None = None
     id: str | None = None
-    function: Named | None = None
-    custom: Named | None = None
+    function: CallPayload | None = None
+    custom: CallPayload | None = None
 
 
-class Delta(Struct):
+class ChunkDelta(Struct):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: Any = None
     """Reasoning under another name; some routers send an object, which is ignored."""
     refusal: str | None = None
     tool_calls: list[CallDelta] | None = None
-    function_call: Named | None = None
+    function_call: CallPayload | None = None
 
     @property
     def thought(self) -> str:
         return self.reasoning_content or (self.reasoning if isinstance(self.reasoning, str) else "")
 
 
-class Spelled(Struct):
+class WireLogprob(Struct):
     """One token in the log probabilities of chat and responses."""
 
     token: str
     id: int | None = None
     """Sent by llama-server."""
     logprob: float | None = None
-    top_logprobs: "list[Spelled] | None" = None
+    top_logprobs: "list[WireLogprob] | None" = None
 
 
 class Logprobs(Struct):
@@ -59,7 +59,7 @@ class Logprobs(Struct):
     completions.
     """
 
-    content: list[Spelled] | None = None
+    content: list[WireLogprob] | None = None
     tokens: list[str] | None = None
     token_logprobs: list[float | None] | None = None
     top_logprobs: list[dict[str, float] | None] | None = None
@@ -67,8 +67,8 @@ class Logprobs(Struct):
 
 class ChunkChoice(Struct):
     index: int = 0
-    delta: Delta | None = None
-    message: Delta | None = None
+    delta: ChunkDelta | None = None
+    message: ChunkDelta | None = None
     """Used by servers that do not stream."""
     text: str | None = None
     token_ids: list[int] | None = None
@@ -77,8 +77,8 @@ class ChunkChoice(Struct):
     stop_reason: str | int | None = None
 
     @property
-    def said(self) -> Delta:
-        return self.delta or self.message or Delta(content=self.text)
+    def said(self) -> ChunkDelta:
+        return self.delta or self.message or ChunkDelta(content=self.text)
 
 
 class Details(Struct):
@@ -86,7 +86,7 @@ class Details(Struct):
     reasoning_tokens: int | None = None
 
 
-class Counts(Struct):
+class UsageCounts(Struct):
     """Usage under the field names of chat and completions, and of responses."""
 
     prompt_tokens: int | None = None
@@ -111,11 +111,11 @@ class Counts(Struct):
 
 class Chunk(Struct):
     choices: list[ChunkChoice] = field(default_factory=list)
-    usage: Counts | None = None
+    usage: UsageCounts | None = None
     error: Any = None
 
 
-class Problem(Struct):
+class ErrorBody(Struct):
     """An error as a server describes it."""
 
     message: str
@@ -127,20 +127,24 @@ class Problem(Struct):
 read_chunk = msgspec.json.Decoder(Chunk).decode
 
 
-def problem_in(body: bytes) -> Problem | None:
+def problem_in(body: bytes) -> ErrorBody | None:
     """Extract the error of a reply or an event: OpenAI's format, plain text, or a format between."""
     try:
-        said = msgspec.json.decode(body)
+        result = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-    return problem_of(said.get("error") or said.get("detail") or said) if isinstance(said, dict) else None
+    return (
+        problem_of(result.get("error") or result.get("detail") or result)
+        if isinstance(result, dict)
+        else None
+    )
 
 
-def problem_of(said: Any) -> Problem | None:
+def problem_of(result: Any) -> ErrorBody | None:
     """Build a problem: `problem_of({"message": "No."})` and `problem_of("No.")` are equal."""
-    if isinstance(said, str):
-        return Problem(said)
-    if not isinstance(said, dict) or not isinstance(said.get("message"), str):
+    if isinstance(result, str):
+        return ErrorBody(result)
+    if not isinstance(result, dict) or not isinstance(result.get("message"), str):
         return None
-    rest = {name: str(said[name]) for name in ("type", "code", "param") if said.get(name) is not None}
-    return Problem(said["message"], **rest)
+    rest = {name: str(result[name]) for name in ("type", "code", "param") if result.get(name) is not None}
+    return ErrorBody(result["message"], **rest)

@@ -11,36 +11,36 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.client import failures
+from dragoman.client import replay
 from dragoman.client import request as requests
-from dragoman.client.events import AnswerTree
-from dragoman.client.failures import Outcome
-from dragoman.client.problems import (
-    BrokenStream,
+from dragoman.client.config import ClientConfig, Timeouts, make_config
+from dragoman.client.errors import (
+    BrokenStreamError,
     ClientError,
-    Refused,
+    ErrorContext,
     Reply,
-    Where,
+    StatusError,
     problem_with,
     show_value,
 )
-from dragoman.client.raw import Question, RawAnswer
-from dragoman.client.reading import ReplyReading
+from dragoman.client.events import AnswerTree
+from dragoman.client.raw import Question, RawParseOptions
+from dragoman.client.replay import RequestOutcome
+from dragoman.client.reply_reader import ReplyReader
 from dragoman.client.request import Request
-from dragoman.client.setup import Setup, Timeouts, setup_of
 from dragoman.client.wire import problem_in
-from dragoman.dialects.declare import Dialect
+from dragoman.dialects.declarations import Dialect
 from dragoman.types import Usage
 
 # Requests with a single JSON document as reply.
 
 
-class Whole(Struct):
+class JsonReply(Struct):
     """A reply and its decoded body."""
 
     reply: Reply
     body: Any
-    where: Where
+    where: ErrorContext
 
     def entries(self) -> list[dict[str, Any]]:
         """Return the entries of a list that have an id."""
@@ -50,22 +50,22 @@ class Whole(Struct):
         return [one for one in data if isinstance(one, dict) and isinstance(one.get("id"), str)]
 
 
-class PlainExchange:
+class JsonExchange:
     """One such request, independent of sockets: both clients read their replies through it."""
 
-    def __init__(self, setup: Setup, method: str, path: str) -> None:
+    def __init__(self, setup: ClientConfig, method: str, path: str) -> None:
         self._setup = setup
-        self._where = Where(f"{method} {setup.url}{path}")
+        self._where = ErrorContext(f"{method} {setup.url}{path}")
 
-    def read(self, response: httpx.Response) -> Whole:
+    def read(self, response: httpx.Response) -> JsonReply:
         reply, data = Reply.of(response), response.content
         where = replace(self._where, status=reply.status, request_id=reply.request_id)
-        begun = replace(where, beginning=self._setup.hidden(show_value(data)))
+        begun = replace(where, beginning=self._setup.redact(show_value(data)))
         if not response.is_success:
             problem = problem_in(data)
-            raise Refused(where if problem else begun, problem, reply)
+            raise StatusError(where if problem else begun, problem, reply)
         try:
-            return Whole(reply, msgspec.json.decode(data) if data else None, where)
+            return JsonReply(reply, msgspec.json.decode(data) if data else None, where)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise _stranger(begun) from error
 
@@ -73,17 +73,17 @@ class PlainExchange:
         return problem_with(error, self._setup.url, self._where)
 
 
-def _stranger(where: Where) -> BrokenStream:
-    return BrokenStream("The server does not speak the OpenAI API; check the URL.", where)
+def _stranger(where: ErrorContext) -> BrokenStreamError:
+    return BrokenStreamError("The server does not speak the OpenAI API; check the URL.", where)
 
 
 # The state of a stream, independent of how it is read from a socket.
 
 
-class StreamState:
-    def __init__(self, setup: Setup, request: Request) -> None:
+class BaseStream:
+    def __init__(self, setup: ClientConfig, request: Request) -> None:
         self._setup = setup
-        self._reading = ReplyReading(setup, request)
+        self._reading = ReplyReader(setup, request)
         self._questions = self._reading.questions()
         self._begun = False
 
@@ -101,12 +101,12 @@ class StreamState:
     def usage(self) -> Usage | None:
         return self._reading.fold.usage
 
-    def outcome(self, error: ClientError | None = None) -> Outcome:
-        return failures.outcome_of(self._reading, self._setup, error)
+    def outcome(self, error: ClientError | None = None) -> RequestOutcome:
+        return replay.outcome_of(self._reading, self._setup, error)
 
     def save(self, folder: str | Path) -> Path:
         """Save the request and its outcome; `dragoman replay` sends it again and shows the difference."""
-        return failures.save(Path(folder), self._reading, self._setup, None)
+        return replay.save(Path(folder), self._reading, self._setup, None)
 
     def _begin(self) -> None:
         if self._begun:
@@ -115,19 +115,19 @@ class StreamState:
 
     def _failed(self, error: ClientError) -> None:
         """Save the failed request, once: several handlers may see the error."""
-        if self._setup.failures is not None and error.saved is None:
-            error.saved = failures.save(self._setup.failures, self._reading, self._setup, error)
+        if self._setup.failures is not None and error.saved_path is None:
+            error.saved_path = replay.save(self._setup.failures, self._reading, self._setup, error)
 
     def _next_question(self, reply: httpx.Response | None) -> Question | None:
         """Return the next request that must be answered before the stream can be read, given the last
         reply.
         """
-        told = None
+        result = None
         if reply is not None and reply.is_success:
             with suppress(msgspec.DecodeError, UnicodeDecodeError):
-                told = msgspec.json.decode(reply.content)
+                result = msgspec.json.decode(reply.content)
         try:
-            return self._questions.send(told)
+            return self._questions.send(result)
         except StopIteration:
             return None
 
@@ -142,7 +142,7 @@ class StreamState:
 S = TypeVar("S")
 
 
-class Asking(ABC, Generic[S]):
+class BaseClient(ABC, Generic[S]):
     """Base of both clients; `S` is their type of stream."""
 
     _transport: type[Any]
@@ -157,7 +157,7 @@ class Asking(ABC, Generic[S]):
         retries: int = 2,
         failures: str | Path | None = None,
     ) -> None:
-        self._setup = setup_of(url, key, timeouts, retries, failures)
+        self._setup = make_config(url, key, timeouts, retries, failures)
         self._connect(self._setup.options(self._transport))
 
     @property
@@ -165,7 +165,7 @@ class Asking(ABC, Generic[S]):
         return self._setup.url
 
     @property
-    def setup(self) -> Setup:
+    def setup(self) -> ClientConfig:
         return self._setup
 
     @abstractmethod
@@ -197,7 +197,7 @@ class Asking(ABC, Generic[S]):
         """
         if dialect is None:
             return self.stream(requests.completions(prompt, fields))
-        raw = RawAnswer(
+        raw = RawParseOptions(
             dialect=dialect,
             tools=tools,
             starts_in_reasoning=starts_in_reasoning,

@@ -11,17 +11,17 @@ from uuid import uuid4
 import msgspec
 from msgspec import Struct, field
 
-from dragoman.client.events import AnswerTree, Called
-from dragoman.client.problems import BadFile, ClientError
-from dragoman.client.reading import ReplyReading
-from dragoman.client.setup import Setup
+from dragoman.client.config import ClientConfig
+from dragoman.client.errors import ClientError, FileFormatError
+from dragoman.client.events import AnswerTree, CallPart
+from dragoman.client.reply_reader import ReplyReader
 from dragoman.types import Usage
 
 _SECRET = frozenset({"authorization", "api_key", "api-key", "x-api-key", "headers", "set-cookie", "cookie"})
 _REMOVED = "[removed]"
 
 
-class Outcome(Struct, kw_only=True):
+class RequestOutcome(Struct, kw_only=True):
     """The outcome of a request."""
 
     status: int | None = None
@@ -35,7 +35,7 @@ class Outcome(Struct, kw_only=True):
     usage: Usage | None = None
 
 
-class Failure(Struct, kw_only=True):
+class SavedFailure(Struct, kw_only=True):
     """A failed request with its outcome."""
 
     version: int = 1
@@ -43,34 +43,34 @@ class Failure(Struct, kw_only=True):
     url: str
     path: str
     body: dict[str, Any]
-    outcome: Outcome
+    outcome: RequestOutcome
 
 
-def outcome_of(reading: ReplyReading, setup: Setup, error: ClientError | None) -> Outcome:
+def outcome_of(reading: ReplyReader, setup: ClientConfig, error: ClientError | None) -> RequestOutcome:
     reply = reading.reply
-    return Outcome(
+    return RequestOutcome(
         status=reply.status if reply else None,
         request_id=reply.request_id if reply else None,
         headers=without_secrets(dict(reply.headers)) if reply else {},
-        error=setup.hidden(error.message) if error else None,
-        where=setup.hidden(str(error.where)) if error else None,
-        beginning=setup.hidden(reading.beginning.decode("utf-8", "replace")),
+        error=setup.redact(error.message) if error else None,
+        where=setup.redact(str(error.context)) if error else None,
+        beginning=setup.redact(reading.beginning.decode("utf-8", "replace")),
         answers=reading.fold.answers,
         usage=reading.fold.usage,
     )
 
 
-def save(folder: Path, reading: ReplyReading, setup: Setup, error: ClientError | None) -> Path:
+def save(folder: Path, reading: ReplyReader, setup: ClientConfig, error: ClientError | None) -> Path:
     """Write the request and its outcome to a new file that only its owner can read: prompts are private."""
     now = datetime.datetime.now(datetime.UTC)
-    failure = Failure(
+    failure = SavedFailure(
         at=now.isoformat(timespec="seconds"),
         url=setup.url,
         path=reading.request.path,
         body=without_secrets(reading.request.body),
         outcome=outcome_of(reading, setup, error),
     )
-    text = setup.hidden(msgspec.json.format(msgspec.json.encode(failure), indent=1).decode())
+    text = setup.redact(msgspec.json.format(msgspec.json.encode(failure), indent=1).decode())
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{now:%Y%m%d-%H%M%S}-{uuid4().hex[:8]}.json"
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
@@ -78,13 +78,13 @@ def save(folder: Path, reading: ReplyReading, setup: Setup, error: ClientError |
     return path
 
 
-def load(path: Path) -> Failure:
+def load(path: Path) -> SavedFailure:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Failure)
+        return msgspec.json.decode(path.read_bytes(), type=SavedFailure)
     except OSError as error:
-        raise BadFile(f"{path} cannot be read: {error.strerror}.") from error
+        raise FileFormatError(f"{path} cannot be read: {error.strerror}.") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadFile(f"{path} is not a request saved by a client.") from error
+        raise FileFormatError(f"{path} is not a request saved by a client.") from error
 
 
 def without_secrets(value: Any) -> Any:
@@ -97,7 +97,7 @@ def without_secrets(value: Any) -> Any:
     return [without_secrets(one) for one in value] if isinstance(value, list) else value
 
 
-def difference(before: Outcome, now: Outcome) -> list[str]:
+def difference(before: RequestOutcome, now: RequestOutcome) -> list[str]:
     """Compare two outcomes as the lines of a unified diff; empty if nothing relevant differs."""
     lines = difflib.unified_diff(
         list(tell_outcome(before)), list(tell_outcome(now)), "before", "now", n=3, lineterm=""
@@ -105,7 +105,7 @@ def difference(before: Outcome, now: Outcome) -> list[str]:
     return list(lines)
 
 
-def tell_outcome(outcome: Outcome) -> Iterator[str]:
+def tell_outcome(outcome: RequestOutcome) -> Iterator[str]:
     """Format an outcome. Request ids, dates and other values that always differ are left out."""
     yield f"status: {outcome.status or 'none'}"
     if outcome.error is not None:
@@ -121,7 +121,7 @@ def _answer(answer: AnswerTree, numbered: bool) -> Iterator[str]:
     if numbered:
         yield f"choice {answer.choice}:"
     for part in answer.parts:
-        if isinstance(part, Called):
+        if isinstance(part, CallPart):
             yield f"call {part.name}{'' if part.complete else ' (not complete)'}:"
             yield from _indent(part.arguments)
         elif part.text:

@@ -11,25 +11,25 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.client.chunks import CallGoesOn
-from dragoman.client.events import AnswerFold, StreamEvent
-from dragoman.client.problems import (
+from dragoman.client.chunks import CallAlreadyComplete
+from dragoman.client.config import ClientConfig
+from dragoman.client.errors import (
     MOST_SAID,
-    BrokenStream,
+    BrokenStreamError,
     ClientError,
-    FailedInside,
-    Refused,
+    ClientTimeout,
+    ErrorContext,
+    ErrorEventReceived,
     Reply,
-    StreamFailed,
-    TimedOut,
-    Where,
+    StatusError,
+    StreamError,
     problem_with,
     show_value,
 )
+from dragoman.client.events import AnswerFold, StreamEvent
 from dragoman.client.raw import Question, RawReader
 from dragoman.client.request import Request
-from dragoman.client.setup import Setup
-from dragoman.client.wire import Problem, problem_in
+from dragoman.client.wire import ErrorBody, problem_in
 
 # Server-sent events: bytes in, however they are split, complete events out.
 
@@ -134,12 +134,12 @@ def _value(text: bytes) -> bytes:
 # Replies.
 
 
-class ReplyReading:
+class ReplyReader:
     """One request and its reply so far."""
 
-    def __init__(self, setup: Setup, request: Request) -> None:
+    def __init__(self, setup: ClientConfig, request: Request) -> None:
         self.request = request
-        self.where = Where(f"POST {setup.url}{request.path}")
+        self.where = ErrorContext(f"POST {setup.url}{request.path}")
         self.reply: Reply | None = None
         self.fold = AnswerFold()
         self.done = False
@@ -169,9 +169,9 @@ class ReplyReading:
         self._deadline = self._deadline or now + total
         return max(self._deadline - now, 0.0)
 
-    def make_timeout(self) -> TimedOut:
+    def make_timeout(self) -> ClientTimeout:
         message = f"The answer took more than {self._setup.timeouts.total:g} seconds."
-        return TimedOut(message, self._at(b""))
+        return ClientTimeout(message, self._at(b""))
 
     def began(self, response: httpx.Response) -> None:
         """Take the headers of the reply."""
@@ -179,17 +179,17 @@ class ReplyReading:
         self._streams = self.reply.streams
         self.where = replace(self.where, status=self.reply.status, request_id=self.reply.request_id)
 
-    def make_refusal(self, body: bytes) -> Refused:
+    def make_refusal(self, body: bytes) -> StatusError:
         assert self.reply is not None
         self.beginning = bytearray(body[:MOST_SAID])
         problem = problem_in(body)
         where = self.where if problem else self._at(body)
-        return Refused(where, problem, self.reply)
+        return StatusError(where, problem, self.reply)
 
     def again(self) -> None:
         """Prepare a retry, and restart the clock."""
         self._heard = time.monotonic()
-        self.where, self.reply = Where(self.where.request), None
+        self.where, self.reply = ErrorContext(self.where.request), None
 
     def feed(self, data: bytes) -> Iterator[StreamEvent]:
         room = MOST_SAID - len(self.beginning)
@@ -201,7 +201,7 @@ class ReplyReading:
         try:
             events = self._sse.feed(data)
         except EventTooLong as error:
-            raise BrokenStream(str(error), self._at(self.beginning)) from error
+            raise BrokenStreamError(str(error), self._at(self.beginning)) from error
         yield from self._read(events)
         self._check_time(bool(events))
 
@@ -209,14 +209,16 @@ class ReplyReading:
         """Finish after the server has closed the reply."""
         if self.done:
             return
-        if self.left == 0 and not self._reader.over:
+        if self.left == 0 and not self._reader.is_done:
             raise self.make_timeout()
         if not self._chunks and self._whole:
             yield from self._read([SseEvent(b"".join(self._whole))])
         else:
             yield from self._read(self._sse.end())
-        if not (self.done or self._reader.over):
-            raise BrokenStream("The stream ended before the answer was complete.", self._at(self.beginning))
+        if not (self.done or self._reader.is_done):
+            raise BrokenStreamError(
+                "The stream ended before the answer was complete.", self._at(self.beginning)
+            )
 
     def make_error(self, error: httpx.HTTPError) -> ClientError:
         if self.left == 0:
@@ -233,23 +235,23 @@ class ReplyReading:
             self._chunks += 1
             if event.name == b"error":
                 raise self._said_failed(problem_in(event.data), event.data)
-            for told in self._read_data(event.data):
-                self.fold.add(told)
-                yield told
+            for item in self._read_data(event.data):
+                self.fold.add(item)
+                yield item
 
     def _read_data(self, data: bytes) -> Iterator[StreamEvent]:
         try:
             yield from self._reader.read(data)
-        except FailedInside as failed:
+        except ErrorEventReceived as failed:
             raise self._said_failed(failed.problem, data) from None
-        except (msgspec.DecodeError, UnicodeDecodeError, CallGoesOn) as error:
-            known = isinstance(error, CallGoesOn | msgspec.ValidationError)
+        except (msgspec.DecodeError, UnicodeDecodeError, CallAlreadyComplete) as error:
+            known = isinstance(error, CallAlreadyComplete | msgspec.ValidationError)
             why = str(error) if known else "it is not JSON"
-            raise BrokenStream(f"An event cannot be read: {why}.", self._at(data)) from error
+            raise BrokenStreamError(f"An event cannot be read: {why}.", self._at(data)) from error
 
-    def _said_failed(self, problem: Problem | None, data: bytes) -> StreamFailed:
-        said = problem.message if problem else "The server gave no reason."
-        return StreamFailed(said, self._at(b"" if problem else data), problem)
+    def _said_failed(self, problem: ErrorBody | None, data: bytes) -> StreamError:
+        text = problem.message if problem else "The server gave no reason."
+        return StreamError(text, self._at(b"" if problem else data), problem)
 
     def _check_time(self, heard: bool) -> None:
         if self.left == 0 and not self.done:
@@ -259,8 +261,8 @@ class ReplyReading:
             self._heard = now
         elif limit is not None and now - self._heard > limit:
             message = f"The server sends keep-alives, but no event for {limit:g} seconds."
-            raise TimedOut(message, self._at(b""))
+            raise ClientTimeout(message, self._at(b""))
 
-    def _at(self, data: bytes | bytearray) -> Where:
-        beginning = self._setup.hidden(show_value(data))
+    def _at(self, data: bytes | bytearray) -> ErrorContext:
+        beginning = self._setup.redact(show_value(data))
         return replace(self.where, chunk=self._chunks or None, beginning=beginning)

@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 from msgspec import Struct, field
 
-from dragoman.client.wire import Problem
+from dragoman.client.wire import ErrorBody
 from dragoman.errors import DragomanError, SettingsError
 
 # What the headers of a reply contain: status, request id, rate limits.
@@ -67,23 +67,23 @@ MOST_SAID = 64 * 1024
 """Bytes of a reply that are kept for error messages."""
 
 
-class BadAddress(SettingsError):
+class AddressError(SettingsError):
     """A URL or key that cannot be used."""
 
 
-class BadFile(SettingsError):
+class FileFormatError(SettingsError):
     """A file that is not a saved request, or not an image or audio file."""
 
 
-class FailedInside(Exception):
+class ErrorEventReceived(Exception):
     """An event reports that the server has failed."""
 
-    def __init__(self, problem: Problem | None) -> None:
+    def __init__(self, problem: ErrorBody | None) -> None:
         super().__init__()
-        self.problem = problem or Problem("The server gave no reason.")
+        self.problem = problem or ErrorBody("The server gave no reason.")
 
 
-class Where(Struct):
+class ErrorContext(Struct):
     """Where an error happened: request, reply and event."""
 
     request: str
@@ -107,55 +107,55 @@ class Where(Struct):
 
 
 class ClientError(DragomanError):
-    """Base of the client's errors. `where` locates it, `saved` is the file for `dragoman replay`."""
+    """Base of the client's errors. `context` locates it, `saved_path` is the file for `dragoman replay`."""
 
-    again = False
+    retryable = False
     """Whether a retry may succeed, and no part of an answer has arrived."""
 
-    def __init__(self, message: str, where: Where, problem: Problem | None = None) -> None:
-        told = problem or Problem("")
-        super().__init__(message, param=told.param, code=told.code)
-        self.where = where
-        self.said = told.message
+    def __init__(self, message: str, where: ErrorContext, problem: ErrorBody | None = None) -> None:
+        body = problem or ErrorBody("")
+        super().__init__(message, param=body.param, code=body.code)
+        self.context = where
+        self.server_message = body.message
         """The server's own message."""
-        self.kind = told.type
-        self.saved: Path | None = None
+        self.kind = body.type
+        self.saved_path: Path | None = None
 
     def __str__(self) -> str:
-        return f"{self.message} ({self.where})"
+        return f"{self.message} ({self.context})"
 
 
-class CannotConnect(ClientError):
-    again = True
+class ConnectionFailed(ClientError):
+    retryable = True
 
 
-class TimedOut(ClientError):
+class ClientTimeout(ClientError):
     """The server was silent for too long, or sent only keep-alives."""
 
 
-class Refused(ClientError):
+class StatusError(ClientError):
     """The server replied with an error instead of an answer."""
 
-    def __init__(self, where: Where, problem: Problem | None, reply: Reply) -> None:
+    def __init__(self, where: ErrorContext, problem: ErrorBody | None, reply: Reply) -> None:
         reason = problem.message if problem else "no reason was given."
         super().__init__(f"The server answered {where.status}: {reason}", where, problem)
         self.reply = reply
         may_pass = where.status in (408, 429, 500, 502, 503, 504)
-        self.again = may_pass if reply.should_retry is None else reply.should_retry
+        self.retryable = may_pass if reply.should_retry is None else reply.should_retry
 
 
-class StreamFailed(ClientError):
+class StreamError(ClientError):
     """The server reported a failure after the answer had begun."""
 
 
-class BrokenStream(ClientError):
+class BrokenStreamError(ClientError):
     """The stream ended too early, or contains an invalid event."""
 
 
-class Unreached(BrokenStream):
+class ClosedWithoutReply(BrokenStreamError):
     """The connection was closed before any byte arrived."""
 
-    again = True
+    retryable = True
 
 
 def show_value(data: bytes | bytearray) -> str:
@@ -163,14 +163,14 @@ def show_value(data: bytes | bytearray) -> str:
     return data[:_SHOWN].decode("utf-8", "replace") + ("…" if len(data) > _SHOWN else "")
 
 
-def problem_with(error: httpx.HTTPError, root: str, where: Where) -> ClientError:
+def problem_with(error: httpx.HTTPError, root: str, where: ErrorContext) -> ClientError:
     """Translate an httpx error into a client error."""
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-        return CannotConnect(
+        return ConnectionFailed(
             f"No server answers at {root}; check the URL and whether the server runs.", where
         )
     if isinstance(error, httpx.TimeoutException):
-        return TimedOut(f"The server at {root} was silent for too long.", where)
+        return ClientTimeout(f"The server at {root} was silent for too long.", where)
     if where.status is None:
-        return Unreached(f"The server at {root} closed the connection without a reply.", where)
-    return BrokenStream(f"The server at {root} closed the connection in the middle of an answer.", where)
+        return ClosedWithoutReply(f"The server at {root} closed the connection without a reply.", where)
+    return BrokenStreamError(f"The server at {root} closed the connection in the middle of an answer.", where)

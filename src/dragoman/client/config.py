@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import httpx
 from msgspec import Struct
 
-from dragoman.client.problems import BadAddress, ClientError, Refused
+from dragoman.client.errors import AddressError, ClientError, StatusError
 
 UNIX = "unix:"
 _LONGEST_PAUSE_S = 30.0
@@ -28,11 +28,11 @@ class Timeouts(Struct, frozen=True, kw_only=True):
 
     @property
     def silence(self) -> float | None:
-        given = [seconds for seconds in (self.read, self.chunk, self.total) if seconds is not None]
-        return min(given, default=None)
+        values = [seconds for seconds in (self.read, self.chunk, self.total) if seconds is not None]
+        return min(values, default=None)
 
 
-class Setup(Struct, frozen=True, kw_only=True):
+class ClientConfig(Struct, frozen=True, kw_only=True):
     url: str
     key: str | None
     timeouts: Timeouts
@@ -47,14 +47,14 @@ class Setup(Struct, frozen=True, kw_only=True):
             "base_url": self.url if path is None else "http://localhost",
             **({} if path is None else {"transport": transport(uds=path, verify=False)}),
             "headers": headers_of(self.key),
-            "timeout": self.patience(None),
+            "timeout": self.timeout_for(None),
             # Plain HTTP verifies nothing, and loading certificates is slow.
             "verify": self.url.startswith("https:"),
             # The caller and the server limit concurrent requests.
             "limits": httpx.Limits(max_connections=None, max_keepalive_connections=64),
         }
 
-    def patience(self, left: float | None) -> httpx.Timeout:
+    def timeout_for(self, left: float | None) -> httpx.Timeout:
         """Return the timeout of each wait, with `left` seconds for all of them."""
         most = [] if left is None else [max(left, 0.001)]
         silence, connect = (
@@ -63,19 +63,19 @@ class Setup(Struct, frozen=True, kw_only=True):
         )
         return httpx.Timeout(silence, connect=connect)
 
-    def hidden(self, text: str) -> str:
+    def redact(self, text: str) -> str:
         """Remove the key from a text that a server may have repeated."""
         return text.replace(self.key, "[key]") if self.key else text
 
-    def pause(self, problem: ClientError, tried: int, left: float | None = None) -> float | None:
+    def retry_delay(self, problem: ClientError, tried: int, left: float | None = None) -> float | None:
         """Return the seconds to wait before a retry, or None if there must not be one.
 
         `left` is what remains of the total timeout.
         """
-        if tried > self.retries or not problem.again:
+        if tried > self.retries or not problem.retryable:
             return None
         most = _LONGEST_PAUSE_S if left is None else min(_LONGEST_PAUSE_S, left)
-        pause = problem.reply.retry_after if isinstance(problem, Refused) else None
+        pause = problem.reply.retry_after if isinstance(problem, StatusError) else None
         if pause is None:
             # Jitter, so that clients that failed together do not retry together.
             longest = min(_FIRST_PAUSE_S * 2.0 ** (tried - 1), _LONGEST_PAUSE_S)
@@ -83,10 +83,10 @@ class Setup(Struct, frozen=True, kw_only=True):
         return pause if pause <= most else None
 
 
-def setup_of(
+def make_config(
     url: str, key: str | None, timeouts: Timeouts | None, retries: int, failures: str | Path | None
-) -> Setup:
-    return Setup(
+) -> ClientConfig:
+    return ClientConfig(
         url=root_of(url),
         key=key,
         timeouts=timeouts or Timeouts(),
@@ -109,7 +109,7 @@ def root_of(url: str) -> str:
     except ValueError:
         right = False
     if not right:
-        raise BadAddress(f"{url} is not a valid URL, such as http://127.0.0.1:8000.")
+        raise AddressError(f"{url} is not a valid URL, such as http://127.0.0.1:8000.")
     return root
 
 
@@ -117,5 +117,5 @@ def headers_of(key: str | None) -> dict[str, str]:
     if key is None:
         return {}
     if not (key.isascii() and key.isprintable()):
-        raise BadAddress("The key has characters that are not allowed in an HTTP header.")
+        raise AddressError("The key has characters that are not allowed in an HTTP header.")
     return {"Authorization": f"Bearer {key}"}
