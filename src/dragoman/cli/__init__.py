@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from dragoman import logs
 from dragoman._version import __version__
+from dragoman.cli.exits import INTERRUPTED, USAGE, CommandError, StoppedBySignal, drop_stdout, leave, report
 from dragoman.cli.parser import SETTING, CommandParser, nearest
-from dragoman.cli.problems import INTERRUPTED, USAGE, CommandError, Stopped, drop_stdout, leave, report
 from dragoman.errors import DragomanError
 
 __all__ = ["main"]
@@ -50,7 +50,7 @@ def _obey(arguments: list[str], owns_process: bool) -> int:
     debug = os.environ.get("DRAGOMAN_LOG_LEVEL") == "debug"
     if owns_process and _wants_json(arguments):
         # Before anything can fail, so that errors are JSON lines as well.
-        logs.speak_json()
+        logs.stdio_as_json()
     try:
         args = read(arguments)
         args.owns_process = owns_process
@@ -60,7 +60,7 @@ def _obey(arguments: list[str], owns_process: bool) -> int:
         return code
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else 0
-    except Stopped:
+    except StoppedBySignal:
         return 0
     except KeyboardInterrupt:
         return INTERRUPTED

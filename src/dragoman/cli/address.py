@@ -5,13 +5,13 @@ import os
 import socket
 from typing import TYPE_CHECKING, Any
 
-from dragoman.cli.problems import CommandError
+from dragoman.cli.exits import CommandError
 
 if TYPE_CHECKING:
     from dragoman.client import Client
     from dragoman.settings import Settings
 
-LOOK_S = 1.0
+POLL_INTERVAL_S = 1.0
 
 
 def own_key() -> str | None:
@@ -19,9 +19,9 @@ def own_key() -> str | None:
     return os.environ.get("DRAGOMAN_API_KEY", "").split(",")[0].strip() or None
 
 
-def key_of(given: str | None) -> str | None:
+def key_of(text: str | None) -> str | None:
     """Return the key for the server at `--url`: the flag's, else DRAGOMAN_API_KEY, else OPENAI_API_KEY."""
-    return given or own_key() or os.environ.get("OPENAI_API_KEY") or None
+    return text or own_key() or os.environ.get("OPENAI_API_KEY") or None
 
 
 def host_in_url(host: str) -> str:
@@ -41,14 +41,14 @@ def own_url(settings: "Settings", port: int | None = None) -> str:
 
 def can_listen(host: str, port: int) -> bool:
     """Whether the port is free. Raises OSError if the address itself is not valid."""
-    family, kind, proto, _, place = socket.getaddrinfo(
+    family, kind, proto, _, position = socket.getaddrinfo(
         host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
     with socket.socket(family, kind, proto) as trial:
         # A port whose last connections are still closing counts as free, as it does for the server.
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            trial.bind(place)
+            trial.bind(position)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
@@ -75,11 +75,11 @@ def is_dragoman(url: str, key: str | None = None) -> bool:
 
 def own_models(url: str, key: str | None = None) -> list[dict[str, Any]]:
     """Return the models of the dragoman at the URL, or none."""
-    from dragoman.client import BadAddress, Client, ClientError, Timeouts
+    from dragoman.client import AddressError, Client, ClientError, Timeouts
 
-    look = Timeouts(connect=LOOK_S, read=LOOK_S)
+    look = Timeouts(connect=POLL_INTERVAL_S, read=POLL_INTERVAL_S)
     try:
         with Client(url, key, timeouts=look, retries=0) as client:
             return [model for model in client.models() if model.get("owned_by") == "dragoman"]
-    except (ClientError, BadAddress):
+    except (ClientError, AddressError):
         return []

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from dragoman.cli.address import key_of
+from dragoman.cli.exits import FAILED, CommandError, load_interruptibly, stopped_by_signals
 from dragoman.cli.parser import add_connection, add_settings, read_settings
-from dragoman.cli.problems import FAILED, CommandError, load_interruptibly, stopped_by_signals
 from dragoman.cli.terminal import Progress
 
 if TYPE_CHECKING:
     import httpx
 
-    from dragoman.api.batches import LineSpelling
-    from dragoman.batches.lines import LinesRun
+    from dragoman.api.batches import BatchLineCodec
+    from dragoman.batches.line_processor import LineProcessor
     from dragoman.http.app import App
     from dragoman.limits import Limits
 
@@ -36,7 +36,7 @@ same command again: finished lines are not repeated. See docs/files.md.
 """
 GROUPS = ("model", "dialect", "engine", "requests", "upstreams", "logging", "limits")
 BAR = 24
-LOOK_S = 0.2
+POLL_INTERVAL_S = 0.2
 ASK_S = 1.0
 OVER = ("completed", "failed", "expired", "cancelled")
 BEGINNING = b'{"id":"batch_req_'
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         raise
 
 
-class Bar:
+class ProgressBar:
     """Progress bar on a terminal line that is overwritten."""
 
     def __init__(self, total: int, done: int = 0) -> None:
@@ -115,8 +115,8 @@ def _run_here(args: argparse.Namespace, source: Path, good: Path, bad: Path) -> 
     from dragoman.cli.engine import make_served_engine
     from dragoman.http.app import App
 
-    for place in (good, bad):
-        _check_own(place)
+    for path in (good, bad):
+        _check_own(path)
     settings = read_settings(args, store="memory")
     level = settings.log_level if settings.log_level != "info" else "warning"
     logs.setup(level, settings.log_json)
@@ -127,29 +127,29 @@ def _run_here(args: argparse.Namespace, source: Path, good: Path, bad: Path) -> 
     return 0
 
 
-def _check_own(place: Path) -> None:
+def _check_own(path: Path) -> None:
     """Check that an existing output file was written by a batch, because a run appends to it."""
-    if place.exists() and place.stat().st_size:
-        with place.open("rb") as file:
+    if path.exists() and path.stat().st_size:
+        with path.open("rb") as file:
             if file.read(len(BEGINNING)) != BEGINNING:
                 hint = "Name another file with -o and --errors."
-                raise CommandError(f"{place} exists and was not written by a batch.", hint)
+                raise CommandError(f"{path} exists and was not written by a batch.", hint)
 
 
 async def _answer_all(app: "App", source: Path, good: Path, bad: Path) -> Any:
-    from dragoman.api.batches import OpenAILines
-    from dragoman.batches.lines import LinesRun
+    from dragoman.api.batches import OpenAILineCodec
+    from dragoman.batches.line_processor import LineProcessor
 
     host = app.host
     await host.start()
     try:
-        spelling = OpenAILines()
+        spelling = OpenAILineCodec()
         total = _check_all(source, spelling, host.limits, host.pool.check)
-        run = LinesRun(
+        run = LineProcessor(
             *(source, good, bad, spelling),
             lambda asked: host.answer_line("", asked),
             host.most_lines,
-            host.files.do,
+            host.files.run,
         )
         await _with_bar(run, total, run.run)
         return run.counts
@@ -158,19 +158,19 @@ async def _answer_all(app: "App", source: Path, good: Path, bad: Path) -> Any:
 
 
 def _check_all(
-    source: Path, spelling: "LineSpelling", limits: "Limits", check_model: Callable[[str], None]
+    source: Path, spelling: "BatchLineCodec", limits: "Limits", check_model: Callable[[str], None]
 ) -> int:
     """Check all lines and return their number; raises if one is not a valid request."""
-    from dragoman.batches.lines import SeenIds, lines_of
-    from dragoman.store.records import LineFault
+    from dragoman.batches.line_processor import SeenIds, lines_of
+    from dragoman.store.records import BatchLineError
 
     seen, faults, total = SeenIds(), list[str](), 0
     with source.open("rb") as file:
         for total, line in enumerate(lines_of(file), 1):
-            found = spelling.check(line, None, limits, check_model)
-            if isinstance(found, LineFault):
-                faults.append(f"line {total}: {found.message}")
-            elif seen.has_seen(found.custom_id):
+            item = spelling.check(line, None, limits, check_model)
+            if isinstance(item, BatchLineError):
+                faults.append(f"line {total}: {item.message}")
+            elif seen.has_seen(item.custom_id):
                 faults.append(f"line {total}: another line has the same custom_id.")
             if len(faults) >= MOST_TOLD:
                 break
@@ -179,18 +179,18 @@ def _check_all(
     return total
 
 
-async def _with_bar(run: "LinesRun", total: int, work: Callable[[], Awaitable[None]]) -> None:
+async def _with_bar(run: "LineProcessor", total: int, work: Callable[[], Awaitable[None]]) -> None:
     """Show the progress of the run until it ends."""
     working = asyncio.ensure_future(work())
-    shown = Bar(total)
+    shown = ProgressBar(total)
     began = False
     try:
         while not working.done():
-            await asyncio.wait({working}, timeout=LOOK_S)
+            await asyncio.wait({working}, timeout=POLL_INTERVAL_S)
             done = run.counts.completed + run.counts.failed
             if not began:
                 # Lines finished by an earlier run do not count for this run's speed.
-                shown, began = Bar(total, done), True
+                shown, began = ProgressBar(total, done), True
             shown.show(done, run.counts.failed)
         await working
     finally:
@@ -205,14 +205,14 @@ async def _with_bar(run: "LinesRun", total: int, work: Callable[[], Awaitable[No
 def _run_there(args: argparse.Namespace, source: Path, good: Path, bad: Path) -> int:
     import httpx
 
-    from dragoman.client.asking import PlainExchange
-    from dragoman.client.setup import Timeouts, setup_of
+    from dragoman.client.base import JsonExchange
+    from dragoman.client.config import Timeouts, make_config
 
-    setup = setup_of(args.url, key_of(args.api_key), Timeouts(), 0, None)
+    setup = make_config(args.url, key_of(args.api_key), Timeouts(), 0, None)
     with httpx.Client(**setup.options()) as client:
 
         def ask(method: str, path: str, **more: Any) -> Any:
-            exchange = PlainExchange(setup, method, path)
+            exchange = JsonExchange(setup, method, path)
             try:
                 return exchange.read(client.request(method, path, **more)).body
             except httpx.HTTPError as error:
@@ -222,15 +222,15 @@ def _run_there(args: argparse.Namespace, source: Path, good: Path, bad: Path) ->
         id_ = _noted(note, setup.url) or _begin(ask, source)
         note.write_bytes(msgspec.json.encode({"url": setup.url, "id": id_}))
         batch = _wait(ask, id_)
-        for place, file in ((good, batch["output_file_id"]), (bad, batch["error_file_id"])):
+        for target, file in ((good, batch["output_file_id"]), (bad, batch["error_file_id"])):
             if file is not None:
-                _fetch(client, file, place)
+                _fetch(client, file, target)
         note.unlink()
     counts = batch["request_counts"]
     if batch["status"] != "completed":
         errors = (batch["errors"] or {}).get("data", [])[:MOST_TOLD]
-        told = "".join(f"\n  line {one['line']}: {one['message']}" for one in errors)
-        raise CommandError(f"The batch {id_} is {batch['status']}.{told}")
+        text = "".join(f"\n  line {one['line']}: {one['message']}" for one in errors)
+        raise CommandError(f"The batch {id_} is {batch['status']}.{text}")
     print(_summary(counts["completed"], counts["failed"], good, bad))
     return 0
 
@@ -238,10 +238,10 @@ def _run_there(args: argparse.Namespace, source: Path, good: Path, bad: Path) ->
 def _noted(note: Path, url: str) -> str | None:
     """Return the id of the batch that an earlier run started for this file on this server."""
     try:
-        found: dict[str, str] = msgspec.json.decode(note.read_bytes(), type=dict[str, str])
+        fields: dict[str, str] = msgspec.json.decode(note.read_bytes(), type=dict[str, str])
     except (OSError, msgspec.DecodeError):
         return None
-    return found.get("id") if found.get("url") == url else None
+    return fields.get("id") if fields.get("url") == url else None
 
 
 def _begin(ask: Callable[..., Any], source: Path) -> str:
@@ -255,7 +255,7 @@ def _begin(ask: Callable[..., Any], source: Path) -> str:
 
 
 def _endpoints(source: Path) -> Iterator[str]:
-    from dragoman.batches.lines import lines_of
+    from dragoman.batches.line_processor import lines_of
 
     with source.open("rb") as file:
         for number, line in enumerate(lines_of(file), 1):
@@ -270,7 +270,7 @@ class _Url(msgspec.Struct):
 
 
 def _wait(ask: Callable[..., Any], id_: str) -> dict[str, Any]:
-    shown: Bar | None = None
+    shown: ProgressBar | None = None
     try:
         while True:
             batch: dict[str, Any] = ask("GET", f"/v1/batches/{id_}")
@@ -278,7 +278,7 @@ def _wait(ask: Callable[..., Any], id_: str) -> dict[str, Any]:
             done = counts["completed"] + counts["failed"]
             if batch["status"] in OVER:
                 return batch
-            shown = shown or Bar(counts["total"], done) if counts["total"] else None
+            shown = shown or ProgressBar(counts["total"], done) if counts["total"] else None
             if shown is not None:
                 shown.show(done, counts["failed"])
             time.sleep(ASK_S)
@@ -287,12 +287,12 @@ def _wait(ask: Callable[..., Any], id_: str) -> dict[str, Any]:
             shown.clear()
 
 
-def _fetch(client: "httpx.Client", file: str, place: Path) -> None:
+def _fetch(client: "httpx.Client", file: str, path: Path) -> None:
     """Download a file; it gets its final name once it is complete."""
-    part = place.with_name(f"{place.name}.part")
+    part = path.with_name(f"{path.name}.part")
     with client.stream("GET", f"/v1/files/{file}/content") as response, part.open("wb") as written:
         if response.status_code != 200:
             raise CommandError(f"The server does not return the file {file}.", exit_code=FAILED)
         for piece in response.iter_bytes():
             written.write(piece)
-    part.replace(place)
+    part.replace(path)

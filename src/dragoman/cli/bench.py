@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from dragoman.cli.exits import FAILED, USAGE, CommandError
 from dragoman.cli.parser import add_connection, positive
-from dragoman.cli.problems import FAILED, USAGE, CommandError
 from dragoman.cli.terminal import Progress, table
-from dragoman.logs import Paint
+from dragoman.logs import Colorizer
 
 if TYPE_CHECKING:
-    from dragoman.cli.load import LoadRequest, Result
+    from dragoman.cli.load import LoadRequest, LoadResult
 
 SUMMARY = "benchmark a server under load"
 EXAMPLE = """\
@@ -73,8 +73,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(msgspec.json.encode(results).decode())
     else:
-        print(table(HEAD, map(_row, results), Paint(sys.stdout)))
-    paint = Paint(sys.stderr)
+        print(table(HEAD, map(_row, results), Colorizer(sys.stdout)))
+    paint = Colorizer(sys.stderr)
     if not all(result.counted for result in results):
         print(
             f"{paint('yellow', 'note:')} the server reports no usage: tokens are counted as events with text",
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     return FAILED if any(result.errors for result in results) else 0
 
 
-def _loop_runner() -> "Callable[[Coroutine[Any, Any, list[Result]]], list[Result]]":
+def _loop_runner() -> "Callable[[Coroutine[Any, Any, list[LoadResult]]], list[LoadResult]]":
     """Run with uvloop, if installed: it halves the CPU time that this client takes from the server."""
     with suppress(ImportError):
         import uvloop
@@ -95,7 +95,7 @@ def _loop_runner() -> "Callable[[Coroutine[Any, Any, list[Result]]], list[Result
     return asyncio.run
 
 
-async def _measure(args: argparse.Namespace, levels: list[int], extra: dict[str, Any]) -> "list[Result]":
+async def _measure(args: argparse.Namespace, levels: list[int], extra: dict[str, Any]) -> "list[LoadResult]":
     from dragoman.cli.address import first_model, key_of
     from dragoman.cli.load import LoadRequest, fit
     from dragoman.client import Client
@@ -118,12 +118,12 @@ async def _measure(args: argparse.Namespace, levels: list[int], extra: dict[str,
     return [await _watch(ask, level, args.rounds) for level in levels]
 
 
-async def _watch(ask: "LoadRequest", streams: int, rounds: int) -> "Result":
+async def _watch(ask: "LoadRequest", streams: int, rounds: int) -> "LoadResult":
     """Run one level of load with a progress line."""
-    from dragoman.cli.load import Tally
+    from dragoman.cli.load import LoadProgress
     from dragoman.cli.load import run as run_level
 
-    tally, progress, total = Tally(), Progress(), streams * rounds
+    tally, progress, total = LoadProgress(), Progress(), streams * rounds
 
     async def watch() -> None:
         while True:
@@ -138,7 +138,7 @@ async def _watch(ask: "LoadRequest", streams: int, rounds: int) -> "Result":
         progress.clear()
 
 
-def _row(result: "Result") -> tuple[str, ...]:
+def _row(result: "LoadResult") -> tuple[str, ...]:
     return (
         str(result.streams),
         f"{result.tokens_per_s:.0f}",

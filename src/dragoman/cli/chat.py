@@ -9,12 +9,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dragoman.cli.exits import INTERRUPTED, USAGE, CommandError
 from dragoman.cli.parser import add_connection, read_settings
-from dragoman.cli.problems import INTERRUPTED, USAGE, CommandError
-from dragoman.logs import Paint
+from dragoman.logs import Colorizer
 
 if TYPE_CHECKING:
-    from dragoman.cli.talk import Talk
+    from dragoman.cli.chat_session import ChatSession
     from dragoman.client import Client
     from dragoman.settings import Settings
 
@@ -64,7 +64,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from dragoman.cli.talk import Talk
+    from dragoman.cli.chat_session import ChatSession
 
     question = _question(args.question)
     with _client(args) as client:
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         fields |= {} if args.temperature is None else {"temperature": args.temperature}
         longest = _longest(model) if args.max_tokens is None else args.max_tokens
         fields |= {"max_tokens": longest} if longest else {}
-        talk = Talk(client, fields, args.system)
+        talk = ChatSession(client, fields, args.system)
         return _once(talk, question) if question is not None else _talk(talk, not args.no_history)
 
 
@@ -103,28 +103,28 @@ def _is_piped() -> bool:
     return False
 
 
-def _once(talk: "Talk", question: tuple[str, str]) -> int:
-    from dragoman.cli.talk import advice, figures
+def _once(talk: "ChatSession", question: tuple[str, str]) -> int:
+    from dragoman.cli.chat_session import advice, figures
 
     answer = talk.ask(*question)
     print()
-    paint = Paint(sys.stderr)
-    for said in (
+    paint = Colorizer(sys.stderr)
+    for text in (
         figures(answer) if paint.on else "",
         advice(answer, talk.fields, "--max-tokens N asks for more."),
     ):
-        if said:
-            print(paint("dim", said), file=sys.stderr)
+        if text:
+            print(paint("dim", text), file=sys.stderr)
     return INTERRUPTED if answer.stopped else 0
 
 
-def _talk(talk: "Talk", remembers: bool) -> int:
-    from dragoman.cli.typed import LineMemory, edit_lines
+def _talk(talk: "ChatSession", remembers: bool) -> int:
+    from dragoman.cli.line_input import InputHistory, edit_lines
     from dragoman.store import default_folder
 
-    talk.reader.memory = LineMemory(default_folder() / "chat_history") if remembers else None
+    talk.reader.memory = InputHistory(default_folder() / "chat_history") if remembers else None
     edit_lines(talk.reader, talk.complete)
-    paint = Paint(sys.stdout)
+    paint = Colorizer(sys.stdout)
     print(paint("dim", f"{talk.fields['model']} at {talk.client.url}   /help for commands, /bye to leave"))
     return talk.chat()
 
@@ -189,7 +189,7 @@ def _own_server(settings: "Settings") -> Iterator[str]:
     )
     if sys.stderr.isatty():
         print(
-            Paint(sys.stderr)("dim", "No server is running: loading the model in this process."),
+            Colorizer(sys.stderr)("dim", "No server is running: loading the model in this process."),
             file=sys.stderr,
         )
     logs.setup("error" if settings.log_level != "debug" else "debug", settings.log_json)

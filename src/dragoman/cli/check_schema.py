@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from dragoman.cli.problems import USAGE, CommandError
-from dragoman.logs import Paint
+from dragoman.cli.exits import USAGE, CommandError
+from dragoman.logs import Colorizer
 
 SUMMARY = "check whether a JSON Schema can be fully enforced"
 EXAMPLE = """\
@@ -31,23 +31,23 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from dragoman.constrain.schema.json_schema import prepare_schema
-    from dragoman.constrain.schema.keywords import Problems
+    from dragoman.constrain.schema.keywords import SchemaProblems
     from dragoman.errors import BadRequest
 
-    text, problems = text_of(args.file), Problems()
+    text, problems = text_of(args.file), SchemaProblems()
     try:
         prepare_schema(text, problems, args.file, watched=True)
     except BadRequest as error:
         raise CommandError(error.message, exit_code=1) from error
-    found = [(f"#{one.place}", one.message) for one in problems.found]
-    accepted = accepts(text, args.text) if args.text is not None and not found else None
+    result = [(f"#{one.pointer}", one.message) for one in problems.items]
+    accepted = accepts(text, args.text) if args.text is not None and not result else None
     if args.json:
-        listed = [{"place": place, "message": message} for place, message in found]
-        facts = {"enforceable": not found, "problems": listed, "accepted": accepted}
+        listed = [{"place": name, "message": message} for name, message in result]
+        facts = {"enforceable": not result, "problems": listed, "accepted": accepted}
         print(msgspec.json.encode(facts).decode())
     else:
-        show(args.file, found, accepted)
-    return 1 if found or accepted is False else 0
+        show(args.file, result, accepted)
+    return 1 if result or accepted is False else 0
 
 
 def text_of(file: str) -> str:
@@ -66,11 +66,11 @@ def accepts(schema: str, text: str) -> bool:
     return Constraint.from_json_schema(schema).accepts(text)
 
 
-def show(file: str, found: list[tuple[str, str]], accepted: bool | None) -> None:
-    paint = Paint(sys.stdout)
-    if not found:
+def show(file: str, result: list[tuple[str, str]], accepted: bool | None) -> None:
+    paint = Colorizer(sys.stdout)
+    if not result:
         print(f"{paint('green', 'enforceable')}  every word of {file} is enforced")
-    for place, message in found:
-        print(f"{paint('red', place)} {message}")
+    for name, message in result:
+        print(f"{paint('red', name)} {message}")
     if accepted is not None:
         print("the text is accepted" if accepted else paint("red", "the text is not accepted"))

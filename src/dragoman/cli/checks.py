@@ -21,7 +21,7 @@ from dragoman.settings import Settings
 
 if TYPE_CHECKING:
     from dragoman.engines.local import LocalEngine
-    from dragoman.engines.local.machine import Gpu
+    from dragoman.engines.local.hardware import Gpu
     from dragoman.engines.protocol import Engine
 
 Verdict: TypeAlias = Literal["ok", "warning", "failed"]
@@ -62,7 +62,7 @@ ENOUGH_MEMORY = 1 << 30
 GREEDY_TOKENS = 8
 
 
-class Patient(Struct):
+class CheckContext(Struct):
     """The input of the checks; the model check leaves its engine here for the checks after it."""
 
     settings: Settings
@@ -70,29 +70,29 @@ class Patient(Struct):
     engine: "Engine | None" = None
 
 
-Check: TypeAlias = Callable[[Patient], Iterator[Finding]]
+Check: TypeAlias = Callable[[CheckContext], Iterator[Finding]]
 
 
-def python(_: Patient) -> Iterator[Finding]:
+def python(_: CheckContext) -> Iterator[Finding]:
     text = f"Python {platform.python_version()} at {sys.executable}"
     fine = sys.version_info >= (3, 11)
     yield Finding("python", "ok" if fine else "failed", text, "" if fine else "Use Python 3.11 or newer.")
 
 
-def packages(_: Patient) -> Iterator[Finding]:
+def packages(_: CheckContext) -> Iterator[Finding]:
     from importlib.metadata import PackageNotFoundError, version
 
-    found: list[str] = []
+    texts: list[str] = []
     for name in PACKAGES:
         try:
-            found.append(f"{name} {version(name)}")
+            texts.append(f"{name} {version(name)}")
         except PackageNotFoundError:
             verdict: Verdict = "warning" if name in OPTIONAL else "failed"
             yield Finding("packages", verdict, f"{name} is missing", f"pip install {name}")
-    yield Finding("packages", "ok", ", ".join(found))
+    yield Finding("packages", "ok", ", ".join(texts))
 
 
-def binding(_: Patient) -> Iterator[Finding]:
+def binding(_: CheckContext) -> Iterator[Finding]:
     from dragoman.engines.local import binding
 
     binding.load()
@@ -103,9 +103,9 @@ def binding(_: Patient) -> Iterator[Finding]:
     )
 
 
-def runner(patient: Patient) -> Iterator[Finding]:
+def runner(patient: CheckContext) -> Iterator[Finding]:
     from dragoman.engines.local.opening import check_machine
-    from dragoman.engines.local.openvino.family import NotForOpenVino
+    from dragoman.engines.local.openvino.architectures import OpenVinoUnsupported
     from dragoman.engines.local.options import LocalOptions
     from dragoman.errors import SettingsError
 
@@ -113,7 +113,7 @@ def runner(patient: Patient) -> Iterator[Finding]:
         return
     try:
         check_machine(LocalOptions(runner=patient.settings.runner, kv_cache=patient.settings.kv_cache))
-    except (NotForOpenVino, SettingsError) as why:
+    except (OpenVinoUnsupported, SettingsError) as why:
         verdict: Verdict = "ok" if patient.settings.runner == "auto" else "failed"
         yield Finding("runner", verdict, f"llama.cpp; not OpenVINO, because {why}")
     else:
@@ -124,31 +124,31 @@ def runner(patient: Patient) -> Iterator[Finding]:
         yield Finding("runner", "ok", which)
 
 
-def processor(_: Patient) -> Iterator[Finding]:
-    from dragoman.engines.local import machine
+def processor(_: CheckContext) -> Iterator[Finding]:
+    from dragoman.engines.local import hardware
 
-    flags = machine.cpu_flags()
+    flags = hardware.cpu_flags()
     known = [flag for flag in CPU_FLAGS if flag in flags]
-    cores = f"{machine.cores()} of {os.cpu_count()} cores"
+    cores = f"{hardware.cores()} of {os.cpu_count()} cores"
     text = f"{platform.machine()}, {cores}; {' '.join(known) or 'no vector units detected'}"
     slow = platform.machine() in ("x86_64", "AMD64") and bool(flags) and "avx2" not in flags
     advice = "Without AVX2 the bundled llama.cpp may not run here." if slow else ""
     yield Finding("processor", "warning" if slow else "ok", text, advice)
 
 
-def gpu(patient: Patient) -> Iterator[Finding]:
+def gpu(patient: CheckContext) -> Iterator[Finding]:
     """Report the GPUs, whether the installed llama.cpp can use them, and what to install if it cannot."""
-    from dragoman.engines.local import binding, machine
+    from dragoman.engines.local import binding, hardware
 
     if patient.settings.engine != "local":
         return
-    used, there = binding.load().gpus(), machine.find_gpus()
+    used, there = binding.load().gpus(), hardware.find_gpus()
     for device in used:
         text = f"llama.cpp computes on {device.description} ({device.name}, {size(device.bytes)})"
-        told = " unless --gpu-layers 0" if patient.settings.gpu_layers != 0 else ", but --gpu-layers is 0"
-        yield Finding("gpu", "ok", text + told)
+        value = " unless --gpu-layers 0" if patient.settings.gpu_layers != 0 else ", but --gpu-layers is 0"
+        yield Finding("gpu", "ok", text + value)
     if there and not used:
-        names = ", ".join(dict.fromkeys(found.name for found in there))
+        names = ", ".join(dict.fromkeys(result.name for result in there))
         yield Finding("gpu", "warning", f"{names}: the installed llama.cpp cannot use it", _to_use(there[0]))
     if not there and not used:
         yield Finding("gpu", "ok", "none found; the CPU computes")
@@ -158,15 +158,15 @@ WHEELS = "https://xorbitsai.github.io/xllamacpp/whl"
 """The index of xllamacpp's wheels for GPUs."""
 
 
-def _to_use(found: "Gpu") -> str:
+def _to_use(result: "Gpu") -> str:
     """Return the command that installs the wheel of the pinned build for a GPU and its driver."""
     from dragoman.engines.local.binding import PINNED
 
-    if found.kind == "metal":
+    if result.kind == "metal":
         return (
             f"The default wheel supports Metal: pip install --force-reinstall --no-deps xllamacpp=={PINNED}"
         )
-    fitting = [wheel for least, wheel in GPU_WHEELS.get(found.kind, ()) if least <= found.version]
+    fitting = [wheel for least, wheel in GPU_WHEELS.get(result.kind, ()) if least <= result.version]
     index = f"{WHEELS}/{fitting[0] if fitting else 'vulkan'}"
     return f"pip install --force-reinstall --no-deps xllamacpp=={PINNED} --index-url {index}"
 
@@ -178,20 +178,20 @@ GPU_WHEELS: dict[str, tuple[tuple[tuple[int, ...], str], ...]] = {
 """The wheel for each minimum driver version, newest first; older drivers use Vulkan."""
 
 
-def memory(_: Patient) -> Iterator[Finding]:
-    from dragoman.engines.local import machine
+def memory(_: CheckContext) -> Iterator[Finding]:
+    from dragoman.engines.local import hardware
 
-    free = machine.free_memory()
+    free = hardware.free_memory()
     fine = free >= ENOUGH_MEMORY
     advice = "" if fine else "Free some memory, or use a smaller model, --slots 1 and a short --context."
     yield Finding("memory", "ok" if fine else "warning", f"{size(free)} free for a model", advice)
 
 
-def cache(_: Patient) -> Iterator[Finding]:
-    from dragoman.engines.weights import cache_folder
+def cache(_: CheckContext) -> Iterator[Finding]:
+    from dragoman.engines.default_weights import cache_folder
 
     folder = cache_folder()
-    there = next(place for place in (folder, *folder.parents) if place.exists())
+    there = next(path for path in (folder, *folder.parents) if path.exists())
     fine = there.is_dir() and os.access(there, os.W_OK)
     advice = "" if fine else "Set DRAGOMAN_CACHE to a writable folder."
     yield Finding(
@@ -199,7 +199,7 @@ def cache(_: Patient) -> Iterator[Finding]:
     )
 
 
-def data(patient: Patient) -> Iterator[Finding]:
+def data(patient: CheckContext) -> Iterator[Finding]:
     """Check the folder of the store. A missing folder is not created: its nearest existing parent is
     checked.
     """
@@ -209,13 +209,13 @@ def data(patient: Patient) -> Iterator[Finding]:
     if patient.settings.store in ("memory", "none"):
         yield Finding("data", "ok", "nothing is stored on disk")
         return
-    there = next(place for place in (folder, *folder.parents) if os.access(place, os.F_OK))
+    there = next(path for path in (folder, *folder.parents) if os.access(path, os.F_OK))
     make_folder(there if there.is_dir() else folder)
     yield Finding("data", "ok", f"{folder} is writable")
 
 
-def weights(patient: Patient) -> Iterator[Finding]:
-    from dragoman.engines.weights import MEMBER, SHA256, SIZE, cache_folder, is_verified
+def weights(patient: CheckContext) -> Iterator[Finding]:
+    from dragoman.engines.default_weights import MEMBER, SHA256, SIZE, cache_folder, is_verified
 
     if patient.settings.model is not None or patient.settings.engine != "local":
         return
@@ -237,9 +237,9 @@ def digest(file: Path) -> str:
         return hashlib.file_digest(data, "sha256").hexdigest()
 
 
-def model(patient: Patient) -> Iterator[Finding]:
+def model(patient: CheckContext) -> Iterator[Finding]:
     """Load the model that `serve` would load. Nothing is downloaded, because a check should take seconds."""
-    from dragoman.cli.own_engines import is_safetensors, local
+    from dragoman.cli.builtin_engines import is_safetensors, local
 
     settings = patient.settings
     file = _find_model(settings)
@@ -272,13 +272,13 @@ def model(patient: Patient) -> Iterator[Finding]:
 
 def _find_model(settings: Settings) -> Path | None:
     """Return the path of the model, present or not; None if its name refers to a hub and it is not cached."""
-    from dragoman.engines.weights import MEMBER, cache_folder
-    from dragoman.hub import find_name
+    from dragoman.engines.default_weights import MEMBER, cache_folder
+    from dragoman.hub import resolve_name
     from dragoman.hub.cache import find_cached
 
     if settings.model is None:
         return cache_folder() / Path(MEMBER).name
-    name = find_name(settings.model) if settings.engine in ("local", "transformers", "vllm") else None
+    name = resolve_name(settings.model) if settings.engine in ("local", "transformers", "vllm") else None
     if name is None:
         return Path(settings.model).expanduser()
     cached = find_cached(name)
@@ -301,28 +301,28 @@ async def speak(engine: "LocalEngine") -> tuple[int, float]:
     return len(times), (len(times) - 1) / spent if spent else 0.0
 
 
-def engine(patient: Patient) -> Iterator[Finding]:
+def engine(patient: CheckContext) -> Iterator[Finding]:
     """Open any other engine as `serve` would, and test it."""
+    from dragoman.cli.builtin_engines import is_safetensors
     from dragoman.cli.engine import engine_of
     from dragoman.cli.engine_checks import examine
-    from dragoman.cli.own_engines import is_safetensors
 
     file = _find_model(patient.settings)
     if file is None or (patient.settings.engine == "local" and not is_safetensors(file)):
         return
-    made = engine_of(patient.settings)
+    result = engine_of(patient.settings)
     yield Finding("engine", "ok", f"{patient.settings.engine} opens")
-    findings = list(examine(made))
+    findings = list(examine(result))
     yield from findings
     if all(finding.verdict == "ok" for finding in findings):
-        patient.engine = made
+        patient.engine = result
 
 
-def requests(patient: Patient) -> Iterator[Finding]:
+def requests(patient: CheckContext) -> Iterator[Finding]:
     """Check the settings for requests and for parsing answers."""
     from dragoman.api.shared_fields import read_presets
+    from dragoman.prompt.builtin_templates import check_template
     from dragoman.prompt.find import check_names
-    from dragoman.prompt.frames import check_template
 
     settings = patient.settings
     check_names(settings)
@@ -331,28 +331,28 @@ def requests(patient: Patient) -> Iterator[Finding]:
     yield Finding("requests", "ok", f"presets for {', '.join(named)}" if named else "settings are valid")
 
 
-def template(patient: Patient) -> Iterator[Finding]:
-    from dragoman.prompt import Prompter
-    from dragoman.prompt.frames import choose_template
+def template(patient: CheckContext) -> Iterator[Finding]:
+    from dragoman.prompt import PromptBuilder
+    from dragoman.prompt.builtin_templates import choose_template
     from dragoman.types import Conversation, Message
 
     engine = patient.engine
     if engine is None:
         return
     chosen = choose_template(patient.settings.chat_template, engine.card, engine.tokenizer)
-    prompter = Prompter(engine.card, engine.tokenizer, template=chosen.source)
+    prompter = PromptBuilder(engine.card, engine.tokenizer, template=chosen.source)
     ids = prompter.encode(Conversation(messages=(Message(role="user", content="Hello!"),)))
-    found = f"{chosen.how} renders a greeting as {len(ids)} tokens"
+    text = f"{chosen.how} renders a greeting as {len(ids)} tokens"
     if chosen.guessed:
         yield Finding(
-            "template", "warning", found, "A better template may help: --chat-template NAME or FILE."
+            "template", "warning", text, "A better template may help: --chat-template NAME or FILE."
         )
     else:
-        yield Finding("template", "ok", found)
+        yield Finding("template", "ok", text)
 
 
-def port(patient: Patient) -> Iterator[Finding]:
-    from dragoman.cli.problems import CommandError, hint_of
+def port(patient: CheckContext) -> Iterator[Finding]:
+    from dragoman.cli.exits import CommandError, hint_of
     from dragoman.cli.serve import check_port
 
     host, number = patient.settings.host.partition(",")[0].strip(), patient.settings.port

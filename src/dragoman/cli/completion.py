@@ -19,7 +19,7 @@ FILES = frozenset({"FILE", "FOLDER", "DIR", "FILE_OR_NAME", "MODEL", "NAME|FILE"
 DIALECTS = frozenset({"dialect", "tool_call_parser", "reasoning_parser"})
 
 
-class ShellOffer(Struct, frozen=True):
+class ShellCandidates(Struct, frozen=True):
     """Completions at one position of a command line."""
 
     words: tuple[str, ...] = ()
@@ -27,18 +27,18 @@ class ShellOffer(Struct, frozen=True):
     files: bool = False
 
 
-class OfferedFlag(Struct, frozen=True):
+class FlagCompletion(Struct, frozen=True):
     names: tuple[str, ...]
     help: str
-    value: ShellOffer | None
+    value: ShellCandidates | None
     """None if the flag takes no value."""
 
 
-class OfferedCommand(Struct, frozen=True):
+class CommandCompletion(Struct, frozen=True):
     path: tuple[str, ...]
     help: str
-    flags: tuple[OfferedFlag, ...]
-    places: tuple[ShellOffer, ...]
+    flags: tuple[FlagCompletion, ...]
+    positionals: tuple[ShellCandidates, ...]
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -55,38 +55,40 @@ def run(args: argparse.Namespace) -> int:
 # Commands and flags, read from the parser.
 
 
-def _commands(parser: argparse.ArgumentParser, path: tuple[str, ...], help: str) -> Iterator[OfferedCommand]:
+def _commands(
+    parser: argparse.ArgumentParser, path: tuple[str, ...], help: str
+) -> Iterator[CommandCompletion]:
     """Yield the command of a parser, then its subcommands."""
-    flags, places = [], []
+    flags, positions = [], []
     below: list[tuple[str, argparse.ArgumentParser, str]] = []
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             helps = {choice.dest: choice.help or "" for choice in action._choices_actions}
             below += [(name, child, helps.get(name, "")) for name, child in action.choices.items()]
-            places.append(ShellOffer(tuple(action.choices)))
+            positions.append(ShellCandidates(tuple(action.choices)))
         elif action.help == argparse.SUPPRESS:
             continue
         elif action.option_strings:
             value = None if action.nargs == 0 else _offer(action)
-            flags.append(OfferedFlag(tuple(action.option_strings), _first_sentence(action.help), value))
+            flags.append(FlagCompletion(tuple(action.option_strings), _first_sentence(action.help), value))
         else:
-            places.append(_offer(action))
-    yield OfferedCommand(path, help, tuple(flags), tuple(places))
-    for name, child, said in below:
-        yield from _commands(child, (*path, name), said)
+            positions.append(_offer(action))
+    yield CommandCompletion(path, help, tuple(flags), tuple(positions))
+    for name, child, text in below:
+        yield from _commands(child, (*path, name), text)
 
 
-def _offer(action: argparse.Action) -> ShellOffer:
+def _offer(action: argparse.Action) -> ShellCandidates:
     if action.choices:
-        return ShellOffer(tuple(map(str, action.choices)))
+        return ShellCandidates(tuple(map(str, action.choices)))
     name = action.dest.removeprefix("setting_")
     if name in DIALECTS:
         from dragoman.dialects.registry import list_dialects
 
-        return ShellOffer(("auto", *list_dialects()))
+        return ShellCandidates(("auto", *list_dialects()))
     metavar = action.metavar if isinstance(action.metavar, str) else ""
     is_model = metavar == "MODEL" or name == "model"
-    return ShellOffer(models=is_model, files=metavar in FILES)
+    return ShellCandidates(models=is_model, files=metavar in FILES)
 
 
 def _first_sentence(help: str | None) -> str:
@@ -97,9 +99,9 @@ def _first_sentence(help: str | None) -> str:
 # The three shells.
 
 
-def write_bash(commands: list[OfferedCommand]) -> str:
+def write_bash(commands: list[CommandCompletion]) -> str:
     paths = "|".join(f'"{" ".join(("", *c.path))}"' for c in commands if c.path)
-    flags, places = [], []
+    flags, params = [], []
     for command in commands:
         path = " ".join(("", *command.path))
         for flag in command.flags:
@@ -107,18 +109,20 @@ def write_bash(commands: list[OfferedCommand]) -> str:
                 names = "|".join(f'"{path} {name}"' for name in flag.names)
                 flags.append(f"    {names}) {_bash_offer(flag.value)}; return ;;")
         words = " ".join(name for flag in command.flags for name in flag.names)
-        offers = "; ".join(_bash_offer(place) for place in command.places if place != ShellOffer())
-        places.append(
+        offers = "; ".join(
+            _bash_offer(candidates) for candidates in command.positionals if candidates != ShellCandidates()
+        )
+        params.append(
             f'    "{path}") case $cur in -*) _dragoman_words "{words}" ;; *) {offers or ":"} ;; esac ;;'
         )
-    return _BASH % {"paths": paths, "flags": "\n".join(flags), "places": "\n".join(places)}
+    return _BASH % {"paths": paths, "flags": "\n".join(flags), "places": "\n".join(params)}
 
 
-def _bash_offer(offer: ShellOffer) -> str:
-    said = [f'_dragoman_words "{" ".join(offer.words)}"'] if offer.words else []
-    said += [f'_dragoman_words "$({LIST_NAMES})"'] if offer.models else []
-    said += ["_dragoman_files"] if offer.files else []
-    return "; ".join(said) or ":"
+def _bash_offer(offer: ShellCandidates) -> str:
+    texts = [f'_dragoman_words "{" ".join(offer.words)}"'] if offer.words else []
+    texts += [f'_dragoman_words "$({LIST_NAMES})"'] if offer.models else []
+    texts += ["_dragoman_files"] if offer.files else []
+    return "; ".join(texts) or ":"
 
 
 # Bash splits a line at "=" and ":", which occur in our flags and names: the word to complete is taken from
@@ -159,8 +163,8 @@ _dragoman() {
 complete -F _dragoman dragoman"""
 
 
-def write_zsh(commands: list[OfferedCommand]) -> str:
-    made = []
+def write_zsh(commands: list[CommandCompletion]) -> str:
+    texts = []
     for command in commands:
         below = [c for c in commands if c.path[:-1] == command.path and c.path]
         rows = [row for flag in command.flags for row in _zsh_flag(flag)]
@@ -169,8 +173,8 @@ def write_zsh(commands: list[OfferedCommand]) -> str:
         else:
             rows += [
                 f"'{n}:{_zsh_offer(offer)}'"
-                for n, offer in enumerate(command.places, 1)
-                if offer != ShellOffer()
+                for n, offer in enumerate(command.positionals, 1)
+                if offer != ShellCandidates()
             ]
         body = (
             f"    _arguments -s {' '.join(rows)}\n"
@@ -182,24 +186,24 @@ def write_zsh(commands: list[OfferedCommand]) -> str:
                 "cases": " ".join(f"{c.path[-1]}) {_zsh_name(c)} ;;" for c in below),
             }
         )
-        made.append(f"{_zsh_name(command)}() {{\n{body}}}")
-    return "\n".join(["#compdef dragoman", _ZSH_MODELS, *made, _ZSH_END])
+        texts.append(f"{_zsh_name(command)}() {{\n{body}}}")
+    return "\n".join(["#compdef dragoman", _ZSH_MODELS, *texts, _ZSH_END])
 
 
-def _zsh_name(command: OfferedCommand) -> str:
+def _zsh_name(command: CommandCompletion) -> str:
     return "_".join(("_dragoman", *command.path))
 
 
-def _zsh_flag(flag: OfferedFlag) -> Iterator[str]:
+def _zsh_flag(flag: FlagCompletion) -> Iterator[str]:
     """Format a flag: `'--port[port to listen on]:value:'`"""
-    said = re.sub(r"([\[\]:\\])", r"\\\1", flag.help)
+    text = re.sub(r"([\[\]:\\])", r"\\\1", flag.help)
     value = "" if flag.value is None else f":{_zsh_offer(flag.value)}"
     for name in flag.names:
         joined = "=" if value and name.startswith("--") else ""
-        yield shlex.quote(f"*{name}{joined}[{said}]{value}")
+        yield shlex.quote(f"*{name}{joined}[{text}]{value}")
 
 
-def _zsh_offer(offer: ShellOffer) -> str:
+def _zsh_offer(offer: ShellCandidates) -> str:
     if offer.words:
         return f"value:({' '.join(offer.words)})"
     if offer.models:
@@ -231,7 +235,7 @@ _ZSH_END = """\
 if [ "$funcstack[1]" = "_dragoman" ]; then _dragoman "$@"; else compdef _dragoman dragoman; fi"""
 
 
-def write_fish(commands: list[OfferedCommand]) -> str:
+def write_fish(commands: list[CommandCompletion]) -> str:
     lines = ["complete -c dragoman -f"]
     for command in commands:
         where = f"-n {shlex.quote(_fish_condition(command, commands))}"
@@ -243,20 +247,24 @@ def write_fish(commands: list[OfferedCommand]) -> str:
             )
         lines += [f"complete -c dragoman {where} {_fish_flag(flag)}" for flag in command.flags]
         if not any(c.path[:-1] == command.path and c.path for c in commands):
-            offers = [_fish_offer(place) for place in command.places if place != ShellOffer()]
+            offers = [
+                _fish_offer(candidates)
+                for candidates in command.positionals
+                if candidates != ShellCandidates()
+            ]
             lines += [f"complete -c dragoman {where} {offer}" for offer in offers]
     return "\n".join(lines)
 
 
-def _fish_condition(command: OfferedCommand, commands: list[OfferedCommand]) -> str:
+def _fish_condition(command: CommandCompletion, commands: list[CommandCompletion]) -> str:
     """Return fish's test that all words of the command's path are present, and none of its subcommands."""
     below = [c.path[-1] for c in commands if c.path and c.path[:-1] == command.path]
-    said = [f"__fish_seen_subcommand_from {word}" for word in command.path]
-    said += [f"not __fish_seen_subcommand_from {' '.join(below)}"] if below else []
-    return "; and ".join(said) or "true"
+    texts = [f"__fish_seen_subcommand_from {word}" for word in command.path]
+    texts += [f"not __fish_seen_subcommand_from {' '.join(below)}"] if below else []
+    return "; and ".join(texts) or "true"
 
 
-def _fish_flag(flag: OfferedFlag) -> str:
+def _fish_flag(flag: FlagCompletion) -> str:
     kinds = {2: "-l", 1: "-s"}
     names = []
     for name in flag.names:
@@ -267,11 +275,11 @@ def _fish_flag(flag: OfferedFlag) -> str:
     return f"{' '.join(names)}{value} -d {_quoted(flag.help)}"
 
 
-def _fish_offer(offer: ShellOffer) -> str:
+def _fish_offer(offer: ShellCandidates) -> str:
     words = [" ".join(offer.words)] if offer.words else []
     words += [f"({LIST_NAMES})"] if offer.models else []
-    said = f" -a {shlex.quote(' '.join(words))}" if words else ""
-    return f"{'-r -F' if offer.files else '-x'}{said}"
+    text = f" -a {shlex.quote(' '.join(words))}" if words else ""
+    return f"{'-r -F' if offer.files else '-x'}{text}"
 
 
 def _quoted(text: str) -> str:
@@ -281,7 +289,7 @@ def _quoted(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-SHELLS: dict[str, Callable[[list[OfferedCommand]], str]] = {
+SHELLS: dict[str, Callable[[list[CommandCompletion]], str]] = {
     "bash": write_bash,
     "zsh": write_zsh,
     "fish": write_fish,

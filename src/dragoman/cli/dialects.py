@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dragoman.cli.terminal import table, visible
-from dragoman.logs import Paint
+from dragoman.logs import Colorizer
 
 if TYPE_CHECKING:
-    from dragoman.dialects.declare import Dialect
+    from dragoman.dialects.declarations import Dialect
 
 SUMMARY = "list how model families write reasoning and tool calls"
 EXAMPLE = """\
@@ -42,13 +42,13 @@ def run(args: argparse.Namespace) -> int:
     chosen = [dialect_of(args.name)] if args.name else list(list_dialects().values())
     examples = args.examples or args.name is not None
     if args.json:
-        found = [describe_dialect(dialect, examples=examples) for dialect in chosen]
-        shown = found[0] if args.name else found
+        rows = [describe_dialect(dialect, examples=examples) for dialect in chosen]
+        shown = rows[0] if args.name else rows
         print(msgspec.json.format(msgspec.json.encode(shown), indent=2).decode())
     elif examples:
         print("\n\n".join(page(dialect) for dialect in chosen))
     else:
-        print(listing(chosen, Paint(sys.stdout)))
+        print(listing(chosen, Colorizer(sys.stdout)))
     return 0
 
 
@@ -56,15 +56,15 @@ def page(dialect: "Dialect") -> str:
     """Format one dialect with its example."""
     from dragoman.dialects.describe import parts_of, write_example
 
-    paint = Paint(sys.stdout)
-    said = [("models", dialect.models), ("has", ", ".join(["text", *parts_of(dialect)]))]
-    said += [("aliases", " ".join(dialect.aliases))] if dialect.aliases else []
-    lines = [f"  {paint('dim', name.ljust(8))} {text}" for name, text in said]
+    paint = Colorizer(sys.stdout)
+    items = [("models", dialect.models), ("has", ", ".join(["text", *parts_of(dialect)]))]
+    items += [("aliases", " ".join(dialect.aliases))] if dialect.aliases else []
+    lines = [f"  {paint('dim', name.ljust(8))} {text}" for name, text in items]
     spoken = ["    " + line for line in visible(write_example(dialect)).split("\n")]
     return "\n".join([paint("bold", dialect.name), *lines, "", *spoken])
 
 
-def listing(chosen: "list[Dialect]", paint: Paint) -> str:
+def listing(chosen: "list[Dialect]", paint: Colorizer) -> str:
     """Format the table; on a terminal its last columns are cut to fit."""
     from dragoman.dialects.describe import parts_of
 
@@ -77,7 +77,7 @@ def listing(chosen: "list[Dialect]", paint: Paint) -> str:
 
 def fit_width(head: list[str], rows: list[list[str]], width: int) -> tuple[list[str], list[list[str]]]:
     """Fit columns to a width; the last two share the characters that the first two leave."""
-    fixed = sum(max(len(row[place]) for row in [head, *rows]) + 2 for place in (0, 1))
+    fixed = sum(max(len(row[position]) for row in [head, *rows]) + 2 for position in (0, 1))
     each = (width - fixed - 2) // 2
     if each >= NARROWEST:
         return head, [[*row[:2], _cut(row[2], each), _cut(row[3], each)] for row in rows]

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import msgspec
 
-from dragoman.cli.checks import CHECKS, Check, Finding, Patient
+from dragoman.cli.checks import CHECKS, Check, CheckContext, Finding
+from dragoman.cli.exits import FAILED, hint_of
 from dragoman.cli.parser import add_model_argument, add_settings, model_settings, stray_variables
-from dragoman.cli.problems import FAILED, hint_of
 from dragoman.errors import DragomanError
-from dragoman.logs import Paint, describe
+from dragoman.logs import Colorizer, safe_message
 from dragoman.settings import Settings
 
 SUMMARY = "check this machine, the installation and the model"
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(findings), indent=2).decode())
     else:
-        paint = Paint(sys.stdout)
+        paint = Colorizer(sys.stdout)
         print(paint("red", f"\n{failed} checks failed.") if failed else paint("green", "\nReady to serve."))
     return FAILED if failed else 0
 
@@ -60,12 +60,12 @@ def examine(args: argparse.Namespace) -> Iterator[Finding]:
         yield Finding("settings", "failed", error.message, hint_of(error))
     for sentence in stray_variables(os.environ):
         yield Finding("settings", "warning", sentence, "The variable has no effect as it is.")
-    patient = Patient(settings, full=args.full)
+    patient = CheckContext(settings, full=args.full)
     for check in CHECKS:
         yield from attempt(check, patient)
 
 
-def attempt(check: Check, patient: Patient) -> Iterator[Finding]:
+def attempt(check: Check, patient: CheckContext) -> Iterator[Finding]:
     """Run one check; an unexpected exception becomes a finding, and the next checks still run."""
     try:
         yield from check(patient)
@@ -73,11 +73,11 @@ def attempt(check: Check, patient: Patient) -> Iterator[Finding]:
         yield Finding(check.__name__, "failed", error.message, hint_of(error))
     except Exception as error:
         advice = "This is unexpected; please report it with the output of `dragoman doctor --json`."
-        yield Finding(check.__name__, "failed", f"the check failed: {describe(error)}", advice)
+        yield Finding(check.__name__, "failed", f"the check failed: {safe_message(error)}", advice)
 
 
 def show(finding: Finding) -> None:
-    paint = Paint(sys.stdout)
+    paint = Colorizer(sys.stdout)
     style, mark = MARKS[finding.verdict]
     print(f"{paint(style, mark)} {finding.name.ljust(9)}  {finding.text}", flush=True)
     if finding.advice:

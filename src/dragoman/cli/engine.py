@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from dragoman.cli.own_engines import model_file, settle
-from dragoman.engines.sound import as_engine, check_engine, takes_requests
+from dragoman.cli.builtin_engines import model_file, settle
+from dragoman.engines.contract import as_engine, check_engine, takes_requests
 from dragoman.errors import DragomanError, SettingsError
-from dragoman.logs import describe
+from dragoman.logs import safe_message
 from dragoman.settings import Settings, options
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ def engine_of(settings: Settings) -> "Engine":
             model_name=settings.model_name,
             max_model_len=settings.context,
         )
-    made: Engine = thing
-    return made
+    engine: Engine = thing
+    return engine
 
 
 def is_made(settings: Settings) -> bool:
@@ -72,7 +72,7 @@ def _make(maker: Any, settings: Settings) -> Any:
         raise
     except Exception as error:
         raise SettingsError(
-            f"The engine `{settings.engine}` cannot be created: {describe(error)}."
+            f"The engine `{settings.engine}` cannot be created: {safe_message(error)}."
         ) from error
 
 
@@ -80,9 +80,9 @@ def _find(name: str) -> Any:
     if ":" in name:
         return import_named(name)
     if name in OWN:
-        from dragoman.cli import own_engines
+        from dragoman.cli import builtin_engines
 
-        return getattr(own_engines, name)
+        return getattr(builtin_engines, name)
     others = {entry.name: entry for entry in entry_points(group=GROUP)}
     if name not in others:
         known = ", ".join([*OWN, *sorted(others)])
@@ -112,7 +112,7 @@ def _load(name: str, load: Callable[[], Any]) -> Any:
             f"The engine `{name}` needs the module {error.name}, which is not installed."
         ) from error
     except Exception as error:
-        raise SettingsError(f"The engine `{name}` cannot be imported: {describe(error)}.") from error
+        raise SettingsError(f"The engine `{name}` cannot be imported: {safe_message(error)}.") from error
 
 
 def _takes_one(maker: Callable[..., Any]) -> bool:
@@ -146,15 +146,15 @@ def make_served_engine(settings: Settings) -> "Engine":
         if settings.engine_timeout is not None:
             message = f"The engine `{settings.engine}` cannot be restarted; leave out `engine_timeout`."
             raise SettingsError(message)
-        made = engine_of(settings)
-        check_engine(made)
-        return made
-    from dragoman.engines.supervised import Supervised
+        engine = engine_of(settings)
+        check_engine(engine)
+        return engine
+    from dragoman.engines.supervisor import SupervisedEngine
 
-    return Supervised(Opener(settings), timeout=settings.engine_timeout)
+    return SupervisedEngine(EngineOpener(settings), timeout=settings.engine_timeout)
 
 
-class Opener:
+class EngineOpener:
     """Opens an engine, and reopens it with the same size and runner."""
 
     def __init__(self, settings: Settings) -> None:
@@ -164,15 +164,15 @@ class Opener:
 
     def __call__(self) -> "Engine":
         settings = self._settings
-        made: Engine = isolate(settings) if settings.isolate_engine else engine_of(settings)
-        check_engine(made)
+        engine: Engine = isolate(settings) if settings.isolate_engine else engine_of(settings)
+        check_engine(engine)
         if settings.engine == "local":
             # Use the first engine's sizes and runner, whatever memory is free by then: the card must stay
             # true.
-            card = made.card
+            card = engine.card
             runner = _RUNNERS.get(card.details.get("runner", "").split(" ")[0], settings.runner)
             self._settings = replace(settings, slots=card.slots, context=card.max_model_len, runner=runner)
-        return made
+        return engine
 
 
 def isolate(settings: Settings) -> "IsolatedEngine":
@@ -181,10 +181,10 @@ def isolate(settings: Settings) -> "IsolatedEngine":
     name = _tokenizer_name(settings)
     # The engine's process gets no API keys and no database URL.
     keyless = replace(settings, api_key=[], api_key_file=None, admin_key=[], admin_key_file=None)
-    told = replace(keyless, store="none", mcp_config=None)
+    result = replace(keyless, store="none", mcp_config=None)
     secret = {option.env for option in options()}
     environ = {name: value for name, value in os.environ.items() if name not in secret}
-    return IsolatedEngine.open(CHILD, told, lambda: _tokenizer(settings.engine, name), environ)
+    return IsolatedEngine.open(CHILD, result, lambda: _tokenizer(settings.engine, name), environ)
 
 
 def _tokenizer_name(settings: Settings) -> str:
@@ -200,9 +200,9 @@ def _tokenizer_name(settings: Settings) -> str:
 def _tokenizer(engine: str, name: str) -> "Tokenizer":
     """Open the tokenizer in the server's process. It outlives the engine, so it must not load the weights."""
     if engine == "local" and not Path(name).expanduser().is_dir():
-        from dragoman.engines.local.model import LlamaTokenizer, Model
+        from dragoman.engines.local.gguf_model import LlamaModel, LlamaTokenizer
 
-        return LlamaTokenizer(Model(Path(name).expanduser(), vocabulary_only=True))
+        return LlamaTokenizer(LlamaModel(Path(name).expanduser(), vocabulary_only=True))
     if engine == "local":
         from dragoman.engines.hf_tokenizer import HfTokenizer
         from dragoman.engines.model_files import vocabulary_in

@@ -19,10 +19,7 @@ from typing import Any, TypeAlias
 from msgspec.structs import replace
 
 from dragoman.cli.checks import Finding
-from dragoman.engines.asked import place_media
-from dragoman.engines.border import start
-from dragoman.engines.protocol import DirectEngine, EmbeddingEngine, LivingEngine
-from dragoman.engines.sound import (
+from dragoman.engines.contract import (
     GREETING,
     PARTS,
     wrong_card,
@@ -31,11 +28,14 @@ from dragoman.engines.sound import (
     wrong_tokenizer,
     wrong_vectors,
 )
+from dragoman.engines.lifecycle import validated_media_ids
+from dragoman.engines.protocol import CallbackEngine, EmbeddingEngine, LifecycleEngine
+from dragoman.engines.validate import start_job
 from dragoman.errors import DragomanError
 from dragoman.limits import Limits
-from dragoman.logs import describe
+from dragoman.logs import safe_message
 from dragoman.media import Media, MediaSpan
-from dragoman.media.read import read_media
+from dragoman.media.headers import read_media
 from dragoman.types import Conversation, Job, Message, Sampling, Step
 
 SECONDS = 60.0
@@ -80,7 +80,7 @@ def wrong_encoding(tokenizer: Any) -> Iterator[str]:
         return
     if b"".join(tokenizer.pieces[id_] for id_ in tokenizer.encode(GREETING)).strip() != GREETING.encode():
         yield f"the pieces of the ids of {GREETING!r} are not its bytes"
-    for text, id_ in list(tokenizer.special.items())[:64]:
+    for text, id_ in list(tokenizer.special_ids.items())[:64]:
         if id_ in tokenizer.encode(text):
             yield f"the text {text!r} becomes the control token; encode must give the ids of its characters"
             return
@@ -96,7 +96,7 @@ async def _try_all(engine: Any) -> list[Finding]:
     }
     findings = []
     try:
-        if isinstance(engine, LivingEngine):
+        if isinstance(engine, LifecycleEngine):
             await engine.start()
             await asyncio.wait_for(engine.check(), SECONDS)
         for name, trial in trials.items():
@@ -104,12 +104,12 @@ async def _try_all(engine: Any) -> list[Finding]:
             if findings[-1].verdict == "failed":
                 break
     except Exception as error:
-        findings.append(Finding("life", "failed", f"start or check raises {describe(error)}"))
-    if isinstance(engine, LivingEngine):
+        findings.append(Finding("life", "failed", f"start or check raises {safe_message(error)}"))
+    if isinstance(engine, LifecycleEngine):
         try:
             await asyncio.wait_for(engine.stop(), SECONDS)
         except Exception as error:
-            findings.append(Finding("life", "failed", f"stop hangs, or raises {describe(error)}"))
+            findings.append(Finding("life", "failed", f"stop hangs, or raises {safe_message(error)}"))
     return findings
 
 
@@ -121,21 +121,21 @@ async def _try_job(trial: Trial, engine: Any) -> list[str]:
     except DragomanError as error:
         return [f"it fails: {error.message}"]
     except Exception as error:
-        return [f"it raises {describe(error)}"]
+        return [f"it raises {safe_message(error)}"]
 
 
 def _job(engine: Any, **sampling: Any) -> Job:
     asked = Sampling(**{"max_tokens": TOKENS, "temperature": 0.0, **sampling})
     prompt = tuple(engine.tokenizer.encode(GREETING))
-    text = GREETING if engine.card.takes_text else ""
+    text = GREETING if engine.card.wants_prompt_text else ""
     return Job(id=f"doctor-{next(_NUMBERS)}", prompt=prompt, sampling=asked, text=text)
 
 
 async def _steps(engine: Any, **sampling: Any) -> AsyncGenerator[Step, None]:
-    made = engine.generate(_job(engine, **sampling))
-    if wrong := wrong_iterator(made):
+    result = engine.generate(_job(engine, **sampling))
+    if wrong := wrong_iterator(result):
         raise DragomanError(wrong)
-    async with aclosing(made) as steps:
+    async with aclosing(result) as steps:
         async for step in steps:
             yield step
 
@@ -148,7 +148,7 @@ async def wrong_steps(engine: Any) -> list[str]:
         if finish is not None:
             return ["a step comes after the one with a finish"]
         if step.error is not None:
-            return [f"it fails: {describe(step.error)}"]
+            return [f"it fails: {safe_message(step.error)}"]
         count += len(step.ids)
         finish = step.finish
         if count > TOKENS:
@@ -172,7 +172,7 @@ async def _hear_answer(
             over.set_result(None)
 
     beat = asyncio.ensure_future(_beat(pauses))
-    handle = start(engine, asked or _job(engine, **sampling), sink, wrong.append)
+    handle = start_job(engine, asked or _job(engine, **sampling), sink, wrong.append)
     try:
         await over
         # A pause of the event loop is measured once it is over.
@@ -181,7 +181,7 @@ async def _hear_answer(
         handle.cancel()
         beat.cancel()
     if steps[-1].error is not None and not wrong:
-        wrong.append(f"it fails: {describe(steps[-1].error)}")
+        wrong.append(f"it fails: {safe_message(steps[-1].error)}")
     if max(pauses) > PAUSE_S:
         wrong.append(f"it blocks the event loop for {max(pauses):.1f} s; compute in a thread")
     return steps, wrong
@@ -195,11 +195,11 @@ async def _beat(pauses: list[float]) -> None:
 
 
 async def wrong_logprobs(engine: Any) -> list[str]:
-    if "logprobs" in engine.card.refused:
+    if "logprobs" in engine.card.refused_fields:
         return []
     steps, wrong = await _hear_answer(engine, logprobs=2)
-    told = [entry for step in steps for entry in step.logprobs or ()]
-    if not wrong and any(len(entry.top) != 2 for entry in told):
+    logprobs = [entry for step in steps for entry in step.logprobs or ()]
+    if not wrong and any(len(entry.top) != 2 for entry in logprobs):
         return ["2 alternatives per id were requested, but the engine returned another number"]
     return wrong
 
@@ -214,19 +214,19 @@ async def wrong_embeddings(engine: Any) -> list[str]:
 
 async def wrong_cancel(engine: Any) -> list[str]:
     """Cancel a long job after its first step."""
-    long = min(engine.card.longest // 2, 4096)
+    long = min(engine.card.context_tokens // 2, 4096)
     endless = {"ignore_eos": True} if "ignore_eos" not in engine.card.unsupported else {}
     async with aclosing(_steps(engine, max_tokens=long, **endless)) as steps:
         async for _ in steps:
             break
-    return await _goes_on(engine, long) if isinstance(engine, DirectEngine) else []
+    return await _goes_on(engine, long) if isinstance(engine, CallbackEngine) else []
 
 
-async def _goes_on(engine: DirectEngine, long: int) -> list[str]:
-    said, first = list[Step](), asyncio.Event()
+async def _goes_on(engine: CallbackEngine, long: int) -> list[str]:
+    steps, first = list[Step](), asyncio.Event()
 
     def sink(step: Step) -> None:
-        said.append(step)
+        steps.append(step)
         first.set()
 
     handle = engine.submit(_job(engine, max_tokens=long), sink)
@@ -235,9 +235,9 @@ async def _goes_on(engine: DirectEngine, long: int) -> list[str]:
     handle.cancel()
     # Steps that were on their way may still arrive.
     await asyncio.sleep(0.2)
-    before = len(said)
+    before = len(steps)
     await asyncio.sleep(0.5)
-    return ["steps go on after cancel"] if len(said) > before + 1 else []
+    return ["steps go on after cancel"] if len(steps) > before + 1 else []
 
 
 # Test images and audio: a square of one color, half a second of one tone.
@@ -291,11 +291,11 @@ async def _wrong_medium(engine: Any, media: Sequence[Media]) -> list[str]:
     wrong += more
     shared = max((step.cached_tokens or 0 for step in third), default=0)
     # An engine that renders the conversation itself may have a longer common prefix than is known here.
-    if not wrong and shared > one.media[0].start and not engine.card.takes_chat:
+    if not wrong and shared > one.media[0].start and not engine.card.wants_conversation:
         wrong.append(
             "cached results of one medium are used for another; prefixes must also be compared by digests"
         )
-    start(engine, left, lambda step: None).cancel()
+    start_job(engine, left, lambda step: None).cancel()
     return wrong + (await _hear_answer(engine))[1]
 
 
@@ -307,7 +307,7 @@ def _told(steps: Sequence[Step]) -> tuple[list[int], str]:
 
 async def _job_about(engine: Any, media: Media) -> Job:
     """Return a job with a greeting, the medium, and the greeting again."""
-    ids = await asyncio.to_thread(place_media, engine, media)
+    ids = await asyncio.to_thread(validated_media_ids, engine, media)
     job = _job(engine)
     text: dict[str, Any] = {"type": "text", "text": GREETING}
     content = [text, {"type": media.kind, "media": media.digest}, text]
@@ -316,5 +316,5 @@ async def _job_about(engine: Any, media: Media) -> Job:
         job,
         prompt=(*job.prompt, *ids, *job.prompt),
         media=(MediaSpan(media, len(job.prompt), len(ids)),),
-        conversation=chat if engine.card.takes_chat else None,
+        conversation=chat if engine.card.wants_conversation else None,
     )

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from dragoman.cli.exits import USAGE, CommandError
 from dragoman.cli.parser import add_settings, read_settings
-from dragoman.cli.problems import USAGE, CommandError
 from dragoman.cli.store import EVERY, STDOUT, open_named, with_store
 from dragoman.cli.terminal import Progress
 
@@ -87,14 +87,14 @@ async def sequences(store: "Store") -> AsyncIterator[dict[str, Any]]:
 async def _last_answers(store: "Store") -> list[tuple[str, str]]:
     """Return the answers that no other answer continues."""
     decode = msgspec.json.Decoder(TrainingLine).decode
-    found: dict[tuple[str, str], None] = {}
+    mapping: dict[tuple[str, str], None] = {}
     continued: set[tuple[str, str | None]] = set()
     async for raw in store.export():
         line = decode(raw)
         if line.kind == "trajectory":
-            found[line.owner, line.id] = None
+            mapping[line.owner, line.id] = None
             continued.add((line.owner, line.previous))
-    return [key for key in found if key not in continued]
+    return [key for key in mapping if key not in continued]
 
 
 async def to_lines(rows: AsyncIterator[dict[str, Any]], output: str) -> int:

@@ -11,18 +11,18 @@ import msgspec
 from dragoman import logs
 from dragoman.cli.engine import engine_of
 from dragoman.engines.isolated import child, wire
-from dragoman.engines.isolated.engine import die_with
+from dragoman.engines.isolated.engine import die_with_parent
 from dragoman.settings import Settings
 
 
 def main() -> int:
     link, lifeline = (int(number) for number in sys.argv[1:3])
-    child.leave_signals_to_the_server()
-    die_with(lifeline)
+    child.ignore_stop_signals()
+    die_with_parent(lifeline)
     with socket.socket(fileno=link) as connection:
         settings = msgspec.msgpack.decode(wire.receive(connection), type=Settings)
         if settings.log_json:
-            logs.speak_json()
+            logs.stdio_as_json()
         logs.setup(settings.log_level, settings.log_json)
         return child.serve(connection, lambda: engine_of(settings))
 

@@ -5,10 +5,10 @@ import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from dragoman.cli.exits import USAGE, CommandError
 from dragoman.cli.parser import SETTING, positive, read_settings
-from dragoman.cli.problems import USAGE, CommandError
 from dragoman.cli.terminal import table
-from dragoman.logs import Paint
+from dragoman.logs import Colorizer
 
 if TYPE_CHECKING:
     from dragoman.http.key_file import ApiKey
@@ -97,12 +97,12 @@ def _add(file: str, args: argparse.Namespace) -> None:
     budgets = {"tokens_per_minute": args.tokens_per_minute, "tokens_per_day": args.tokens_per_day}
     created = f"{datetime.now(UTC):%Y-%m-%d}"
     try:
-        made = describe_key(
+        api_key = describe_key(
             key, name=args.name, created=created, admin=args.admin, models=args.model, **budgets
         )
     except msgspec.ValidationError as error:
         raise CommandError(f"The key is not valid: {error}.", exit_code=USAGE) from error
-    add_key(file, made)
+    add_key(file, api_key)
     kept = "" if args.stdin else " Keep the key: it is not shown again."
     print(f"{args.name} is in {file}, as a hash.{kept}", file=sys.stderr)
     if not args.stdin:
@@ -117,7 +117,7 @@ def _list(file: str, *, as_json: bool) -> None:
     if as_json:
         print_json(keys)
     else:
-        print(table(HEAD, map(_row, keys), Paint(sys.stdout)))
+        print(table(HEAD, map(_row, keys), Colorizer(sys.stdout)))
 
 
 def _row(key: "ApiKey") -> tuple[str, ...]:

@@ -21,7 +21,7 @@ def run(args: argparse.Namespace) -> int:
     from dragoman.cli.models import print_json
     from dragoman.cli.terminal import size, table
     from dragoman.hub.cache import list_cached
-    from dragoman.logs import Paint
+    from dragoman.logs import Colorizer
 
     models = list_cached()
     if args.json:
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         print("No models are cached but the default weights; `dragoman pull hf:ORG/REPO` downloads one.")
         return 0
     rows = [(str(each.name), size(each.size), _ago(each.used)) for each in models]
-    print(table(("model", "size", "last used"), rows, Paint(sys.stdout)))
+    print(table(("model", "size", "last used"), rows, Colorizer(sys.stdout)))
     return 0
 
 

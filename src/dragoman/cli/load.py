@@ -18,15 +18,15 @@ import httptools
 import msgspec
 from msgspec import Struct, field
 
-from dragoman.cli.problems import CommandError
-from dragoman.client.reading import DONE, SseReader
-from dragoman.client.setup import headers_of, root_of
-from dragoman.client.wire import ChunkChoice, Problem, problem_in, problem_of, read_chunk
+from dragoman.cli.exits import CommandError
+from dragoman.client.config import headers_of, root_of
+from dragoman.client.reply_reader import DONE, SseReader
+from dragoman.client.wire import ChunkChoice, ErrorBody, problem_in, problem_of, read_chunk
 
 # One streamed request.
 
 
-class Tally(Struct):
+class LoadProgress(Struct):
     """Counts so far, which a progress line may read during a run."""
 
     tokens: int = 0
@@ -36,7 +36,7 @@ class Tally(Struct):
 class LoadStream(asyncio.Protocol):
     """One request and its answer. httptools calls the `on_` methods."""
 
-    def __init__(self, request: bytes, tally: Tally) -> None:
+    def __init__(self, request: bytes, tally: LoadProgress) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.tokens = self.prompt_tokens = self.cached_tokens = 0
         self._heard = 0
@@ -132,7 +132,7 @@ def _speaks(choice: ChunkChoice) -> bool:
     return bool(choice.said.content or choice.said.thought)
 
 
-def _reason_of(problem: Problem | None) -> str:
+def _reason_of(problem: ErrorBody | None) -> str:
     return problem.message if problem else "no reason given"
 
 
@@ -161,7 +161,7 @@ class LoadRequest(Struct, frozen=True, kw_only=True):
 
     def body(self, seed: int) -> bytes:
         prompt = prompt_of(self.prompt_tokens, self.shared_prefix, seed)
-        said = (
+        value = (
             {"messages": [{"role": "user", "content": prompt}]} if self.api == "chat" else {"prompt": prompt}
         )
         fields = {
@@ -171,10 +171,10 @@ class LoadRequest(Struct, frozen=True, kw_only=True):
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        return msgspec.json.encode(said | fields | dict(self.extra))
+        return msgspec.json.encode(value | fields | dict(self.extra))
 
 
-class Result(Struct, frozen=True, kw_only=True):
+class LoadResult(Struct, frozen=True, kw_only=True):
     streams: int
     requests: int
     tokens: int
@@ -214,7 +214,7 @@ def _request(ask: LoadRequest, seed: int) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
 
 
-async def send(ask: LoadRequest, seed: int, tally: Tally) -> LoadStream:
+async def send(ask: LoadRequest, seed: int, tally: LoadProgress) -> LoadStream:
     """Send one request and read it to the end; a failure is in `error`."""
     parts = urlsplit(root_of(ask.url))
     secure = ssl.create_default_context() if parts.scheme == "https" else None
@@ -237,7 +237,7 @@ async def fit(ask: LoadRequest) -> LoadRequest:
     full = msgspec.structs.replace(ask, extra={"ignore_eos": True, **ask.extra})
     for wish in (full, ask):
         small = msgspec.structs.replace(wish, tokens=2)
-        error = (await send(small, -1, Tally())).error
+        error = (await send(small, -1, LoadProgress())).error
         if error is None:
             return wish
         if not error.startswith(("HTTP 400", "HTTP 422")):
@@ -260,7 +260,7 @@ async def load(
     key: str | None = None,
     rounds: int = 1,
     limit_s: float = 600.0,
-) -> Result:
+) -> LoadResult:
     """Run one level of load, after one request that warms the server up."""
     ask = LoadRequest(
         url=url,
@@ -276,9 +276,11 @@ async def load(
     return await run(await fit(ask), streams, rounds=rounds)
 
 
-async def run(ask: LoadRequest, streams: int, *, rounds: int = 1, tally: Tally | None = None) -> Result:
+async def run(
+    ask: LoadRequest, streams: int, *, rounds: int = 1, tally: LoadProgress | None = None
+) -> LoadResult:
     """Run `streams` concurrent streams, each with `rounds` requests one after the other."""
-    tally = Tally() if tally is None else tally
+    tally = LoadProgress() if tally is None else tally
 
     async def one(lane: int) -> list[LoadStream]:
         return [await send(ask, lane * rounds + turn, tally) for turn in range(rounds)]
@@ -288,11 +290,11 @@ async def run(ask: LoadRequest, streams: int, *, rounds: int = 1, tally: Tally |
     return _sum_up([stream for lane in lanes for stream in lane], streams, time.perf_counter() - start)
 
 
-def _sum_up(done: list[LoadStream], streams: int, seconds: float) -> Result:
+def _sum_up(done: list[LoadStream], streams: int, seconds: float) -> LoadResult:
     errors = [stream.error for stream in done if stream.error is not None]
     firsts = [stream.first * 1000 for stream in done if stream.first is not None]
     tokens = sum(stream.tokens for stream in done)
-    return Result(
+    return LoadResult(
         streams=streams,
         requests=len(done),
         tokens=tokens,

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from dragoman.cli.exits import USAGE, CommandError
 from dragoman.cli.parser import add_settings, read_settings
-from dragoman.cli.problems import USAGE, CommandError
 from dragoman.cli.terminal import table, visible
-from dragoman.logs import Paint
+from dragoman.logs import Colorizer
 
 if TYPE_CHECKING:
     from dragoman.mcp import McpServers, McpTool
@@ -34,21 +34,21 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from dragoman.mcp.config import servers_of
+    from dragoman.mcp.config import make_mcp_servers
 
-    servers = servers_of(read_settings(args), errors=sys.stderr)
+    servers = make_mcp_servers(read_settings(args), errors=sys.stderr)
     if not servers.configured():
         raise CommandError(
             "No MCP server is configured.",
             "Configure some with --mcp-config FILE or the setting `mcp_config`.",
             exit_code=USAGE,
         )
-    found = asyncio.run(ask_all(servers))
+    fields = asyncio.run(ask_all(servers))
     if args.json:
-        print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        print(msgspec.json.format(msgspec.json.encode(fields), indent=2).decode())
     else:
-        print("\n\n".join(page(label, one, Paint(sys.stdout)) for label, one in found.items()))
-    return 1 if any("error" in one for one in found.values()) else 0
+        print("\n\n".join(page(label, one, Colorizer(sys.stdout)) for label, one in fields.items()))
+    return 1 if any("error" in one for one in fields.values()) else 0
 
 
 async def ask_all(servers: "McpServers") -> dict[str, dict[str, Any]]:
@@ -70,10 +70,10 @@ async def ask(servers: "McpServers", label: str) -> dict[str, Any]:
             return {"error": failure.message}
 
 
-def page(label: str, found: dict[str, Any], paint: Paint) -> str:
-    if "error" in found:
-        return f"{paint('bold', label)}\n{paint('red', visible(found['error']))}"
-    tools: list[McpTool] = found["tools"]
+def page(label: str, fields: dict[str, Any], paint: Colorizer) -> str:
+    if "error" in fields:
+        return f"{paint('bold', label)}\n{paint('red', visible(fields['error']))}"
+    tools: list[McpTool] = fields["tools"]
     rows = [(one.name, "read-only" if one.read_only else "", summary(one)) for one in tools]
     listed = table(("tool", "", "what it does"), rows, paint) if rows else "no tools"
     return f"{paint('bold', label)}\n{listed}"

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
+from dragoman.cli.exits import CommandError
 from dragoman.cli.parser import add_connection
-from dragoman.cli.problems import CommandError
 from dragoman.cli.terminal import size, table
-from dragoman.logs import Paint
+from dragoman.logs import Colorizer
 
 SUMMARY = "list a server's models, or inspect a GGUF file"
 EXAMPLE = """\
@@ -41,41 +41,41 @@ def run(args: argparse.Namespace) -> int:
 
 def _find(text: str) -> Path:
     """Find a file, folder or cached model. Nothing is downloaded."""
-    from dragoman.hub import find_name
+    from dragoman.hub import resolve_name
     from dragoman.hub.cache import find_cached
 
-    name = find_name(text)
+    name = resolve_name(text)
     if name is None:
         return Path(text).expanduser()
-    found = find_cached(name)
-    if found is None:
+    model = find_cached(name)
+    if model is None:
         hint = f"`dragoman show {name}` lists the hub's files, `dragoman pull {name}` downloads it."
         raise CommandError(f"{name} is not on this machine.", hint)
-    return found.path
+    return model.path
 
 
 def _folder(path: Path, as_json: bool) -> int:
     from dragoman.hub.cache import list_folder
 
-    found = list_folder(path)
+    folder = list_folder(path)
     if as_json:
-        print_json([{"name": name, "path": str(place), "bytes": count} for name, place, count in found])
-    elif found:
-        rows = [(name, size(count), str(place.relative_to(path))) for name, place, count in found]
-        print(table(("model", "size", "where"), rows, Paint(sys.stdout)))
+        print_json([{"name": name, "path": str(target), "bytes": count} for name, target, count in folder])
+    elif folder:
+        rows = [(name, size(count), str(file_path.relative_to(path))) for name, file_path, count in folder]
+        print(table(("model", "size", "where"), rows, Colorizer(sys.stdout)))
     else:
         print(f"No models in {path}: neither GGUF files nor folders of safetensors or for OpenVINO.")
     return 0
 
 
 def _file(path: Path, as_json: bool) -> int:
-    from dragoman.cli.facts import describe_facts, facts_of
+    from dragoman.cli.model_info import describe_facts, read_model_info
 
-    facts = facts_of(path)
+    facts = read_model_info(path)
     if as_json:
         print_json(facts)
         return 0
-    paint = Paint(sys.stdout)
+    paint = Colorizer(sys.stdout)
     for name, text in describe_facts(facts):
         print(f"{paint('dim', name.ljust(12))}  {text}")
     return 0
@@ -96,7 +96,7 @@ def _server(args: argparse.Namespace) -> int:
 
 def print_models(models: list[dict[str, Any]]) -> None:
     rows = [(m["id"], str(m.get("max_model_len") or "-"), _state(m)) for m in models]
-    print(table(("model", "context", "state"), rows, Paint(sys.stdout)))
+    print(table(("model", "context", "state"), rows, Colorizer(sys.stdout)))
 
 
 def _state(model: dict[str, Any]) -> str:
@@ -113,7 +113,7 @@ def _here(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"url": url, "models": models, "cached": cached})
         return 0
-    paint = Paint(sys.stdout)
+    paint = Colorizer(sys.stdout)
     if models:
         print(paint("dim", f"served at {url}"))
         print_models(models)
@@ -124,7 +124,7 @@ def _here(args: argparse.Namespace) -> int:
     return 0
 
 
-def running_models(url: str | None, given: str | None) -> tuple[str, list[dict[str, Any]]]:
+def running_models(url: str | None, text: str | None) -> tuple[str, list[dict[str, Any]]]:
     """Return URL and models of the server at a URL, or of the one that the settings in this folder
     describe.
     """
@@ -134,14 +134,14 @@ def running_models(url: str | None, given: str | None) -> tuple[str, list[dict[s
 
     settings = load()
     if url is not None:
-        return url, own_models(url, key_of(given))
+        return url, own_models(url, key_of(text))
     url = own_url(settings)
-    key = given or next(iter(keys_of(settings)), None)
+    key = text or next(iter(keys_of(settings)), None)
     return url, own_models(url, key)
 
 
 def _list_cached() -> dict[str, Any]:
-    from dragoman.engines.weights import MEMBER, cache_folder, is_verified
+    from dragoman.engines.default_weights import MEMBER, cache_folder, is_verified
 
     file = cache_folder() / Path(MEMBER).name
     there = file.stat().st_size if file.exists() else 0

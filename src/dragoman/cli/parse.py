@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dragoman.cli.problems import USAGE, CommandError
-from dragoman.logs import Paint
+from dragoman.cli.exits import USAGE, CommandError
+from dragoman.logs import Colorizer
 
 if TYPE_CHECKING:
-    from dragoman.dialects.declare import Dialect
+    from dragoman.dialects.declarations import Dialect
     from dragoman.types import Event
 
 SUMMARY = "parse raw output into text, reasoning and tool calls"
@@ -68,7 +68,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from dragoman.dialects.describe import spell_answer
+    from dragoman.dialects.describe import answer_json
     from dragoman.dialects.parser import Parser
     from dragoman.types import fold
 
@@ -81,15 +81,15 @@ def run(args: argparse.Namespace) -> int:
     )
     events: list[Event] = []
     for text in pieces_of(args.file):
-        found = parser.feed(text)
+        result = parser.feed(text)
         if args.stream:
-            show(found)
+            show(result)
         else:
-            events += found
+            events += result
     if args.stream:
         show(parser.finish())
     else:
-        whole = spell_answer(fold(events + parser.finish()))
+        whole = answer_json(fold(events + parser.finish()))
         print(msgspec.json.format(msgspec.json.encode(whole), indent=2).decode())
     return 0
 
@@ -112,25 +112,25 @@ def tools_of(path: str) -> list[dict[str, Any]]:
     import json
 
     try:
-        found = json.loads(Path(path).expanduser().read_bytes())
+        value = json.loads(Path(path).expanduser().read_bytes())
     except OSError as error:
         raise CommandError(f"{path} cannot be read: {error.strerror}.", exit_code=USAGE) from error
     except json.JSONDecodeError as error:
-        place = f"line {error.lineno}, column {error.colno}"
+        name = f"line {error.lineno}, column {error.colno}"
         raise CommandError(
-            f"{path} is not valid JSON: {place}: {error.msg}.", _SHAPE, exit_code=USAGE
+            f"{path} is not valid JSON: {name}: {error.msg}.", _SHAPE, exit_code=USAGE
         ) from error
     except UnicodeDecodeError as error:
         raise CommandError(f"{path} is not UTF-8 text.", _SHAPE, exit_code=USAGE) from error
-    if isinstance(found, dict):
-        found = found.get("tools", [found])
-    if not isinstance(found, list):
+    if isinstance(value, dict):
+        value = value.get("tools", [value])
+    if not isinstance(value, list):
         raise CommandError(f"{path} has no list of tools.", _SHAPE, exit_code=USAGE)
-    for number, tool in enumerate(found, 1):
+    for number, tool in enumerate(value, 1):
         function = tool.get("function", tool) if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise CommandError(f"Tool {number} of {path} has no name.", _SHAPE, exit_code=USAGE)
-    return found
+    return value
 
 
 _SHAPE = 'A tool is {"type": "function", "function": {"name": "f", "parameters": {...}}}.'
@@ -142,7 +142,8 @@ def pieces_of(file: str) -> Iterator[str]:
         source = sys.stdin.fileno() if file == STDIN else os.open(Path(file).expanduser(), os.O_RDONLY)
         if os.isatty(source):
             print(
-                Paint(sys.stderr)("dim", "reading from the terminal; Ctrl-D ends the input"), file=sys.stderr
+                Colorizer(sys.stderr)("dim", "reading from the terminal; Ctrl-D ends the input"),
+                file=sys.stderr,
             )
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         while data := os.read(source, CHUNK):
@@ -153,7 +154,7 @@ def pieces_of(file: str) -> Iterator[str]:
 
 
 def show(events: "list[Event]") -> None:
-    from dragoman.dialects.describe import spell_event
+    from dragoman.dialects.describe import event_json
 
     for event in events:
-        print(msgspec.json.encode(spell_event(event)).decode(), flush=True)
+        print(msgspec.json.encode(event_json(event)).decode(), flush=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NoReturn
 
 from dragoman import settings
-from dragoman.cli.problems import USAGE, CommandError
+from dragoman.cli.exits import USAGE, CommandError
 from dragoman.options import ENV_PREFIX, Option
 
 SETTING = "setting_"

@@ -4,7 +4,7 @@ import argparse
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dragoman.cli.problems import USAGE, CommandError, stopped_by_signals
+from dragoman.cli.exits import USAGE, CommandError, stopped_by_signals
 
 if TYPE_CHECKING:
     from dragoman.hub import ModelName
@@ -27,22 +27,22 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from dragoman.cli.terminal import size
-    from dragoman.engines.local import machine
-    from dragoman.engines.weights import show_progress
+    from dragoman.engines.default_weights import show_progress
+    from dragoman.engines.local import hardware
     from dragoman.hub import ROOM, pull
 
     name = name_of(args.model)
     progress = partial(show_progress, doing=f"downloading {name.repo}", did=f"downloaded {name.repo}")
     with stopped_by_signals():
-        model = pull(name, progress, room=int(ROOM * machine.free_memory()))
+        model = pull(name, progress, room=int(ROOM * hardware.free_memory()))
     print(f"{model.name}  {size(model.size)}\n{model.path}")
     return 0
 
 
 def name_of(text: str) -> "ModelName":
-    from dragoman.hub import find_name
+    from dragoman.hub import resolve_name
 
-    name = find_name(text)
+    name = resolve_name(text)
     if name is None:
         hint = "Names look like hf:ORG/REPO or hf:ORG/REPO:Q4_K_M."
         raise CommandError(f"{text} is not a valid model name.", hint, exit_code=USAGE)

@@ -5,14 +5,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dragoman.cli.exits import FAILED
 from dragoman.cli.parser import add_connection
-from dragoman.cli.problems import FAILED
 from dragoman.cli.terminal import visible
-from dragoman.logs import Paint
+from dragoman.logs import Colorizer
 
 if TYPE_CHECKING:
     from dragoman.client import Client
-    from dragoman.client.failures import Failure, Outcome
+    from dragoman.client.replay import RequestOutcome, SavedFailure
 
 SUMMARY = "send a saved request again and show the difference"
 EXAMPLE = """\
@@ -34,11 +34,11 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from dragoman.cli.address import key_of
     from dragoman.client import Client
-    from dragoman.client.failures import difference, load, tell_outcome
+    from dragoman.client.replay import difference, load, tell_outcome
 
     failure = load(args.file.expanduser())
     url, key = (args.url, key_of(args.api_key)) if args.url else (failure.url, args.api_key)
-    paint = Paint(sys.stdout)
+    paint = Colorizer(sys.stdout)
     with Client(url, key, retries=0) as client:
         print(paint("dim", visible(f"POST {client.url}{failure.path}, saved {failure.at}")))
         now = _replay(failure, client)
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     return FAILED if now.error else 0
 
 
-def _replay(failure: "Failure", client: "Client") -> "Outcome":
+def _replay(failure: "SavedFailure", client: "Client") -> "RequestOutcome":
     """Send the request and return its outcome; a failure is an outcome, too."""
     from dragoman.client import ClientError
     from dragoman.client.request import Request

@@ -2,7 +2,7 @@
 
 import argparse
 
-from dragoman.cli.problems import CommandError
+from dragoman.cli.exits import CommandError
 
 SUMMARY = "delete a downloaded model"
 EXAMPLE = """\
@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     if model is None:
         raise CommandError(f"{name} is not on this machine.", "`dragoman list` lists the models.")
     others = [each for each in list_cached() if each.name.repo == name.repo]
-    if not name.choice and len(others) > 1:
+    if not name.selector and len(others) > 1:
         there = ", ".join(str(each.name) for each in others)
         raise CommandError(f"There are several models of {name.repo}.", f"Name one: {there}.")
     print(f"{model.name} is deleted; {size(remove(model))} freed.")

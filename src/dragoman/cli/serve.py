@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from dragoman import logs
 from dragoman._version import __version__
 from dragoman.cli.address import can_listen, host_in_url, next_free, own_key, own_url
+from dragoman.cli.exits import CommandError, stopped_by_signals
 from dragoman.cli.parser import (
     add_model_argument,
     add_settings,
@@ -19,7 +20,6 @@ from dragoman.cli.parser import (
     positive,
     stray_variables,
 )
-from dragoman.cli.problems import CommandError, stopped_by_signals
 from dragoman.settings import Settings
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 def _serve(args: argparse.Namespace) -> int:
     settings = model_settings(args)
     if settings.log_json and args.owns_process:
-        logs.speak_json()
+        logs.stdio_as_json()
     logs.setup(settings.log_level, settings.log_json)
     for sentence in stray_variables(os.environ):
         logger.warning(sentence)
@@ -80,8 +80,8 @@ def _serve(args: argparse.Namespace) -> int:
     from dragoman.http.server import serve
     from dragoman.http.upkeep import keep_less
     from dragoman.models.catalog import build_pool
+    from dragoman.prompt.builtin_templates import check_template
     from dragoman.prompt.find import check_names
-    from dragoman.prompt.frames import check_template
     from dragoman.store import check_folder
     from dragoman.tracing import check_tracing
 
@@ -97,7 +97,7 @@ def _serve(args: argparse.Namespace) -> int:
         return _serve_on_ray(settings, args.ray, args.replicas)
     keep_less()
     pool = build_pool(settings, make_served_engine)
-    greeter = _Greeter(pool, settings)
+    greeter = _StartupReporter(pool, settings)
     serve(
         pool,
         settings,
@@ -120,10 +120,10 @@ def _serve_on_ray(settings: Settings, address: str, replicas: int) -> int:
         raise CommandError(
             "--ray needs Ray Serve, which is not installed.", "pip install 'dragoman[ray]'"
         ) from error
-    place = own_url(settings, settings.port)
+    name = own_url(settings, settings.port)
 
     def greet() -> None:
-        print(f"dragoman {__version__} serves {replicas} replicas on Ray at {place}/v1", flush=True)
+        print(f"dragoman {__version__} serves {replicas} replicas on Ray at {name}/v1", flush=True)
 
     def wait() -> None:
         # Ray has replaced the signal handlers meanwhile.
@@ -134,7 +134,7 @@ def _serve_on_ray(settings: Settings, address: str, replicas: int) -> int:
     return 0
 
 
-class _Greeter:
+class _StartupReporter:
     """Prints the URL, the progress of loading the first model, and the banner."""
 
     def __init__(self, pool: "ModelPool", settings: Settings) -> None:
@@ -144,17 +144,17 @@ class _Greeter:
         self._shown = False
 
     def announce(self, url: str) -> None:
-        from dragoman.cli.facts import announcement
+        from dragoman.cli.model_info import announcement
 
         if self._settings.log_json:
             return
-        first = self._pool.first
+        first = self._pool.startup_model
         print(announcement(self._place(url), first.name if first else ""), flush=True)
         self._show()
 
     def _show(self) -> None:
         """Update the progress line, if stderr is a terminal."""
-        first = self._pool.first
+        first = self._pool.startup_model
         if first is None or not sys.stderr.isatty():
             return
         if first.progress:
@@ -164,26 +164,26 @@ class _Greeter:
         self._timer = asyncio.get_running_loop().call_later(PROGRESS_S, self._show)
 
     def greet(self, url: str) -> None:
-        from dragoman.cli.facts import banner, list_of_models
+        from dragoman.cli.model_info import banner, list_of_models
 
         if self._timer is not None:
             self._timer.cancel()
         if self._shown:
             sys.stderr.write("\r\x1b[K")
-        paint, place = logs.Paint(sys.stdout), self._place(url)
+        paint, name = logs.Colorizer(sys.stdout), self._place(url)
         served = next((model for model in self._pool.served if model.loaded is not None), None)
         if served is None or served.loaded is None:
-            print(list_of_models(list(self._pool.models), self._settings, place, paint), flush=True)
+            print(list_of_models(list(self._pool.models), self._settings, name, paint), flush=True)
             return
         if self._settings.log_json:
-            api = place if self._settings.uds else f"{place}/v1"
+            api = name if self._settings.uds else f"{name}/v1"
             print(f"dragoman {__version__} serves {served.name} at {api}", flush=True)
             return
-        found = served.loaded.model.found
-        dialect = f"{found.dialect.name} · {found.how}"
-        print(banner(served.loaded.card, self._settings, place, paint, dialect), flush=True)
+        found_dialect = served.loaded.model.detected_dialect
+        dialect = f"{found_dialect.dialect.name} · {found_dialect.how}"
+        print(banner(served.loaded.card, self._settings, name, paint, dialect), flush=True)
         if len(self._pool.models) > 1:
-            print(f"{len(self._pool.models) - 1} more models: see {place}/v1/models\n", flush=True)
+            print(f"{len(self._pool.models) - 1} more models: see {name}/v1/models\n", flush=True)
 
     def _place(self, url: str) -> str:
         settings = self._settings

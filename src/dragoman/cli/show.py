@@ -20,25 +20,25 @@ def run(args: argparse.Namespace) -> int:
     from dragoman.cli.models import print_json
     from dragoman.cli.pull import name_of
     from dragoman.cli.terminal import size, table
-    from dragoman.engines.local import machine
+    from dragoman.engines.local import hardware
     from dragoman.hub import ROOM, ModelName
     from dragoman.hub.cache import find_cached
+    from dragoman.hub.http_client import list_files
     from dragoman.hub.names import list_variants
-    from dragoman.hub.remote import list_files
-    from dragoman.logs import Paint
+    from dragoman.logs import Colorizer
 
-    name, room = name_of(args.model), int(ROOM * machine.free_memory())
+    name, room = name_of(args.model), int(ROOM * hardware.free_memory())
     variants = list_variants(list_files(name).files)
     here = [
         find_cached(ModelName(name.repo, each.first.name, name.revision)) is not None for each in variants
     ]
     if args.json:
-        told = zip(variants, here, strict=True)
-        print_json([{"label": each.label, "bytes": each.size, "here": there} for each, there in told])
+        result = zip(variants, here, strict=True)
+        print_json([{"label": each.label, "bytes": each.size, "here": there} for each, there in result])
         return 0
     rows = [
         (each.label, size(each.size), "yes" if there else "", "yes" if each.size <= room else "no")
         for each, there in zip(variants, here, strict=True)
     ]
-    print(table((name.repo, "size", "here", f"fits into {size(room)}"), rows, Paint(sys.stdout)))
+    print(table((name.repo, "size", "here", f"fits into {size(room)}"), rows, Colorizer(sys.stdout)))
     return 0

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 import msgspec
 
+from dragoman.cli.exits import USAGE, CommandError
 from dragoman.cli.parser import add_settings, read_settings
-from dragoman.cli.problems import USAGE, CommandError
 from dragoman.cli.terminal import Progress, size
-from dragoman.logs import Paint
+from dragoman.logs import Colorizer
 from dragoman.settings import Settings
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def show(settings: Settings, stats: "Stats", *, as_json: bool) -> None:
         facts = msgspec.to_builtins(stats) | {"bounds": limits}
         print(msgspec.json.format(msgspec.json.encode(facts), indent=2).decode())
         return
-    paint = Paint(sys.stdout)
+    paint = Colorizer(sys.stdout)
     for name, text in rows(settings, stats):
         print(f"{paint('dim', name.ljust(16))}  {text}")
 

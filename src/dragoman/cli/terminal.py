@@ -5,7 +5,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import TextIO
 
-from dragoman.logs import Paint
+from dragoman.logs import Colorizer
 
 
 def size(count: float) -> str:
@@ -26,7 +26,7 @@ def visible(text: str) -> str:
     )
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], paint: Paint) -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], paint: Colorizer) -> str:
     """Format a table with columns as wide as needed; columns of numbers are flush right."""
     body = [list(map(visible, row)) for row in rows]
     widths = [max(len(row[i]) for row in [list(head), *body]) for i in range(len(head))]

@@ -7,7 +7,7 @@ from dragoman._version import __version__
 from dragoman.cli.terminal import size
 from dragoman.engines.protocol import ModelCard
 from dragoman.http.keys import is_for_this_machine, needs_key
-from dragoman.logs import Paint
+from dragoman.logs import Colorizer
 from dragoman.settings import Settings
 
 # Facts for `models` and `doctor`.
@@ -17,11 +17,11 @@ LONGEST_LINE = 72
 MANY = 12
 
 
-def facts_of(path: Path) -> dict[str, Any]:
+def read_model_info(path: Path) -> dict[str, Any]:
     """Read a GGUF file, which also checks that this build can run it."""
-    from dragoman.engines.local.model import LlamaTokenizer, Model
+    from dragoman.engines.local.gguf_model import LlamaModel, LlamaTokenizer
 
-    model = Model(path)
+    model = LlamaModel(path)
     tokenizer = LlamaTokenizer(model)
     details = model.details
     return {
@@ -34,7 +34,7 @@ def facts_of(path: Path) -> dict[str, Any]:
         "context": model.trained_context,
         "vocabulary": len(tokenizer.pieces),
         "templates": {name: first_line(text) for name, text in model.templates.items()},
-        "special_tokens": list(tokenizer.special),
+        "special_tokens": list(tokenizer.special_ids),
         "end_tokens": sorted(tokenizer.pieces[i].decode(errors="replace") for i in tokenizer.end_ids),
         "fills_gaps": tokenizer.infill is not None,
     }
@@ -89,7 +89,7 @@ SHOWN = {"architecture": "", "parameters": " parameters", "quantization": "", "b
 COUNTED = {"slots": "slots", "threads": "threads"}
 
 
-def banner(card: ModelCard, settings: Settings, url: str, paint: Paint, dialect: str = "plain") -> str:
+def banner(card: ModelCard, settings: Settings, url: str, paint: Colorizer, dialect: str = "plain") -> str:
     rows = [
         ("model", paint("bold", card.name) + _facts(card)),
         ("", _room(card)),
@@ -100,7 +100,7 @@ def banner(card: ModelCard, settings: Settings, url: str, paint: Paint, dialect:
         *([] if settings.uds else [("page", f"{url}/"), ("docs", f"{url}/docs")]),
         *([] if settings.metrics == "off" or settings.uds else [("metrics", f"{url}/metrics")]),
         ("key", _key(settings, paint)),
-        *([("others", text) for text in offer()] if _is_default(settings) else []),
+        *([("others", text) for text in suggest_models()] if _is_default(settings) else []),
     ]
     lines = [f"  {paint('dim', name.ljust(8))} {text}" for name, text in rows]
     head = f"{paint('bold', 'dragoman')} {__version__}"
@@ -118,7 +118,7 @@ def announcement(url: str, model: str) -> str:
     return f"dragoman {__version__}: listening on {url}, loading {model}"
 
 
-def list_of_models(names: list[str], settings: Settings, url: str, paint: Paint) -> str:
+def list_of_models(names: list[str], settings: Settings, url: str, paint: Colorizer) -> str:
     """Format the banner of a server that loads its models on demand."""
     shown = ", ".join(names[:MANY]) + (f" and {len(names) - MANY} more" if len(names) > MANY else "")
     rows = [
@@ -147,31 +147,31 @@ def _is_default(settings: Settings) -> bool:
     return settings.model is None and settings.engine == "local"
 
 
-def offer() -> list[str]:
+def suggest_models() -> list[str]:
     """Suggest models if none was named: cached ones that fit, and a better one. Nothing is downloaded."""
-    from dragoman.engines.local import machine
+    from dragoman.engines.local import hardware
     from dragoman.hub import ROOM
     from dragoman.hub.cache import list_cached
 
-    room = int(ROOM * machine.free_memory())
+    room = int(ROOM * hardware.free_memory())
     try:
         here = [each for each in list_cached() if each.size <= room and each.path.is_file()]
     except OSError:
         here = []
     here.sort(key=lambda each: -each.size)
     names = [f"{each.name} ({size(each.size)})" for each in here[:OFFERED]]
-    found = [f"on this machine, ready to serve by name: {', '.join(names)}"] if names else []
+    texts = [f"on this machine, ready to serve by name: {', '.join(names)}"] if names else []
     best = next((name for needed, name in SUGGESTED if needed <= room), None)
     if best and not any(str(each.name) == best for each in here):
-        found.append(f"small demo model; a better one that fits: dragoman serve {best} (downloads it)")
-    return found
+        texts.append(f"small demo model; a better one that fits: dragoman serve {best} (downloads it)")
+    return texts
 
 
 def _on_port(url: str, port: int) -> str:
     return f"{url.rpartition(':')[0]}:{port}"
 
 
-def _key(settings: Settings, paint: Paint) -> str:
+def _key(settings: Settings, paint: Colorizer) -> str:
     if needs_key(settings):
         return "required"
     if is_for_this_machine(settings):
@@ -219,9 +219,9 @@ def _room(card: ModelCard) -> str:
 def _curl(model: str, settings: Settings, url: str) -> list[str]:
     key = [' -H "Authorization: Bearer $DRAGOMAN_API_KEY" \\'] if needs_key(settings) else []
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
-    place = f"--unix-socket {settings.uds} http://localhost{settings.root_path}" if settings.uds else url
+    name = f"--unix-socket {settings.uds} http://localhost{settings.root_path}" if settings.uds else url
     return [
-        f"curl {place}/v1/chat/completions \\",
+        f"curl {name}/v1/chat/completions \\",
         *key,
         "  -H 'Content-Type: application/json' \\",
         f"  -d '{body}'",

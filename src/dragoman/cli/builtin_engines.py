@@ -14,7 +14,7 @@ from dragoman.settings import Settings, adapters_of
 if TYPE_CHECKING:
     from dragoman.engines.local import LocalEngine
     from dragoman.engines.protocol import Engine
-    from dragoman.hub.names import ModelName, Variant
+    from dragoman.hub.names import ModelName, ModelVariant
 
 Options = TypeVar("Options")
 
@@ -121,20 +121,20 @@ class RolloutArgs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 def rollout(settings: Settings) -> "Engine":
     """Open a blocking executor, as trainers have them, as an engine."""
     from dragoman.cli.engine import import_named
-    from dragoman.engines.rollout import shape_of, wrap_executor
+    from dragoman.engines.rollout import executor_interface, wrap_executor
 
     _leave_to_local(settings)
     _leave_to_others(settings, "executor")
     options = _options(RolloutArgs, settings, {})
     thing = import_named(options.executor)
-    if shape_of(thing) is None and callable(thing):
+    if executor_interface(thing) is None and callable(thing):
         thing = thing(**options.args)
-    shape = shape_of(thing)
+    shape = executor_interface(thing)
     if shape is None:
         message = f"`{options.executor}` has neither generate_candidates nor a generate that takes prompts."
         raise SettingsError(message)
-    said = settings.tokenizer, None, settings.model_name, settings.context
-    return wrap_executor(thing, shape, *said, batch=options.batch)
+    parts = settings.tokenizer, None, settings.model_name, settings.context
+    return wrap_executor(thing, shape, *parts, batch=options.batch)
 
 
 def _leave_to_local(settings: Settings) -> None:
@@ -163,7 +163,7 @@ def _leave_to_others(settings: Settings, who: str) -> None:
 def model_file(settings: Settings) -> Path:
     """Return the file to load; the default weights are downloaded on first use, with progress on stderr."""
     if settings.model is None:
-        from dragoman.engines.weights import default_model
+        from dragoman.engines.default_weights import default_model
 
         return default_model()
     path = Path(settle(settings).model or "").expanduser()
@@ -186,9 +186,9 @@ def settle(settings: Settings) -> Settings:
         settings = msgspec.structs.replace(settings, draft=_find_draft(settings))
     if settings.model is None or settings.engine not in ("local", "transformers", "vllm"):
         return settings
-    from dragoman.hub import find_name
+    from dragoman.hub import resolve_name
 
-    name = find_name(settings.model)
+    name = resolve_name(settings.model)
     if name is not None:
         settings = _fetch(settings, name)
     path = Path(settings.model or "").expanduser()
@@ -223,9 +223,9 @@ def _is_left_over(settings: Settings, path: Path) -> bool:
     wanted = (settings.draft, settings.lora, settings.lora_dir, _find_mmproj(settings, path))
     if any(wanted) or settings.gpu_layers is not None or settings.kv_cache in ("int8", "f16"):
         return False
-    from dragoman.engines.local import binding, machine
+    from dragoman.engines.local import binding, hardware
 
-    return any(gpu.kind == "cuda" for gpu in machine.find_gpus()) and not binding.load().gpus()
+    return any(gpu.kind == "cuda" for gpu in hardware.find_gpus()) and not binding.load().gpus()
 
 
 def _has_gpu() -> bool:
@@ -235,27 +235,27 @@ def _has_gpu() -> bool:
     except ImportError:
         return False
 
-    found: bool = torch.cuda.is_available()
-    return found
+    outcome: bool = torch.cuda.is_available()
+    return outcome
 
 
 def _fetch(settings: Settings, name: "ModelName") -> Settings:
-    from dragoman.engines.local import machine
-    from dragoman.engines.weights import show_progress
+    from dragoman.engines.default_weights import show_progress
+    from dragoman.engines.local import hardware
     from dragoman.hub import ROOM, locate
 
-    if settings.engine != "local" and name.kind == "hub" and not name.choice:
-        name = msgspec.structs.replace(name, choice="safetensors")
+    if settings.engine != "local" and name.kind == "hub" and not name.selector:
+        name = msgspec.structs.replace(name, selector="safetensors")
     progress = partial(show_progress, doing=f"downloading {name.repo}", did=f"downloaded {name.repo}")
 
-    def check(variant: "Variant") -> None:
+    def check(variant: "ModelVariant") -> None:
         if settings.engine == "local" and settings.runner != "torch" and variant.label == "safetensors":
             _check_safetensors(name.repo)
 
-    room = int(ROOM * machine.free_memory())
-    found = locate(name, progress, room=room, check=check, projector=settings.mmproj_auto)
-    public = settings.model_name or found.name.public
-    return msgspec.structs.replace(settings, model=str(found.path), model_name=public)
+    room = int(ROOM * hardware.free_memory())
+    model = locate(name, progress, room=room, check=check, projector=settings.mmproj_auto)
+    public = settings.model_name or model.name.public
+    return msgspec.structs.replace(settings, model=str(model.path), model_name=public)
 
 
 def _find_draft(settings: Settings) -> str | None:
@@ -271,8 +271,8 @@ def _find_mmproj(settings: Settings, path: Path) -> str | None:
         return settings.mmproj
     from dragoman.hub import find_projector
 
-    found = find_projector(path) if path.is_file() else None
-    return None if found is None else str(found)
+    projector = find_projector(path) if path.is_file() else None
+    return None if projector is None else str(projector)
 
 
 def is_safetensors(path: Path) -> bool:

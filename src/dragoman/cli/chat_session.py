@@ -12,13 +12,21 @@ from typing import Any, TextIO
 import msgspec
 from msgspec import Struct
 
+from dragoman.cli.exits import CommandError, report
+from dragoman.cli.line_input import MessageReader, content_of, is_line_empty
 from dragoman.cli.parser import nearest
-from dragoman.cli.problems import CommandError, report
 from dragoman.cli.terminal import visible
-from dragoman.cli.typed import MessageReader, content_of, is_line_empty
-from dragoman.client import Client, Finished, Reasoning, Refusal, StreamEvent, Text, Used
+from dragoman.client import (
+    Client,
+    FinishEvent,
+    ReasoningDelta,
+    RefusalDelta,
+    StreamEvent,
+    TextDelta,
+    UsageEvent,
+)
 from dragoman.errors import DragomanError
-from dragoman.logs import Paint
+from dragoman.logs import Colorizer
 from dragoman.types import Usage
 
 HELP = '''\
@@ -71,8 +79,8 @@ def _stopped_by_ctrl_c(answer: PrintedAnswer) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-class Talk:
-    """A chat session: `Talk(client, {"model": "m"}).ask("hi")` prints the answer and stores both."""
+class ChatSession:
+    """A chat session: `ChatSession(client, {"model": "m"}).ask("hi")` prints the answer and stores both."""
 
     def __init__(
         self, client: Client, fields: Mapping[str, Any], system: str | None = None, out: TextIO | None = None
@@ -82,14 +90,14 @@ class Talk:
         self.quiet = False
         self.reader = MessageReader()
         self._out = sys.stdout if out is None else out
-        self._paint = Paint(self._out)
+        self._paint = Colorizer(self._out)
 
     def ask(self, question: str, beside: str = "") -> PrintedAnswer:
         """Ask and print the answer as it streams. A failure leaves the history unchanged."""
-        said = [*self.history, {"role": "user", "content": content_of(question, beside)}]
-        answer = self._listen(self._start() + said)
+        rows = [*self.history, {"role": "user", "content": content_of(question, beside)}]
+        answer = self._listen(self._start() + rows)
         if answer.text:
-            self.history = [*said, {"role": "assistant", "content": answer.text}]
+            self.history = [*rows, {"role": "assistant", "content": answer.text}]
         return answer
 
     def _start(self) -> list[dict[str, Any]]:
@@ -101,7 +109,7 @@ class Talk:
         with _stopped_by_ctrl_c(answer):
             try:
                 for event in stream:
-                    if answer.first_s is None and isinstance(event, Text | Reasoning):
+                    if answer.first_s is None and isinstance(event, TextDelta | ReasoningDelta):
                         answer.first_s = time.perf_counter() - start
                     self._hear(event, answer)
                     if answer.stopped:
@@ -116,7 +124,7 @@ class Talk:
 
     def _hear(self, event: StreamEvent, answer: PrintedAnswer) -> None:
         match event:
-            case Text() | Refusal():
+            case TextDelta() | RefusalDelta():
                 if answer.thinks and event.text:
                     self._write("\n\n")
                     answer.thinks = False
@@ -124,13 +132,13 @@ class Talk:
                 # answer.
                 answer.text += event.text
                 self._write(event.text)
-            case Reasoning() if self._out.isatty():
+            case ReasoningDelta() if self._out.isatty():
                 # A pipe gets only the answer.
                 answer.thinks = answer.thinks or bool(event.text)
                 self._write(event.text, "dim")
-            case Finished():
+            case FinishEvent():
                 answer.finish = event.reason
-            case Used():
+            case UsageEvent():
                 answer.usage = event.usage
 
     def _write(self, text: str, style: str | None = None) -> None:
@@ -201,7 +209,7 @@ class Talk:
         action = COMMANDS.get(name)
         near = nearest(name, [*COMMANDS, *LEAVING])
         try:
-            said = (
+            text = (
                 action(self, rest.strip())
                 if action
                 else f"There is no command {name}; "
@@ -210,7 +218,7 @@ class Talk:
         except DragomanError as error:
             report(error)
             return True
-        self._say(said)
+        self._say(text)
         return True
 
     def complete(self, line: str) -> list[str]:
@@ -313,8 +321,8 @@ class Talk:
         return "The conversation is cleared."
 
     def show(self, _: str) -> str:
-        said = self._start() + self.history
-        return "\n".join(f"{m['role']}: {_shown(m['content'])}" for m in said) or "No messages yet."
+        rows = self._start() + self.history
+        return "\n".join(f"{m['role']}: {_shown(m['content'])}" for m in rows) or "No messages yet."
 
     def save(self, name: str) -> str:
         body = msgspec.json.encode({**self.fields, "messages": self._start() + self.history})
@@ -330,44 +338,44 @@ class Talk:
     def load(self, name: str) -> str:
         try:
             body = msgspec.json.decode(_read_file(name), type=dict[str, Any])
-            messages = msgspec.convert(body.get("messages"), list[SaidMessage])
+            messages = msgspec.convert(body.get("messages"), list[SavedMessage])
         except msgspec.DecodeError as error:
             raise CommandError(
                 f"{name} is not a file written by /save.", "It must be a JSON object with `messages`."
             ) from error
-        said = [{"role": m.role, "content": m.content} for m in messages if m.role != "system"]
+        rows = [{"role": m.role, "content": m.content} for m in messages if m.role != "system"]
         system = next((m.content for m in messages if m.role == "system"), None)
-        self.history, self.system = said, system if isinstance(system, str) else None
+        self.history, self.system = rows, system if isinstance(system, str) else None
         self.fields |= {field: body[field] for field in _settable() if field in body}
-        return f"{len(said)} messages loaded; {self.fields['model']} continues from them."
+        return f"{len(rows)} messages loaded; {self.fields['model']} continues from them."
 
 
-class SaidMessage(Struct):
+class SavedMessage(Struct):
     role: str
     content: str | list[dict[str, Any]]
 
 
 LEAVING = ("/bye", "/quit", "/exit")
-COMMANDS: dict[str, Callable[[Talk, str], str]] = {
-    "/set": Talk.set,
-    "/unset": Talk.unset,
-    "/system": Talk._say_system,
-    "/model": Talk.choose_model,
-    "/history": Talk.show,
-    "/clear": Talk.clear,
-    "/reset": Talk.clear,
-    "/save": Talk.save,
-    "/load": Talk.load,
+COMMANDS: dict[str, Callable[[ChatSession, str], str]] = {
+    "/set": ChatSession.set,
+    "/unset": ChatSession.unset,
+    "/system": ChatSession._say_system,
+    "/model": ChatSession.choose_model,
+    "/history": ChatSession.show,
+    "/clear": ChatSession.clear,
+    "/reset": ChatSession.clear,
+    "/save": ChatSession.save,
+    "/load": ChatSession.load,
     "/help": lambda _, __: HELP,
     "/?": lambda _, __: HELP,
 }
-WAYS: dict[str, Callable[[Talk, str], str]] = {
-    "system": Talk._say_system,
-    "schema": Talk._set_schema,
-    "json": Talk._set_json,
+WAYS: dict[str, Callable[[ChatSession, str], str]] = {
+    "system": ChatSession._say_system,
+    "schema": ChatSession._set_schema,
+    "json": ChatSession._set_json,
     "format": lambda talk, value: talk._set_json(value) if value == "json" else talk._set_schema(value),
     "noformat": lambda talk, _: talk.unset("response_format"),
-    "think": Talk._set_thinking,
+    "think": ChatSession._set_thinking,
     "nothink": lambda talk, _: talk._set_thinking("", thinks=False),
     "quiet": lambda talk, _: talk._set_quiet(True),
     "verbose": lambda talk, _: talk._set_quiet(False),
@@ -391,7 +399,7 @@ def _settable() -> dict[str, Any]:
 
 
 def _own_name(name: str) -> str:
-    from dragoman.api.foreign_fields import RENAMED
+    from dragoman.api.compat_fields import RENAMED
 
     return RENAMED.get(name, name)
 

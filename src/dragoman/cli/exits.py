@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from dragoman.cli.terminal import visible
 from dragoman.errors import BindingError, DragomanError, ModelFileError, SettingsError
-from dragoman.logs import JsonStream, Paint
+from dragoman.logs import Colorizer, JsonLogStream
 
 # Errors: one line, a hint, and an exit code.
 
@@ -51,23 +51,29 @@ def hint_of(error: DragomanError) -> str:
 
 def _hint_on_servers(error: DragomanError) -> str:
     # Imported only after an error: the client would slow every start down.
-    from dragoman.client import BadAddress, BadFile, BrokenStream, CannotConnect, Refused
+    from dragoman.client import (
+        AddressError,
+        BrokenStreamError,
+        ConnectionFailed,
+        FileFormatError,
+        StatusError,
+    )
 
-    if isinstance(error, Refused) and error.where.status in (401, 403):
+    if isinstance(error, StatusError) and error.context.status in (401, 403):
         return "Set the server's key with --api-key."
-    if isinstance(error, BadFile):
+    if isinstance(error, FileFormatError):
         return "`dragoman.Client(..., failures=FOLDER)` saves what fails in FOLDER."
-    if isinstance(error, CannotConnect | BadAddress | BrokenStream):
+    if isinstance(error, ConnectionFailed | AddressError | BrokenStreamError):
         return "`dragoman serve` starts a server; --url selects another one."
     return ""
 
 
 def report(error: DragomanError, *, debug: bool = False) -> int:
     """Print `error` to stderr and return the process's exit code."""
-    paint, hint = Paint(sys.stderr), hint_of(error)
+    paint, hint = Colorizer(sys.stderr), hint_of(error)
     if debug:
         traceback.print_exception(error, file=sys.stderr)
-    if isinstance(sys.stderr, JsonStream):
+    if isinstance(sys.stderr, JsonLogStream):
         sys.stderr.say(visible(error.message), logging.ERROR, hint)
     else:
         print(f"{paint('red', 'error:')} {visible(error.message)}", file=sys.stderr)
@@ -95,7 +101,7 @@ NATIVE = (OPENS, "dragoman-engine", "dragoman-store")
 """Prefixes of the names of threads that run native code."""
 
 
-class Stopped(KeyboardInterrupt):
+class StoppedBySignal(KeyboardInterrupt):
     """A signal ended the command, which is not a failure."""
 
 
@@ -111,7 +117,7 @@ def stopped_by_signals(last: bool = False) -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         nonlocal asked
         asked = True
-        raise Stopped
+        raise StoppedBySignal
 
     before = {number: signal.getsignal(number) for number in _signals()}
     try:
@@ -121,7 +127,7 @@ def stopped_by_signals(last: bool = False) -> Iterator[None]:
     except Exception:
         if asked:
             # The error is a consequence of the interruption.
-            raise Stopped from None
+            raise StoppedBySignal from None
         raise
     finally:
         for number, handler in before.items():
@@ -150,9 +156,9 @@ def load_interruptibly(open: Callable[[], T]) -> T:
 
     thread = threading.Thread(target=run, name=OPENS, daemon=True)
     thread.start()
-    made = opened.result()
+    type_var_type = opened.result()
     thread.join()
-    return made
+    return type_var_type
 
 
 def leave(code: int) -> None:
@@ -162,7 +168,7 @@ def leave(code: int) -> None:
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
-            if isinstance(stream, JsonStream):
+            if isinstance(stream, JsonLogStream):
                 stream.end()
             stream.flush()
     os._exit(code)

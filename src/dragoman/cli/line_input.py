@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from dragoman.cli.problems import CommandError
+from dragoman.cli.exits import CommandError
 
 AT_ONCE_S = 0.03
 FENCE = '"""'
@@ -39,7 +39,7 @@ the path of a file that is dropped on them.
 class MessageReader:
     r"""Reads messages: a line, lines between three quotes, or several lines that end with \."""
 
-    def __init__(self, read_line: Callable[[str], str] = input, memory: "LineMemory | None" = None) -> None:
+    def __init__(self, read_line: Callable[[str], str] = input, memory: "InputHistory | None" = None) -> None:
         self._read_line, self.memory = read_line, memory
         self.pastes_whole = True
         """If False, a paste arrives line by line."""
@@ -79,7 +79,7 @@ def _is_waiting() -> bool:
     return False
 
 
-class LineMemory:
+class InputHistory:
     """History of typed messages across chats: a file that only its owner can read, one JSON string per
     line.
     """
@@ -96,11 +96,11 @@ class LineMemory:
         latest = data[-REMEMBERED_BYTES:].splitlines()[-REMEMBERED:]
         if len(data) > REMEMBERED_BYTES or data.count(b"\n") > 2 * REMEMBERED:
             self._write(latest)
-        found = []
+        texts = []
         for line in latest:
             with suppress(msgspec.DecodeError):
-                found.append(msgspec.json.decode(line, type=str))
-        return found
+                texts.append(msgspec.json.decode(line, type=str))
+        return texts
 
     def add(self, message: str) -> None:
         """Append a message. If the file cannot be written, the chat continues without a warning."""
@@ -110,16 +110,16 @@ class LineMemory:
         with suppress(OSError):
             self.file.parent.mkdir(parents=True, exist_ok=True)
             # One write at the end of the file, so that two concurrent chats do not overwrite each other.
-            place = os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            offset = os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
-                os.write(place, line)
+                os.write(offset, line)
             finally:
-                os.close(place)
+                os.close(offset)
 
     def _write(self, lines: Sequence[bytes]) -> None:
         with suppress(OSError):
-            place, name = tempfile.mkstemp(dir=self.file.parent)
-            with os.fdopen(place, "wb") as file:
+            offset, name = tempfile.mkstemp(dir=self.file.parent)
+            with os.fdopen(offset, "wb") as file:
                 file.writelines(line + b"\n" for line in lines)
             os.replace(name, self.file)
 
@@ -137,8 +137,8 @@ def edit_lines(reader: MessageReader, complete: Callable[[str], list[str]]) -> N
         reader.pastes_whole = False
         readline.parse_and_bind("bind ^I rl_complete")
     else:
-        for said in ("set enable-bracketed-paste on", r'"\e\C-m": "\C-v\C-j"', "tab: complete"):
-            readline.parse_and_bind(said)
+        for value in ("set enable-bracketed-paste on", r'"\e\C-m": "\C-v\C-j"', "tab: complete"):
+            readline.parse_and_bind(value)
     readline.set_auto_history(False)
     reader.recall = readline.add_history
     # Complete the whole line: names may contain any character.
@@ -179,7 +179,7 @@ def _file_of(match: re.Match[str]) -> Path:
 
 def _show_file(file: Path) -> dict[str, Any]:
     # Imported here: most chats attach no files.
-    from dragoman.client import BadFile, audio, image
+    from dragoman.client import FileFormatError, audio, image
 
     try:
         if file.stat().st_size > LARGEST_FILE:
@@ -187,5 +187,5 @@ def _show_file(file: Path) -> dict[str, Any]:
         return audio(file) if file.suffix.lower() in SOUNDS else image(file)
     except OSError as error:
         raise CommandError(f"{file} cannot be read: {error.strerror}.") from error
-    except BadFile as error:
+    except FileFormatError as error:
         raise CommandError(str(error)) from None
