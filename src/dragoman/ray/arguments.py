@@ -95,11 +95,11 @@ class FleetArguments(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Seconds between two reports of a replica to the ingress, about its load and the use of keys."""
 
 
-def read_arguments(given: Mapping[str, Any]) -> FleetArguments:
+def read_arguments(fields: Mapping[str, Any]) -> FleetArguments:
     """Parse the arguments; raises SettingsError. Arguments of a single model may stand beside the common
     ones.
     """
-    merged = {name: _read_text(name, value) for name, value in given.items()}
+    merged = {name: _read_text(name, value) for name, value in fields.items()}
     own = {name: merged.pop(name) for name in ModelArguments.__struct_fields__ if name in merged}
     settings = own.pop("settings", None)
     if settings is not None:
@@ -156,8 +156,8 @@ def _check(read: FleetArguments) -> None:
 
 def settings_of(fleet: FleetArguments, model: ModelArguments) -> Settings:
     """Return the settings of a model's replicas, without the address, which each replica chooses itself."""
-    said = {**fleet.settings, **model.settings}
-    if taken := sorted(TAKEN & said.keys()):
+    fields = {**fleet.settings, **model.settings}
+    if taken := sorted(TAKEN & fields.keys()):
         raise SettingsError(f"`{taken[0]}` cannot be set here: replicas choose their own.")
     own = {"engine": model.engine, "shutdown_grace": fleet.drain_s}
     if model.model is not None:
@@ -165,4 +165,4 @@ def settings_of(fleet: FleetArguments, model: ModelArguments) -> Settings:
     if model.name is not None:
         own["model_name"] = model.name
     # By default replicas store nothing, because other replicas could not find it.
-    return change_settings(Settings(store="none"), {**said, **own})
+    return change_settings(Settings(store="none"), {**fields, **own})

@@ -34,8 +34,8 @@ from dragoman.ray.arguments import (
     read_arguments,
     settings_of,
 )
-from dragoman.ray.door import Door
-from dragoman.ray.fleet import Fleet, FleetNews, ReplicaBeat
+from dragoman.ray.fleet import Fleet, FleetUpdate, ReplicaHeartbeat
+from dragoman.ray.ingress import Ingress
 from dragoman.settings import Settings, change_settings
 
 logger = logging.getLogger("dragoman.ray")
@@ -62,7 +62,7 @@ def build_application(args: Mapping[str, Any]) -> serve.Application:
     replicas = {name: _replicas(fleet, model, name) for name, model in models.items()}
     names = {name: model.name or name for name, model in models.items()}
     settings = _plain(settings_of(fleet, fleet.models[0]))
-    door = serve.deployment(serve.ingress()(DoorReplica)).options(
+    door = serve.deployment(serve.ingress()(IngressReplica)).options(
         name=DOOR,
         num_replicas=fleet.doors,
         # Higher than the ingress's own limit: it rejects with a reason, where Serve would queue requests
@@ -84,8 +84,8 @@ def _deployment_name(model: ModelArguments) -> str:
 def _plain(settings: Settings) -> dict[str, Any]:
     """Convert settings to builtins, without those at their defaults."""
     default = asdict(Settings())
-    said = {name: value for name, value in asdict(settings).items() if value != default[name]}
-    built: dict[str, Any] = msgspec.to_builtins(said)
+    fields = {name: value for name, value in asdict(settings).items() if value != default[name]}
+    built: dict[str, Any] = msgspec.to_builtins(fields)
     return built
 
 
@@ -171,23 +171,23 @@ class ModelReplica:
             run_in_thread(build_pool(chosen, make_served_engine), chosen)
         )
         context = serve.get_replica_context()
-        place, _, port = self._server.address.partition("://")[2].rpartition(":")
-        self._told = ReplicaBeat(context.replica_id.unique_id, model, place.strip("[]"), int(port))
+        param, _, port = self._server.address.partition("://")[2].rpartition(":")
+        self._told = ReplicaHeartbeat(context.replica_id.unique_id, model, param.strip("[]"), int(port))
         self._app = context.app_name
         self._beat_s = beat_s
 
-    def _beat(self) -> ReplicaBeat:
+    def _beat(self) -> ReplicaHeartbeat:
         host = self._server.app.host
-        models = [*host.journal.metrics.live.values()]
+        models = [*host.recorder.metrics.live_models.values()]
         queues, shelves = [live.queue for live in models], [live.adapters for live in models]
         return replace(
             self._told,
             running=sum(queue.running for queue in queues),
             waiting=sum(queue.waiting for queue in queues),
-            taken=host.budgets.own_taken(),
-            inside=dict(host.admission.rooms["asks"].of_key),
-            at_work=dict(sum((queue.at_work for queue in queues), Counter[str]())),
-            making=[*host.desk.live][:MOST_TOLD],
+            taken=host.budgets.local_usage(),
+            inside=dict(host.admission.limiters["asks"].active_by_key),
+            at_work=dict(sum((queue.running_by_key for queue in queues), Counter[str]())),
+            making=[*host.responses.runs][:MOST_TOLD],
             kv=max((used for live in models if (used := kv_usage_of(live.engine)) is not None), default=None),
             adapters=[name for shelf in shelves for name in shelf.used],
             most_adapters=sum(len(shelf.all) for shelf in shelves),
@@ -197,34 +197,34 @@ class ModelReplica:
         """Called by Serve every few seconds; a replica that raises is replaced."""
         if self._beating is None:
             self._beating = asyncio.create_task(self._keep_telling())
-        await self._server.do(self._server.app.host.check_alive)
+        await self._server.call_in_loop(self._server.app.host.check_alive)
 
     async def _keep_telling(self) -> None:
         while True:
             try:
-                await self._tell(await self._server.do(self._beat))
+                await self._tell(await self._server.call_in_loop(self._beat))
             except Exception as error:
                 # No ingress runs yet, or any more.
                 logger.debug("The ingress was not reached: %s", type(error).__name__)
             await asyncio.sleep(self._beat_s)
 
-    async def _tell(self, beat: ReplicaBeat) -> None:
+    async def _tell(self, beat: ReplicaHeartbeat) -> None:
         handle = serve.get_deployment_handle(DOOR, self._app)
         answers = await handle.broadcast("hear", msgspec.to_builtins(beat)).results_async(
             timeout_s=5 * self._beat_s, return_exceptions=True
         )
         for news in answers:
-            if isinstance(news, FleetNews):
-                await self._server.do(self._hear, news)
+            if isinstance(news, FleetUpdate):
+                await self._server.call_in_loop(self._hear, news)
 
-    def _hear(self, news: FleetNews) -> None:
+    def _hear(self, news: FleetUpdate) -> None:
         host = self._server.app.host
-        host.budgets.hear(news.taken)
-        for live in host.journal.metrics.live.values():
+        host.budgets.merge_remote_usage(news.taken)
+        for live in host.recorder.metrics.live_models.values():
             live.queue.elsewhere = news.at_work
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        beat = await self._server.do(self._beat)
+        beat = await self._server.call_in_loop(self._beat)
         return {"running": beat.running, "waiting": beat.waiting}
 
     async def __del__(self) -> None:
@@ -233,13 +233,13 @@ class ModelReplica:
             return
         self._beating.cancel()
         try:
-            await self._tell(replace(await self._server.do(self._beat), leaving=True))
+            await self._tell(replace(await self._server.call_in_loop(self._beat), leaving=True))
         except Exception as error:
             logger.debug("The ingress was not told of the shutdown: %s", type(error).__name__)
         await asyncio.to_thread(self._doors.close)
 
 
-class DoorReplica:
+class IngressReplica:
     """The ingress of the application."""
 
     def __init__(
@@ -249,13 +249,13 @@ class DoorReplica:
         chosen = change_settings(Settings(), settings)
         logs.setup(chosen.log_level, chosen.log_json)
         self._fleet = Fleet(models, alone=alone)
-        self._door = Door(self._fleet, chosen, most)
+        self._door = Ingress(self._fleet, chosen, most)
 
-    def __serve_build_asgi_app__(self) -> Door:
+    def __serve_build_asgi_app__(self) -> Ingress:
         return self._door
 
-    def hear(self, beat: dict[str, Any]) -> FleetNews:
-        return self._fleet.hear(msgspec.convert(beat, ReplicaBeat))
+    def hear(self, beat: dict[str, Any]) -> FleetUpdate:
+        return self._fleet.update(msgspec.convert(beat, ReplicaHeartbeat))
 
 
 # For a first try: `dragoman serve --ray ADDRESS`.
@@ -283,12 +283,12 @@ def serve_on_ray(
 
 
 def _arguments(settings: Settings, replicas: int, *, local: bool) -> dict[str, Any]:
-    said = {name: value for name, value in _plain(settings).items() if name not in TAKEN}
-    name, model = said.pop("model_name", settings.model_name), said.pop("model", None)
-    said.pop("shutdown_grace", None)
-    engine = said.pop("engine", settings.engine)
+    mapping = {name: value for name, value in _plain(settings).items() if name not in TAKEN}
+    name, model = mapping.pop("model_name", settings.model_name), mapping.pop("model", None)
+    mapping.pop("shutdown_grace", None)
+    engine = mapping.pop("engine", settings.engine)
     own = {"name": settings.model_name or name, "model": model, "engine": engine, "replicas": replicas}
-    given = {key: value for key, value in own.items() if value is not None}
+    fields = {key: value for key, value in own.items() if value is not None}
     # No other application needs the cores: run all requested replicas, however few cores there are.
     shares = {"cpus": 0, "door_cpus": 0} if local else {}
-    return {**given, **shares, "settings": said, "local": local, "drain_s": settings.shutdown_grace}
+    return {**fields, **shares, "settings": mapping, "local": local, "drain_s": settings.shutdown_grace}

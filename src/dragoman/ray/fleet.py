@@ -14,7 +14,7 @@ import httptools
 from msgspec import Struct
 from starlette.types import Send
 
-from dragoman.http.run_turn import Outflow
+from dragoman.http.run_turn import CallbackSender
 from dragoman.http.token_budgets import Taken
 from dragoman.routing import Router
 
@@ -29,7 +29,7 @@ MOST_MADE = 64 * 1024
 """Responses whose replica is remembered."""
 
 
-class ReplicaBeat(Struct, frozen=True):
+class ReplicaHeartbeat(Struct, frozen=True):
     """The periodic report of a replica."""
 
     id: str
@@ -54,7 +54,7 @@ class ReplicaBeat(Struct, frozen=True):
     leaving: bool = False
 
 
-class FleetNews(Struct, frozen=True):
+class FleetUpdate(Struct, frozen=True):
     """What an ingress tells a replica about the other replicas."""
 
     taken: dict[str, Taken] = {}
@@ -63,7 +63,7 @@ class FleetNews(Struct, frozen=True):
     """Answers per key that other replicas of the model compute."""
 
 
-class KeyCounts:
+class KeyRequestCounts:
     """How many requests for answers each key has at all replicas together.
 
     The counts combine the last reports of the replicas with what this ingress has passed on since. A single
@@ -109,58 +109,58 @@ class Fleet:
         """`alone`: no other ingress uses the replicas, so this one's counts are complete."""
         self._alone = alone
         self.routers = {model: Router() for model in models}
-        self._heard: dict[str, tuple[ReplicaBeat, float]] = {}
-        self._idle: dict[str, list[Passage]] = {}
+        self._heard: dict[str, tuple[ReplicaHeartbeat, float]] = {}
+        self._idle: dict[str, list[ReplicaConnection]] = {}
         self._taken: dict[str, Taken] = {}
         self._makers: OrderedDict[str, str] = OrderedDict()
-        self.counts = KeyCounts()
+        self.counts = KeyRequestCounts()
 
-    def hear(self, beat: ReplicaBeat) -> FleetNews:
+    def update(self, beat: ReplicaHeartbeat) -> FleetUpdate:
         """Take a report; returns news about the other replicas."""
         self._taken[beat.id] = beat.taken
         router = self.routers.get(beat.model)
         if router is None:
-            return FleetNews()
+            return FleetUpdate()
         if beat.leaving:
-            self.lose(beat.id)
+            self.drop(beat.id)
         else:
             self._heard[beat.id] = beat, time.monotonic()
             router.add(beat.id)
             self.counts.hear(beat.id, beat.inside)
             for response in beat.making:
-                self.note_maker(response, beat.id)
+                self.set_producer(response, beat.id)
             if not self._alone:
                 router.set_load(beat.id, beat.running + beat.waiting)
         for other, at in [*self._heard.values()]:
             if at < time.monotonic() - SILENCE_S:
-                self.lose(other.id)
+                self.drop(other.id)
         today = max(day for day, _ in self._taken.values())
         # Tokens used today at lost replicas still count.
         self._taken = {
             id_: taken for id_, taken in self._taken.items() if id_ in self._heard or taken[0] == today > 0
         }
-        return FleetNews(
+        return FleetUpdate(
             {id_: taken for id_, taken in self._taken.items() if id_ != beat.id}, self._at_work_beside(beat)
         )
 
-    def _at_work_beside(self, beat: ReplicaBeat) -> dict[str, int]:
+    def _at_work_beside(self, beat: ReplicaHeartbeat) -> dict[str, int]:
         counts = Counter[str]()
         for other in self.beats(beat.model):
             if other.id != beat.id:
                 counts.update(other.at_work)
         return dict(counts)
 
-    def note_maker(self, response: str, id_: str) -> None:
+    def set_producer(self, response: str, id_: str) -> None:
         """Remember the replica that runs or ran a response: requests for it go there."""
         self._makers[response] = id_
         self._makers.move_to_end(response)
         if len(self._makers) > MOST_MADE:
             self._makers.popitem(last=False)
 
-    def maker(self, response: str) -> ReplicaBeat | None:
-        return self.place(self._makers.get(response, ""))
+    def producer(self, response: str) -> ReplicaHeartbeat | None:
+        return self.replica(self._makers.get(response, ""))
 
-    def lose(self, id_: str) -> None:
+    def drop(self, id_: str) -> None:
         """Send nothing more to a replica until it reports again."""
         known = self._heard.pop(id_, None)
         if known is not None:
@@ -169,14 +169,14 @@ class Fleet:
             for passage in self._idle.pop(id_, []):
                 passage.close()
 
-    def beats(self, model: str) -> list[ReplicaBeat]:
+    def beats(self, model: str) -> list[ReplicaHeartbeat]:
         return [beat for beat, _ in self._heard.values() if beat.model == model]
 
-    def place(self, id_: str) -> ReplicaBeat | None:
+    def replica(self, id_: str) -> ReplicaHeartbeat | None:
         known = self._heard.get(id_)
         return None if known is None else known[0]
 
-    async def open(self, beat: ReplicaBeat) -> "Passage":
+    async def open(self, beat: ReplicaHeartbeat) -> "ReplicaConnection":
         """Return a connection to a replica. Raises OSError if there is none."""
         idle = self._idle.get(beat.id, [])
         while idle:
@@ -186,10 +186,10 @@ class Fleet:
             passage.close()
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(CONNECT_S):
-            _, made = await loop.create_connection(Passage, beat.host, beat.port)
-        return made
+            _, connection = await loop.create_connection(ReplicaConnection, beat.host, beat.port)
+        return connection
 
-    def rest(self, id_: str, passage: "Passage") -> None:
+    def return_connection(self, id_: str, passage: "ReplicaConnection") -> None:
         """Keep a connection for reuse."""
         if id_ in self._heard and passage.reusable:
             passage.rested_at = time.monotonic()
@@ -198,7 +198,7 @@ class Fleet:
             passage.close()
 
 
-class Passage(asyncio.Protocol):
+class ReplicaConnection(asyncio.Protocol):
     """A connection to a replica, for one request and its streamed reply at a time."""
 
     def __init__(self) -> None:
@@ -218,7 +218,7 @@ class Passage(asyncio.Protocol):
         self._pieces: list[bytes] = []
         self._size = 0
         self._grown: asyncio.Future[None] | None = None
-        self._writer: StreamedReply | None = None
+        self._writer: ProxiedReply | None = None
 
     # Callbacks of the connection.
 
@@ -320,17 +320,17 @@ class Passage(asyncio.Protocol):
     def broken(self) -> bool:
         return self._lost and not self.over
 
-    def write_to(self, writer: "StreamedReply | None") -> None:
+    def write_to(self, writer: "ProxiedReply | None") -> None:
         self._writer = writer
 
 
-class StreamedReply(Outflow):
+class ProxiedReply(CallbackSender):
     """Writes a replica's reply to the client, from the callback that reads it. `done` completes at its end.
 
     Only complete events of a stream are written: a client could not parse part of an event.
     """
 
-    def __init__(self, passage: Passage, send: Send, ending: bytes | None) -> None:
+    def __init__(self, passage: ReplicaConnection, send: Send, ending: bytes | None) -> None:
         super().__init__(send)
         self._passage = passage
         self._ending = ending

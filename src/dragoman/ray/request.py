@@ -5,9 +5,9 @@ import asyncio
 from msgspec import Struct
 from starlette.types import Receive, Scope
 
-from dragoman.errors import BadRequest, BodyTooLarge, TooSlow
-from dragoman.http.admission import Holding
-from dragoman.ray.fleet import Passage, ReplicaBeat
+from dragoman.errors import BadRequest, BodyTooLarge, RequestTimeout
+from dragoman.http.admission import ByteReservation
+from dragoman.ray.fleet import ReplicaConnection, ReplicaHeartbeat
 from dragoman.routing import RoutingKey, key_of_body
 
 HOP = frozenset(
@@ -18,7 +18,7 @@ HOP = frozenset(
 LONG_NUMBER = 16
 
 
-class DoorRequest(Struct):
+class IngressRequest(Struct):
     """One request, as far as the ingress reads it."""
 
     scope: Scope
@@ -28,30 +28,30 @@ class DoorRequest(Struct):
     body: bytes | None = None
     """None for a body that is streamed to the replica, and can be sent only once."""
     model: str = ""
-    again: bool = True
+    retryable: bool = True
     """Whether another replica may be tried after one has received it."""
-    maker: ReplicaBeat | None = None
+    maker: ReplicaHeartbeat | None = None
     """The replica that runs the response which the request is about."""
     counts: bool = False
     """Whether it requests an answer, of which each key may have a limited number."""
 
 
-def media_of(asked: DoorRequest) -> bytes:
+def media_of(asked: IngressRequest) -> bytes:
     return asked.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
 
 
-def length_of(asked: DoorRequest) -> int:
+def length_of(asked: IngressRequest) -> int:
     """Return the length of a streamed body, if the client announced it."""
-    said = asked.headers.get(b"content-length", b"")
-    return int(said) if said.isdigit() and len(said) < LONG_NUMBER else 0
+    data = asked.headers.get(b"content-length", b"")
+    return int(data) if data.isdigit() and len(data) < LONG_NUMBER else 0
 
 
-def key_of(asked: DoorRequest) -> RoutingKey:
+def key_of(asked: IngressRequest) -> RoutingKey:
     hints = {name.decode("latin-1"): value.decode("latin-1") for name, value in asked.headers.items()}
     return key_of_body(asked.body or b"", hints, asked.owner)
 
 
-def write_head(asked: DoorRequest, beat: ReplicaBeat) -> bytes:
+def write_head(asked: IngressRequest, beat: ReplicaHeartbeat) -> bytes:
     scope = asked.scope
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
     target = raw + (b"?" + scope["query_string"] if scope.get("query_string") else b"")
@@ -69,7 +69,7 @@ def write_head(asked: DoorRequest, beat: ReplicaBeat) -> bytes:
     return b"\r\n".join(lines) + b"\r\n\r\n"
 
 
-async def read_body(receive: Receive, most: int, held: Holding) -> bytes:
+async def read_body(receive: Receive, most: int, held: ByteReservation) -> bytes:
     pieces, size = list[bytes](), 0
     while True:
         message = await receive()
@@ -79,12 +79,14 @@ async def read_body(receive: Receive, most: int, held: Holding) -> bytes:
         size += len(pieces[-1])
         if size > most:
             raise BodyTooLarge(f"The body has more than {most} bytes, which is the limit.")
-        held.be(size)
+        held.resize(size)
         if not message.get("more_body"):
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-async def send_on(passage: Passage, asked: DoorRequest, beat: ReplicaBeat, patience: float) -> None:
+async def forward_form(
+    passage: ReplicaConnection, asked: IngressRequest, beat: ReplicaHeartbeat, patience: float
+) -> None:
     """Stream a form to a replica. A client that stops sending, or a replica that stops reading, ends it."""
     passage.ask(write_head(asked, beat))
     chunked = not length_of(asked)
@@ -102,4 +104,4 @@ async def send_on(passage: Passage, asked: DoorRequest, beat: ReplicaBeat, patie
                     await passage.send_more(b"", chunked=True)
                 return
     except TimeoutError:
-        raise TooSlow("The body of the request did not arrive in time.") from None
+        raise RequestTimeout("The body of the request did not arrive in time.") from None

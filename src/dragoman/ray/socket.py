@@ -10,7 +10,7 @@ from websockets.exceptions import ConnectionClosed
 
 from dragoman.api.responses.response import ERRORS
 from dragoman.errors import DragomanError
-from dragoman.http.admission import Holding
+from dragoman.http.admission import ByteReservation
 
 OPEN_S = 5.0
 NORMAL = frozenset({1000, 1001, 1005, 1008, 1009, 1013})
@@ -48,7 +48,7 @@ async def relay_socket(
     first: Message,
     receive: Receive,
     send: Send,
-    held: Holding,
+    held: ByteReservation,
     died: DragomanError,
 ) -> None:
     """Relay messages; `first` has already been received. If the replica dies, the client gets an error."""
@@ -64,14 +64,16 @@ async def relay_socket(
         await asyncio.gather(up, down, return_exceptions=True)
 
 
-async def _pass_up(replica: ClientConnection, message: Message, receive: Receive, held: Holding) -> None:
+async def _pass_up(
+    replica: ClientConnection, message: Message, receive: Receive, held: ByteReservation
+) -> None:
     """Relay messages of the client until it disconnects."""
     while message["type"] == "websocket.receive":
         text = message.get("text")
         data = text if text is not None else message["bytes"]
-        held.be(len(data))
+        held.resize(len(data))
         await replica.send(data)
-        held.end()
+        held.release()
         message = await receive()
 
 
@@ -95,7 +97,7 @@ async def _end(code: int, send: Send, died: DragomanError) -> None:
 
 async def fail_socket(error: DragomanError, send: Send, code: int) -> None:
     """Send the error in the format of the API, and close the socket."""
-    error.let_go()
+    error.clear_frames()
     text = msgspec.json.encode(ERRORS.message(error)).decode()
     await send({"type": "websocket.send", "text": text})
     await send({"type": "websocket.close", "code": code})

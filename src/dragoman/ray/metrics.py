@@ -12,10 +12,10 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from dragoman.http.metrics import GAUGES, OURS, VLLM, describe_adapters
-from dragoman.ray.fleet import Fleet, ReplicaBeat
+from dragoman.ray.fleet import Fleet, ReplicaHeartbeat
 
 (RUNNING, _), (WAITING, _), (KV_USAGE, _) = GAUGES
-LOOKS: Mapping[str, Callable[[Sequence[ReplicaBeat]], float | None]] = {
+LOOKS: Mapping[str, Callable[[Sequence[ReplicaHeartbeat]], float | None]] = {
     RUNNING.name: lambda beats: sum(beat.running for beat in beats),
     WAITING.name: lambda beats: sum(beat.waiting for beat in beats),
     KV_USAGE.name: lambda beats: _mean([beat.kv for beat in beats if beat.kv is not None]),
@@ -26,7 +26,7 @@ def _mean(values: Sequence[float]) -> float | None:
     return fmean(values) if values else None
 
 
-class FleetFigures(Collector):
+class FleetMetricsCollector(Collector):
     """Prometheus collector of the ingress; `write()` returns the body of /metrics."""
 
     def __init__(self, fleet: Fleet, *, vllm: bool) -> None:
@@ -59,6 +59,6 @@ class FleetFigures(Collector):
                             gauge.add_metric([model], value)
                     yield gauge
         if VLLM in self._namings:
-            told = [beat for beats in models.values() for beat in beats]
-            used = {name for beat in told for name in beat.adapters}
-            yield from describe_adapters(max((beat.most_adapters for beat in told), default=0), used)
+            heartbeats = [beat for beats in models.values() for beat in beats]
+            used = {name for beat in heartbeats for name in beat.adapters}
+            yield from describe_adapters(max((beat.most_adapters for beat in heartbeats), default=0), used)

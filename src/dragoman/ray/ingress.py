@@ -28,19 +28,28 @@ from dragoman.errors import (
     ModelNotFound,
     NotFound,
     Overloaded,
+    RequestTimeout,
     ServerFull,
-    TooSlow,
     Unavailable,
 )
-from dragoman.http.admission import Budget, Holding
-from dragoman.http.exchange import advice
-from dragoman.http.keys import Keys
+from dragoman.http.admission import ByteBudget, ByteReservation
+from dragoman.http.exchange import retry_headers
+from dragoman.http.keys import ApiKeys
 from dragoman.http.metrics import CONTENT_TYPE
-from dragoman.http.routes.responses import MADE
-from dragoman.http.routes.table import APIS, METRICS, OPEN_PATHS, SOCKET, errors_at, ways_to_write
-from dragoman.ray.figures import FleetFigures
-from dragoman.ray.fleet import Fleet, Passage, ReplicaBeat, StreamedReply
-from dragoman.ray.request import HOP, DoorRequest, key_of, length_of, media_of, read_body, send_on, write_head
+from dragoman.http.routes.responses import RESPONSE_HEADER
+from dragoman.http.routes.table import APIS, METRICS, OPEN_PATHS, SOCKET, errors_at, path_variants
+from dragoman.ray.fleet import Fleet, ProxiedReply, ReplicaConnection, ReplicaHeartbeat
+from dragoman.ray.metrics import FleetMetricsCollector
+from dragoman.ray.request import (
+    HOP,
+    IngressRequest,
+    forward_form,
+    key_of,
+    length_of,
+    media_of,
+    read_body,
+    write_head,
+)
 from dragoman.ray.socket import fail_socket, open_socket, relay_socket
 from dragoman.routing import Router, RoutingKey
 from dragoman.settings import Settings
@@ -67,23 +76,23 @@ _read_named = msgspec.json.Decoder(_NamedFields).decode
 _read_list = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-class Door:
+class Ingress:
     """The ingress app. Replicas report to `fleet.hear`. API keys are checked before a body is read."""
 
     def __init__(self, fleet: Fleet, settings: Settings, most: int = MOST_INSIDE) -> None:
         """`most` limits the concurrent requests."""
         self._fleet = fleet
         self._settings = settings
-        self._keys = Keys(settings)
+        self._keys = ApiKeys(settings)
         self._keys.on_change = self._take_keys
         limits = settings.limits
-        self._bodies = Budget(limits.bodies_bytes, len(self._keys), "The bodies of requests")
+        self._bodies = ByteBudget(limits.bodies_bytes, len(self._keys), "The bodies of requests")
         self._most, self._inside = most, Counter[str]()
-        self._figures = FleetFigures(fleet, vllm=settings.metrics_names == "vllm")
+        self._figures = FleetMetricsCollector(fleet, vllm=settings.metrics_names == "vllm")
         self._open = OPEN_PATHS | ({METRICS} if settings.metrics == "open" else set())
 
     def _take_keys(self) -> None:
-        self._bodies.share_between(len(self._keys))
+        self._bodies.set_key_count(len(self._keys))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -100,9 +109,9 @@ class Door:
         try:
             await self._answer(scope, headers, receive, send)
         except DragomanError as error:
-            error.let_go()
+            error.clear_frames()
             errors = errors_at(scope["path"], headers)
-            await _reply(send, errors.status(error), errors.body(error), advice(error))
+            await _reply(send, errors.status(error), errors.body(error), retry_headers(error))
 
     async def _answer(
         self, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive, send: Send
@@ -116,21 +125,21 @@ class Door:
             await _reply(send, 200, {"status": "ready"})
             return
         is_open = method in ("GET", "HEAD") and path in self._open
-        owner = "" if is_open else self._keys.of(headers).sha256
-        asked = DoorRequest(scope, receive, dict(headers), owner)
+        owner = "" if is_open else self._keys.authenticate(headers).sha256
+        asked = IngressRequest(scope, receive, dict(headers), owner)
         asked.counts = method == "POST" and path in COMPUTED
-        held = self._bodies.of(owner)
-        with self._visit(asked), held:
+        held = self._bodies.reserve(owner)
+        with self._admit(asked), held:
             if method == "GET" and path in MODELS and len(self._fleet.routers) > 1:
                 await self._list_models(asked, send)
             elif method == "GET" and path == METRICS and not asked.scope["query_string"]:
                 await self._tell_figures(send)
             else:
                 await self._read(asked, held)
-                await self._pass(asked, send, held)
+                await self._proxy(asked, send, held)
 
     @contextmanager
-    def _visit(self, asked: DoorRequest) -> Iterator[None]:
+    def _admit(self, asked: IngressRequest) -> Iterator[None]:
         """Admit a request, or reject it before its body is read. No key can take the places of all others."""
         owner, inside = asked.owner, self._inside
         most = self._settings.limits.per_key
@@ -162,39 +171,39 @@ class Door:
             if not router.names:
                 raise _nobody(model)
 
-    async def _read(self, asked: DoorRequest, held: Holding) -> None:
+    async def _read(self, asked: IngressRequest, held: ByteReservation) -> None:
         """Read the body and find the model. Forms contain files, and are streamed to the replica."""
         method, path = asked.scope["method"], asked.scope["path"]
         asked.model = next(iter(self._fleet.routers))
-        if path.startswith(RESPONSES) and (maker := self._fleet.maker(path.split("/")[3])):
+        if path.startswith(RESPONSES) and (maker := self._fleet.producer(path.split("/")[3])):
             asked.maker, asked.model = maker, maker.model
         elif path == METRICS:
             name = asked.scope["query_string"].decode("latin-1").partition("replica=")[2]
-            if (named := self._fleet.place(name)) is None:
+            if (named := self._fleet.replica(name)) is None:
                 raise NotFound("There is no replica of this name.")
             asked.maker, asked.model = named, named.model
         if media_of(asked) == b"multipart/form-data":
-            asked.again = False
-            held.be(length_of(asked))
+            asked.retryable = False
+            held.resize(length_of(asked))
             return
         limit = self._settings.body_timeout
         try:
             async with asyncio.timeout(limit):
                 asked.body = await read_body(asked.receive, self._settings.limits.body_bytes, held)
         except TimeoutError:
-            raise TooSlow("The body of the request did not arrive in time.") from None
-        asked.again = method in ("GET", "HEAD", "DELETE") or path in COMPUTED
+            raise RequestTimeout("The body of the request did not arrive in time.") from None
+        asked.retryable = method in ("GET", "HEAD", "DELETE") or path in COMPUTED
         if method == "POST" and asked.body:
             self._name(asked)
 
-    def _name(self, asked: DoorRequest) -> None:
+    def _name(self, asked: IngressRequest) -> None:
         """Find the model that a body names."""
         try:
             named = _read_named(asked.body or b"")
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             # The replica reports what is wrong with the body.
             return
-        asked.again = asked.again and named.conversation is None
+        asked.retryable = asked.retryable and named.conversation is None
         if len(self._fleet.routers) > 1 and isinstance(named.model, str) and named.model:
             asked.model = self._find(named.model)
 
@@ -211,30 +220,32 @@ class Door:
         await receive()
         headers = dict(scope["headers"])
         try:
-            owner = self._keys.of(headers).sha256
-            if SOCKET not in (scope["path"], *ways_to_write(scope["path"])):
+            owner = self._keys.authenticate(headers).sha256
+            if SOCKET not in (scope["path"], *path_variants(scope["path"])):
                 raise NotFound(f"The only WebSocket route is {SOCKET}.")
         except DragomanError as error:
             await send({"type": "websocket.close", "code": 1008, "reason": error.message[:100]})
             return
         await send({"type": "websocket.accept"})
-        asked = DoorRequest({**scope, "method": "POST"}, receive, headers, owner)
-        held = self._bodies.of(owner)
+        asked = IngressRequest({**scope, "method": "POST"}, receive, headers, owner)
+        held = self._bodies.reserve(owner)
         try:
             # A silent socket counts, too.
-            with self._visit(asked), held:
+            with self._admit(asked), held:
                 first = await receive()
                 if first["type"] != "websocket.receive":
                     return
                 asked.body = (first.get("text") or "").encode() or first.get("bytes") or b""
-                held.be(len(asked.body))
+                held.resize(len(asked.body))
                 asked.model = next(iter(self._fleet.routers))
                 self._name(asked)
                 await self._pass_socket(asked, first, send, held)
         except DragomanError as error:
             await fail_socket(error, send, 1013)
 
-    async def _pass_socket(self, asked: DoorRequest, first: Message, send: Send, held: Holding) -> None:
+    async def _pass_socket(
+        self, asked: IngressRequest, first: Message, send: Send, held: ByteReservation
+    ) -> None:
         router, key = self._fleet.routers[asked.model], key_of(asked)
         asked.body = b""
         tried: set[str] = set()
@@ -246,12 +257,12 @@ class Door:
                         await relay_socket(replica, first, asked.receive, send, held, _died())
                     return
                 except (OSError, TimeoutError, InvalidHandshake):
-                    self._fleet.lose(beat.id)
+                    self._fleet.drop(beat.id)
         raise _nobody(asked.model)
 
     # To a replica and back.
 
-    async def _pass(self, asked: DoorRequest, send: Send, held: Holding) -> None:
+    async def _proxy(self, asked: IngressRequest, send: Send, held: ByteReservation) -> None:
         router, key = self._fleet.routers[asked.model], key_of(asked)
         tried: set[str] = set()
         while beat := self._next(router, key, tried, asked.maker):
@@ -260,19 +271,21 @@ class Door:
                 passage = await self._asked(asked, beat)
                 if passage is None:
                     continue
-                if passage.status == 503 and asked.again and self._next(router, key, tried):
+                if passage.status == 503 and asked.retryable and self._next(router, key, tried):
                     # The replica is stopping, or overloaded.
                     passage.close()
                     continue
                 # No other replica will be tried.
                 asked.body = b""
-                held.end()
-                await self._pass_back(asked, beat, passage, send)
+                held.release()
+                await self._proxy_reply(asked, beat, passage, send)
                 return
         raise _nobody(asked.model)
 
     @contextmanager
-    def _at(self, router: Router, key: RoutingKey, beat: ReplicaBeat, asked: DoorRequest) -> Iterator[None]:
+    def _at(
+        self, router: Router, key: RoutingKey, beat: ReplicaHeartbeat, asked: IngressRequest
+    ) -> Iterator[None]:
         """Count the request at the replica inside the block."""
         router.begin(key, beat.id)
         if asked.counts:
@@ -285,26 +298,26 @@ class Door:
                 self._fleet.counts.leave(beat.id, asked.owner)
 
     def _next(
-        self, router: Router, key: RoutingKey, tried: set[str], first: ReplicaBeat | None = None
-    ) -> ReplicaBeat | None:
+        self, router: Router, key: RoutingKey, tried: set[str], first: ReplicaHeartbeat | None = None
+    ) -> ReplicaHeartbeat | None:
         named = [first.id] if first is not None else []
         for id_ in (*named, *router.rank(key, tried)):
-            if id_ not in tried and (beat := self._fleet.place(id_)) is not None:
+            if id_ not in tried and (beat := self._fleet.replica(id_)) is not None:
                 return beat
         return None
 
-    async def _asked(self, asked: DoorRequest, beat: ReplicaBeat) -> Passage | None:
+    async def _asked(self, asked: IngressRequest, beat: ReplicaHeartbeat) -> ReplicaConnection | None:
         """Send the request and return a connection with the headers of the reply; None if another replica may
         be tried.
         """
         try:
             passage = await self._fleet.open(beat)
         except (OSError, TimeoutError):
-            self._fleet.lose(beat.id)
+            self._fleet.drop(beat.id)
             return None
         try:
             if asked.body is None:
-                await send_on(passage, asked, beat, self._settings.body_timeout)
+                await forward_form(passage, asked, beat, self._settings.body_timeout)
             else:
                 passage.ask(write_head(asked, beat), asked.body)
             if await _unless_gone(asked.receive, passage):
@@ -312,22 +325,24 @@ class Door:
         except BaseException:
             passage.close()
             raise
-        self._fleet.lose(beat.id)
-        if not asked.again:
+        self._fleet.drop(beat.id)
+        if not asked.retryable:
             raise _died()
         return None
 
-    async def _pass_back(self, asked: DoorRequest, beat: ReplicaBeat, passage: Passage, send: Send) -> None:
+    async def _proxy_reply(
+        self, asked: IngressRequest, beat: ReplicaHeartbeat, passage: ReplicaConnection, send: Send
+    ) -> None:
         headers = [(name, value) for name, value in passage.headers if name not in HOP]
         sizes = [(name, value) for name, value in passage.headers if name == b"content-length"]
         kind = next((value for name, value in headers if name == b"content-type"), b"")
         ending = STREAMS.get(kind.partition(b";")[0].strip())
-        told = [*headers, *sizes, (TOLD, beat.id.encode())]
-        if made := next((value.decode("latin-1") for name, value in headers if name == MADE), ""):
-            self._fleet.note_maker(made, beat.id)
-            self._fleet.routers[beat.model].remember(made, beat.id, asked.owner)
-        await send({"type": "http.response.start", "status": passage.status, "headers": told})
-        reply = StreamedReply(passage, send, ending)
+        items = [*headers, *sizes, (TOLD, beat.id.encode())]
+        if text := next((value.decode("latin-1") for name, value in headers if name == RESPONSE_HEADER), ""):
+            self._fleet.set_producer(text, beat.id)
+            self._fleet.routers[beat.model].remember(text, beat.id, asked.owner)
+        await send({"type": "http.response.start", "status": passage.status, "headers": items})
+        reply = ProxiedReply(passage, send, ending)
         watcher = asyncio.ensure_future(_gone(asked.receive))
         try:
             await asyncio.wait({reply.done, watcher}, return_when=asyncio.FIRST_COMPLETED)
@@ -349,11 +364,16 @@ class Door:
         await self._end(asked, beat, passage, send, ending)
 
     async def _end(
-        self, asked: DoorRequest, beat: ReplicaBeat, passage: Passage, send: Send, ending: bytes | None
+        self,
+        asked: IngressRequest,
+        beat: ReplicaHeartbeat,
+        passage: ReplicaConnection,
+        send: Send,
+        ending: bytes | None,
     ) -> None:
         last = b""
         if passage.broken:
-            self._fleet.lose(beat.id)
+            self._fleet.drop(beat.id)
             logger.warning("Replica lost during a reply: %s", beat.id)
             if ending is None:
                 # Abort the connection: a normal end would mean that the reply is complete.
@@ -361,10 +381,10 @@ class Door:
             self._figures.told_breaks += 1
             last = errors_at(asked.scope["path"], asked.headers).event(_died())
         else:
-            self._fleet.rest(beat.id, passage)
+            self._fleet.return_connection(beat.id, passage)
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
-    async def _list_models(self, asked: DoorRequest, send: Send) -> None:
+    async def _list_models(self, asked: IngressRequest, send: Send) -> None:
         """List the models of all deployments, each as one of its replicas reports it."""
         asked.body, listed = b"", list[Any]()
         for model, router in self._fleet.routers.items():
@@ -378,12 +398,12 @@ class Door:
                 if passage.status != 200:
                     raise Unavailable(f"The model '{model}' did not list itself; retry.")
                 listed += _read_list(data).get("data", [])
-                self._fleet.rest(beat.id, passage)
+                self._fleet.return_connection(beat.id, passage)
                 break
         await _reply(send, 200, {"object": "list", "data": listed})
 
 
-async def _unless_gone(receive: Receive, passage: Passage) -> bool:
+async def _unless_gone(receive: Receive, passage: ReplicaConnection) -> bool:
     """Whether the replica replies; raises if the client disconnects first."""
     answer = asyncio.ensure_future(passage.answered())
     watcher = asyncio.ensure_future(_gone(receive))
