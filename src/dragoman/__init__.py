@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dragoman.dialects.parser import Parser, parse, parse_reasoning_complete, parse_tool_call_complete
     from dragoman.dialects.registry import list_dialects
     from dragoman.dialects.render import render
-    from dragoman.engines.supervised import Supervised
+    from dragoman.engines.supervisor import SupervisedEngine
     from dragoman.http.app import App
     from dragoman.http.server import aserve, aserve_oai, background, serve, serve_oai
     from dragoman.prompt.find import find_dialect
@@ -41,7 +41,7 @@ __all__ = [
     "Sampling",
     "Settings",
     "Step",
-    "Supervised",
+    "SupervisedEngine",
     "TextStep",
     "Tokenizer",
     "ToolCall",
@@ -67,7 +67,7 @@ _LAZY = {
     "Client": "dragoman.client",
     "Constraint": "dragoman.constrain.constraint",
     "Parser": "dragoman.dialects.parser",
-    "Supervised": "dragoman.engines.supervised",
+    "SupervisedEngine": "dragoman.engines.supervisor",
     "aserve": "dragoman.http.server",
     "aserve_oai": "dragoman.http.server",
     "background": "dragoman.http.server",

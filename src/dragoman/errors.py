@@ -4,7 +4,7 @@
     ├── BadRequest                400  invalid_request_error
     │   ├── ContextOverflow       400  invalid_request_error   context_length_exceeded
     │   ├── TemplateError         400  invalid_request_error   template_error
-    │   │   └── EndlessTemplate   400  invalid_request_error   template_error
+    │   │   └── TemplateBudgetExceeded   400  invalid_request_error   template_error
     │   ├── UnknownField          400  invalid_request_error   unknown_field
     │   ├── UnknownCursor         400  invalid_request_error   unknown_cursor
     │   └── ChainTooLong          400  invalid_request_error   limit_exceeded
@@ -12,19 +12,19 @@
     ├── Forbidden                 403  permission_error
     ├── NotFound                  404  not_found_error
     │   ├── ModelNotFound         404  not_found_error         model_not_found
-    │   └── MissingRecord         404  not_found_error         record_not_found
+    │   └── RecordNotFound         404  not_found_error         record_not_found
     ├── MethodNotAllowed          405  invalid_request_error   method_not_allowed
-    ├── TooSlow                   408  invalid_request_error   request_timeout
+    ├── RequestTimeout                   408  invalid_request_error   request_timeout
     ├── DeadlineExceeded          408  timeout_error           timeout
     ├── Conflict                  409  invalid_request_error   conflict
     ├── BodyTooLarge              413  invalid_request_error   body_too_large
-    ├── UnsupportedMedia          415  invalid_request_error   unsupported_media_type
+    ├── UnsupportedMediaType          415  invalid_request_error   unsupported_media_type
     ├── Overloaded                429  rate_limit_error        overloaded
     │   └── ServerFull            429  rate_limit_error        overloaded
-    ├── HeadTooLarge              431  invalid_request_error   head_too_large
+    ├── HeadersTooLarge              431  invalid_request_error   head_too_large
     ├── EngineFailed              500  server_error            engine_failed
     │   └── ConstraintFailed      500  server_error            constraint_failed
-    ├── UnfitAnswer               500  server_error            unfit_answer
+    ├── InvalidAnswer               500  server_error            unfit_answer
     ├── Unavailable               503  server_error            unavailable
     │   ├── Loading               503  server_error            loading
     │   └── StoreUnavailable      503  server_error            store_unavailable
@@ -33,8 +33,8 @@
     └── BindingError              (loading)      the native library does not fit
 
 A message is safe to show: it says what to change, and never contains the text of a foreign exception. `param`
-is a `Part`, our own name of the field that is wrong; each API replaces it by its own name of that field and
-formats the error in its own JSON (`src/dragoman/api/reply.py`).
+is a `ParamKey`, our own name of the field that is wrong; each API replaces it by its own name of that field
+and formats the error in its own JSON (`src/dragoman/api/reply.py`).
 """
 
 import traceback
@@ -45,7 +45,7 @@ LONGEST_MESSAGE = 2048
 LONGEST_PARAM = 256
 
 
-class Part(str):
+class ParamKey(str):
     """Our own name of a request field; every field of `Sampling` is one.
 
     Each API replaces it by its own field name, in `param` and wherever a message has the name in quotes.
@@ -54,31 +54,31 @@ class Part(str):
     __slots__ = ()
 
 
-CONVERSATION = Part("conversation")
+CONVERSATION = ParamKey("conversation")
 """The messages so far."""
-PROMPT = Part("prompt")
+PROMPT = ParamKey("prompt")
 """The text or ids to complete."""
-TOOLS = Part("tools")
-TOOL_CHOICE = Part("tool_choice")
-OUTPUT = Part("output")
+TOOLS = ParamKey("tools")
+TOOL_CHOICE = ParamKey("tool_choice")
+OUTPUT = ParamKey("output")
 """The format that the answer's text must have."""
-MODEL = Part("model")
-ADAPTERS = Part("lora")
-ADAPTER_NAME, ADAPTER_PATH = Part("lora_name"), Part("lora_path")
+MODEL = ParamKey("model")
+ADAPTERS = ParamKey("lora")
+ADAPTER_NAME, ADAPTER_PATH = ParamKey("lora_name"), ParamKey("lora_path")
 """Name and file of an adapter to load."""
-ANSWERS = Part("n")
+CHOICE_COUNT = ParamKey("n")
 """The number of answers."""
-STOP = Part("stop")
-LOGPROBS = Part("logprobs")
+STOP = ParamKey("stop")
+LOGPROBS = ParamKey("logprobs")
 """Whether to report log probabilities."""
-ALTERNATIVES = Part("alternatives")
+TOP_LOGPROBS = ParamKey("alternatives")
 """How many alternatives to report for each sampled id."""
-TEMPLATE = Part("chat_template")
-TEMPLATE_KWARGS = Part("chat_template_kwargs")
-FINAL_MESSAGE = Part("continue_final_message")
+TEMPLATE = ParamKey("chat_template")
+TEMPLATE_KWARGS = ParamKey("chat_template_kwargs")
+FINAL_MESSAGE = ParamKey("continue_final_message")
 """Whether the answer continues the last message."""
-SUFFIX = Part("suffix")
-AFTER = Part("after")
+SUFFIX = ParamKey("suffix")
+CURSOR = ParamKey("after")
 """The entry after which a page of a list begins."""
 
 
@@ -87,7 +87,7 @@ def shorten(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most // 2]}…{text[-most // 2 :]}"
 
 
-def is_near(name: str, other: str) -> bool:
+def is_typo_of(name: str, other: str) -> bool:
     """Whether one name is likely a typo of the other: one or two letters differ at one position, or only `-`,
     `_` and case do.
 
@@ -130,13 +130,13 @@ class DragomanError(Exception):
         super().__init__(message)
         self.message = message
         self.param = None if param is None else shorten(param, LONGEST_PARAM)
-        """The field that is wrong, as an API names it, or a `Part`."""
+        """The field that is wrong, as an API names it, or a `ParamKey`."""
         if code is not None:
             self.code = code
         if retry_after is not None:
             self.retry_after = retry_after
 
-    def let_go(self) -> None:
+    def clear_frames(self) -> None:
         """Free the parsed request, which the frames of the traceback keep alive."""
         traceback.clear_frames(self.__traceback__)
 
@@ -169,7 +169,7 @@ class TemplateError(BadRequest):
     code = "template_error"
 
 
-class EndlessTemplate(TemplateError):
+class TemplateBudgetExceeded(TemplateError):
     """Template rendering that was stopped because it cost too much."""
 
 
@@ -183,7 +183,7 @@ class UnknownCursor(BadRequest):
     code = "unknown_cursor"
 
     def __init__(self, after: str) -> None:
-        super().__init__(f"{after} is not in this list; continue after an id that is.", param=AFTER)
+        super().__init__(f"{after} is not in this list; continue after an id that is.", param=CURSOR)
 
 
 class ChainTooLong(BadRequest):
@@ -228,7 +228,7 @@ class ModelNotFound(NotFound):
     code = "model_not_found"
 
 
-class MissingRecord(NotFound):
+class RecordNotFound(NotFound):
     """A stored record that another one continues does not exist, or no longer."""
 
     code = "record_not_found"
@@ -249,7 +249,7 @@ class MethodNotAllowed(DragomanError):
         """The allowed methods."""
 
 
-class TooSlow(DragomanError):
+class RequestTimeout(DragomanError):
     """The request did not arrive in time."""
 
     status = 408
@@ -281,13 +281,13 @@ class BodyTooLarge(DragomanError):
     code = "body_too_large"
 
 
-class UnsupportedMedia(DragomanError):
+class UnsupportedMediaType(DragomanError):
     status = 415
     type = "invalid_request_error"
     code = "unsupported_media_type"
 
 
-class HeadTooLarge(DragomanError):
+class HeadersTooLarge(DragomanError):
     status = 431
     type = "invalid_request_error"
     code = "head_too_large"
@@ -314,7 +314,7 @@ class ConstraintFailed(EngineFailed):
     code = "constraint_failed"
 
 
-class UnfitAnswer(DragomanError):
+class InvalidAnswer(DragomanError):
     """Every attempt of the model failed the check, on an engine that cannot constrain its output."""
 
     code = "unfit_answer"
@@ -328,7 +328,7 @@ class Unavailable(DragomanError):
     retry_after = 1
 
 
-class Loading(Unavailable):
+class ModelLoading(Unavailable):
     """The model is still being loaded."""
 
     code = "loading"

@@ -23,15 +23,15 @@ from dragoman.errors import DragomanError
 
 ACCESS = "dragoman.access"
 TEXT_FIELDS = frozenset({"method", "path", "request_id", "model", "finish", "error", "code"})
-about: ContextVar[Mapping[str, str]] = ContextVar("about", default={})  # noqa: B039 (never mutated)
+log_context: ContextVar[Mapping[str, str]] = ContextVar("about", default={})  # noqa: B039 (never mutated)
 """The ids of the current request and its trace, which JSON log lines include."""
 LONGEST = 500
 STYLES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "blue": 34, "magenta": 35, "cyan": 36}
 LEVEL_STYLES = {"DEBUG": "dim", "INFO": "cyan", "WARNING": "yellow", "ERROR": "red", "CRITICAL": "red"}
 
 
-class Paint:
-    """Colors for terminals: `Paint(sys.stderr)("red", "no")` is red on a terminal, and plain `no`
+class Colorizer:
+    """Colors for terminals: `Colorizer(sys.stderr)("red", "no")` is red on a terminal, and plain `no`
     elsewhere.
     """
 
@@ -46,9 +46,9 @@ class Paint:
 def setup(level: str, json: bool, stream: TextIO | None = None) -> None:
     """Send the log lines of dragoman and uvicorn to one stream. A second call replaces the first setup."""
     stream = sys.stderr if stream is None else stream
-    stream = stream.raw if isinstance(stream, JsonStream) else stream
+    stream = stream.raw if isinstance(stream, JsonLogStream) else stream
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(LINES if json else HumanLines(Paint(stream)))
+    handler.setFormatter(LINES if json else TextFormatter(Colorizer(stream)))
     _route("dragoman", level.upper(), handler)
     # uvicorn logs its start and stop at "info"; the banner says the same more clearly.
     _route("uvicorn", "DEBUG" if level == "debug" else "WARNING", handler)
@@ -103,17 +103,17 @@ def fields(record: logging.LogRecord) -> dict[str, Any]:
     return kept
 
 
-def trouble(record: logging.LogRecord) -> tuple[str, list[str]]:
+def exception_summary(record: logging.LogRecord) -> tuple[str, list[str]]:
     """Describe a record's exception without its own message, and list the code lines it passed through."""
     error = record.exc_info[1] if record.exc_info else None
     if error is None:
         return "", []
     frames = traceback.extract_tb(error.__traceback__)
-    places = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]
-    return describe(error), places
+    params = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]
+    return safe_message(error), params
 
 
-def describe(error: BaseException) -> str:
+def safe_message(error: BaseException) -> str:
     """Describe an error safely: `ValueError("secret")` is `ValueError`; our own and the system's messages
     stay.
     """
@@ -125,7 +125,7 @@ def describe(error: BaseException) -> str:
     return name
 
 
-class JsonLines(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """One JSON object per line. The request's fields stand beside `time`, `level` and `logger`."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -141,19 +141,19 @@ class JsonLines(logging.Formatter):
         request = fields(record)
         if not request:
             line["message"] = clean(record.getMessage())
-        sentence, places = trouble(record)
+        sentence, params = exception_summary(record)
         if sentence:
-            line |= {"exception": sentence, "at": places}
-        return {**line, **about.get(), **request}
+            line |= {"exception": sentence, "at": params}
+        return {**line, **log_context.get(), **request}
 
 
-LINES = JsonLines()
+LINES = JsonFormatter()
 
 
 # JSON for everything else that the process writes: prints, warnings and uncaught exceptions.
 
 
-class JsonStream(io.TextIOBase):
+class JsonLogStream(io.TextIOBase):
     """Replaces stdout or stderr and turns every line written to it into a JSON object."""
 
     def __init__(self, raw: TextIO, name: str) -> None:
@@ -176,8 +176,8 @@ class JsonStream(io.TextIOBase):
     def say(self, line: str, level: int = logging.INFO, hint: str = "") -> None:
         if line.strip():
             record = logging.LogRecord(self._name, level, "", 0, line.strip(), None, None)
-            told = LINES.describe(record) | ({"hint": hint} if hint else {})
-            self.raw.write(msgspec.json.encode(told).decode() + "\n")
+            mapping = LINES.describe(record) | ({"hint": hint} if hint else {})
+            self.raw.write(msgspec.json.encode(mapping).decode() + "\n")
             self.raw.flush()
 
     def flush(self) -> None:
@@ -191,11 +191,11 @@ class JsonStream(io.TextIOBase):
         return "utf-8"
 
 
-def speak_json() -> None:
+def stdio_as_json() -> None:
     """Turn everything this process writes into JSON lines, third-party output included. Idempotent."""
-    if isinstance(sys.stderr, JsonStream):
+    if isinstance(sys.stderr, JsonLogStream):
         return
-    sys.stdout, sys.stderr = JsonStream(sys.stdout, "stdout"), JsonStream(sys.stderr, "stderr")
+    sys.stdout, sys.stderr = JsonLogStream(sys.stdout, "stdout"), JsonLogStream(sys.stderr, "stderr")
     for stream in (sys.stdout, sys.stderr):
         atexit.register(stream.end)
     handler = logging.StreamHandler(sys.stderr.raw)
@@ -207,19 +207,19 @@ def speak_json() -> None:
     sys.excepthook = lambda kind, error, trace: logger.critical(
         "Process terminated by an exception", exc_info=error
     )
-    threading.excepthook = lambda told: logger.error(
-        "Thread terminated by an exception", exc_info=told.exc_value
+    threading.excepthook = lambda parts: logger.error(
+        "Thread terminated by an exception", exc_info=parts.exc_value
     )
-    sys.unraisablehook = lambda told: logger.error("Unraisable exception", exc_info=told.exc_value)
+    sys.unraisablehook = lambda item: logger.error("Unraisable exception", exc_info=item.exc_value)
 
 
-class HumanLines(logging.Formatter):
+class TextFormatter(logging.Formatter):
     """Formats lines for people, such as:
 
     `12:00:01 POST /v1/chat/completions 200  31+128 tok  cached 24  118 tok/s  first 35 ms  stop  req_1`
     """
 
-    def __init__(self, paint: Paint) -> None:
+    def __init__(self, paint: Colorizer) -> None:
         super().__init__()
         self.paint = paint
 
@@ -227,9 +227,9 @@ class HumanLines(logging.Formatter):
         clock = self.paint("dim", time.strftime("%H:%M:%S", time.localtime(record.created)))
         request = fields(record)
         line = f"{clock} {self._request(request) if request else self._message(record)}"
-        sentence, places = trouble(record)
+        sentence, params = exception_summary(record)
         if sentence:
-            line += "".join(f"\n    {place}" for place in [sentence, *places])
+            line += "".join(f"\n    {param}" for param in [sentence, *params])
         return line
 
     def _message(self, record: logging.LogRecord) -> str:

@@ -17,7 +17,7 @@ Address: TypeAlias = IPv4Address | IPv6Address
 _NAT64 = IPv6Network("64:ff9b::/96")
 
 
-class NotPublic(Exception):
+class NonPublicAddress(Exception):
     """The host resolves to an address of a private network, or to none."""
 
 
@@ -34,7 +34,7 @@ def is_public(address: Address) -> bool:
     return address.is_global and not address.is_multicast
 
 
-def written_as_number(host: str) -> Address | None:
+def literal_address(host: str) -> Address | None:
     """Return the address if the host is one: `127.0.0.1`, `[::1]`, but also `2130706433` and `0177.0.0.1`."""
     try:
         return ip_address(host.strip("[]"))
@@ -52,12 +52,12 @@ async def public_address(host: str, port: int) -> str:
     one.
     """
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        items = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:
-        raise NotPublic from None
-    addresses = [str(row[4][0]) for row in found]
+        raise NonPublicAddress from None
+    addresses = [str(row[4][0]) for row in items]
     if not addresses or not all(is_public(ip_address(each)) for each in addresses):
-        raise NotPublic
+        raise NonPublicAddress
     return addresses[0]
 
 

@@ -44,7 +44,7 @@ SESSION = HINT_HEADER.encode()
 class RequestTrace:
     """The trace of one request or background task; the spans it adds are children of its own span."""
 
-    def __init__(self, tracing: "Tracing", span: "Span") -> None:
+    def __init__(self, tracing: "Telemetry", span: "Span") -> None:
         self.tracing = tracing
         self.span = span
         self.plans: dict[int, tuple[int, int]] = {}
@@ -91,12 +91,12 @@ class RequestTrace:
         def planned() -> T:
             start = time.time_ns()
             try:
-                made = plan()
+                type_var_type = plan()
             except Exception as error:
                 self.add("prompt", start, time.time_ns(), error=error)
                 raise
-            self.plans[id(made)] = (start, time.time_ns())
-            return made
+            self.plans[id(type_var_type)] = (start, time.time_ns())
+            return type_var_type
 
         return planned
 
@@ -107,24 +107,26 @@ class RequestTrace:
         else:
             self._cut.append((span, at))
 
-    def end(self, facts: Attributes, attributes: Attributes) -> None:
+    def end(self, log_fields: Attributes, attributes: Attributes) -> None:
         """End the request's span; `facts` are the fields of its access log line."""
-        span, code = self.span, facts.get("code") or str(facts["status"])
-        reason = str(facts.get("finish", ""))
+        span, code = self.span, log_fields.get("code") or str(log_fields["status"])
+        reason = str(log_fields.get("finish", ""))
         # A client error (4xx) is not an error of the server, and neither is a client that disconnects.
         left = reason in ("disconnect", "cancelled")
-        failed = not left and (facts["status"] >= 500 or ("error" in facts and facts["status"] < 400))
+        failed = not left and (
+            log_fields["status"] >= 500 or ("error" in log_fields and log_fields["status"] < 400)
+        )
         self._over = True
         for cut, at in self._cut:
-            if "error" in facts and not left:
-                mark_failed(cut, code, facts["error"])
+            if "error" in log_fields and not left:
+                mark_failed(cut, code, log_fields["error"])
             elif reason:
                 cut.set_attribute("gen_ai.response.finish_reasons", (reason,))
             cut.end(at)
         span.set_attributes(dict(attributes))
         if failed:
-            mark_failed(span, code, facts.get("error", ""))
-        elif facts["status"] >= 400:
+            mark_failed(span, code, log_fields.get("error", ""))
+        elif log_fields["status"] >= 400:
             span.set_attribute("error.type", code)
         elif left:
             span.set_attribute("dragoman.ended", reason)
@@ -151,10 +153,10 @@ def mark_failed(span: "Span", code: str, message: str) -> None:
 def mark_error(span: "Span", error: BaseException) -> None:
     """Mark a span as failed. The text of a foreign exception is left out: it may quote what a client sent."""
     code = error.code if isinstance(error, DragomanError) else None
-    mark_failed(span, code or type(error).__name__, logs.describe(error))
+    mark_failed(span, code or type(error).__name__, logs.safe_message(error))
 
 
-class Tracing:
+class Telemetry:
     """The tracer and the meter of one server."""
 
     def __init__(
@@ -181,8 +183,8 @@ class Tracing:
         if parent is not None:
             context = set_span_in_context(parent.span, Context())
         else:
-            given = {each: (headers or {}).get(each.encode(), b"").decode("latin-1") for each in HEADERS}
-            context = propagate.extract({each: text for each, text in given.items() if text}, Context())
+            fields = {each: (headers or {}).get(each.encode(), b"").decode("latin-1") for each in HEADERS}
+            context = propagate.extract({each: text for each, text in fields.items() if text}, Context())
         trace = RequestTrace(self, self._tracer.start_span(name, context, _kind(role)))
         trace.conversation = parent.conversation if parent is not None else ""
         return trace
@@ -198,14 +200,14 @@ class Tracing:
         return RequestTrace(self, NonRecordingSpan(parent))
 
     @contextmanager
-    def following(self, trace: RequestTrace) -> Iterator[RequestTrace]:
+    def use_trace(self, trace: RequestTrace) -> Iterator[RequestTrace]:
         """Make `trace` the current one inside the block; log lines get its ids."""
         token = current.set(trace)
-        told = logs.about.set({**logs.about.get(), **trace.ids})
+        result = logs.log_context.set({**logs.log_context.get(), **trace.ids})
         try:
             yield trace
         finally:
-            logs.about.reset(told)
+            logs.log_context.reset(result)
             current.reset(token)
 
     def start(
@@ -214,9 +216,9 @@ class Tracing:
         from opentelemetry.context import Context
         from opentelemetry.trace import set_span_in_context
 
-        given = {key.replace("__", "."): value for key, value in attributes.items() if value is not None}
+        fields = {key.replace("__", "."): value for key, value in attributes.items() if value is not None}
         context = set_span_in_context(parent, Context())
-        return self._tracer.start_span(name, context, _kind(role), given, start_time=start)
+        return self._tracer.start_span(name, context, _kind(role), fields, start_time=start)
 
     def close(self) -> None:
         """Send what was not sent yet, for at most `CLOSE_S` seconds."""
@@ -248,7 +250,7 @@ def headers_of(span: "Span") -> dict[str, str]:
 
 
 @contextmanager
-def asking(span: "Span") -> Iterator[None]:
+def propagate_span(span: "Span") -> Iterator[None]:
     """Inside the block, requests to other servers carry the headers of this span."""
     from opentelemetry import context, trace
 
@@ -263,7 +265,7 @@ def asking(span: "Span") -> Iterator[None]:
 
 @contextmanager
 def traced(
-    tracing: Tracing | None, name: str, facts: Attributes, parent: RequestTrace | None = None
+    tracing: Telemetry | None, name: str, log_fields: Attributes, parent: RequestTrace | None = None
 ) -> Iterator[None]:
     """Trace the work inside the block, if tracing is on: as a trace of its own or a child of `parent`.
 
@@ -274,10 +276,10 @@ def traced(
         return
     trace = tracing.begin(name, parent=parent, role="INTERNAL")
     try:
-        with tracing.following(trace):
+        with tracing.use_trace(trace):
             yield
     finally:
-        trace.end(facts, {"dragoman.request_id": facts.get("request_id", "")})
+        trace.end(log_fields, {"dragoman.request_id": log_fields.get("request_id", "")})
 
 
 # Setup from settings and environment.
@@ -289,7 +291,7 @@ def check_tracing(settings: Settings) -> None:
         raise SettingsError(MISSING)
 
 
-def open_tracing(settings: Settings) -> Tracing | None:
+def open_tracing(settings: Settings) -> Telemetry | None:
     """Return None where tracing is off. A program that has configured OpenTelemetry itself keeps its
     configuration.
     """
@@ -307,7 +309,7 @@ def open_tracing(settings: Settings) -> Tracing | None:
     content = os.environ.get(CONTENT, "").strip().lower() in ("true", "1", "span_only", "span_and_event")
     theirs = trace.get_tracer_provider()
     if isinstance(theirs, TracerProvider):
-        return Tracing(theirs, metrics.get_meter_provider(), (), content=content)
+        return Telemetry(theirs, metrics.get_meter_provider(), (), content=content)
     resource = Resource.create({SERVICE_VERSION: __version__})
     if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):
         resource = resource.merge(Resource({SERVICE_NAME: "dragoman"}))
@@ -316,7 +318,7 @@ def open_tracing(settings: Settings) -> Tracing | None:
         provider.add_span_processor(BatchSpanProcessor(exporter))
     readers = [PeriodicExportingMetricReader(each) for each in _exporters("metrics", settings.otel_endpoint)]
     meters = MeterProvider(readers, resource, shutdown_on_exit=False)
-    return Tracing(provider, meters, (provider, meters), content=content)
+    return Telemetry(provider, meters, (provider, meters), content=content)
 
 
 def _exporters(signal: Literal["traces", "metrics"], endpoint: str | None) -> Iterator[Any]:
@@ -328,16 +330,16 @@ def _exporters(signal: Literal["traces", "metrics"], endpoint: str | None) -> It
         if name in ("", "none"):
             continue
         group = f"opentelemetry_{signal}_exporter"
-        found = next(iter(entry_points(group=group, name=_entry(name, signal))), None)
-        if found is None:
+        entry_point = next(iter(entry_points(group=group, name=_entry(name, signal))), None)
+        if entry_point is None:
             raise SettingsError(
                 f"OTEL_{signal.upper()}_EXPORTER is {name}, which is not installed; install "
                 "its package or unset it."
             )
-        if endpoint is not None and found.name == "otlp_proto_http":
-            yield found.load()(endpoint=f"{endpoint.rstrip('/')}/v1/{signal}")
+        if endpoint is not None and entry_point.name == "otlp_proto_http":
+            yield entry_point.load()(endpoint=f"{endpoint.rstrip('/')}/v1/{signal}")
         else:
-            yield found.load()()
+            yield entry_point.load()()
 
 
 def _entry(name: str, signal: str) -> str:

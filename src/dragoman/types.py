@@ -1,6 +1,6 @@
 """The vocabulary: jobs given to engines, steps they return, and the events and answers made of them.
 
-Structs rather than dataclasses: several are created per token. `Fold`, at the end, builds every answer.
+Structs rather than dataclasses: several are created per token. `EventFold`, at the end, builds every answer.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -13,17 +13,17 @@ from dragoman.media import Media, MediaSpan
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
 Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool", "function"]
-SourceForm: TypeAlias = Literal["json_schema", "regex", "choice", "gbnf", "lark", "structural_tag"]
+ConstraintFormat: TypeAlias = Literal["json_schema", "regex", "choice", "gbnf", "lark", "structural_tag"]
 """`choice` is a JSON list of texts, `lark` is in llguidance's syntax, `structural_tag` is xgrammar's."""
 LARK_LINE = "%llguidance {}\n"
 """The first line that marks a grammar as Lark."""
-Restoring: TypeAlias = Literal["off", "tools", "all"]
+ReasoningRestore: TypeAlias = Literal["off", "tools", "all"]
 """Which messages get dropped reasoning back: none, those with calls since the last user message, or all."""
 UNBOUNDED = 2**31 - 1
 """`max_tokens` where no limit is set: as many tokens as the engine allows."""
 Adapters: TypeAlias = tuple[tuple[str, float], ...]
 """LoRA adapters and their scales, sorted by name."""
-Kind: TypeAlias = Literal[
+EventKind: TypeAlias = Literal[
     "text", "reasoning", "call_open", "call_arguments", "call_close", "unseen", "finish"
 ]
 """`unseen` has ids without text that belong to the part before them: closing markers, layout."""
@@ -46,7 +46,7 @@ SAMPLER_ORDER: tuple[SamplerName, ...] = get_args(SamplerName)
 """The default order of the samplers."""
 
 
-class Samplers(Struct, frozen=True, kw_only=True):
+class ExtraSamplers(Struct, frozen=True, kw_only=True):
     """Sampling parameters beyond the common ones. With the default values, none has any effect."""
 
     order: tuple[SamplerName, ...] = SAMPLER_ORDER
@@ -112,11 +112,11 @@ class Sampling(Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     """How many alternatives to report for each sampled id; None reports no log probabilities."""
     prompt_logprobs: int | None = None
-    samplers: Samplers | None = None
+    samplers: ExtraSamplers | None = None
     """Only for engines whose card declares them."""
 
     @property
-    def most(self) -> int | None:
+    def max_tokens_or_none(self) -> int | None:
         """`max_tokens`, or None if the engine should apply its own limit."""
         return None if self.max_tokens == UNBOUNDED else self.max_tokens
 
@@ -131,26 +131,26 @@ class Matcher(Protocol):
         """Advance by a sampled id."""
 
     @property
-    def accepting(self) -> bool:
+    def is_accepting(self) -> bool:
         """Whether the answer may end here."""
 
     @property
-    def over(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the answer is complete: only an end id may follow."""
 
 
 @runtime_checkable
-class Preparing(Protocol):
+class PrecomputableMatcher(Protocol):
     """A matcher that can compute its mask before the logits exist."""
 
-    def prepare(self) -> None: ...
+    def precompute_mask(self) -> None: ...
 
 
 @runtime_checkable
-class Foreseeing(Protocol):
+class ForcedTokenMatcher(Protocol):
     """A matcher that can tell which ids must follow, whatever is sampled."""
 
-    def foresee(self, most: int) -> list[int]:
+    def forced_tokens(self, most: int) -> list[int]:
         """Return at most `most` ids. They are draft tokens: the model may spell the same text with
         other ids.
         """
@@ -159,7 +159,7 @@ class Foreseeing(Protocol):
 class ConstraintSource(Struct, frozen=True):
     """A constraint as text, for engines that enforce constraints themselves."""
 
-    form: SourceForm
+    format: ConstraintFormat
     text: str
     after_reasoning: bool = False
     """Whether the answer may reason first; the constraint then applies after the reasoning."""
@@ -168,7 +168,7 @@ class ConstraintSource(Struct, frozen=True):
 class JobConstraint(Protocol):
     """The constraint of a job, checked and ready: the client has already been told what is wrong with it."""
 
-    def start(self) -> Matcher:
+    def new_matcher(self) -> Matcher:
         """Return a matcher for one continuation."""
 
     @property
@@ -198,11 +198,11 @@ class Job(Struct, frozen=True, kw_only=True):
     reuse_prefix: bool = True
     cache_salt: str = ""
     """Jobs share a cached prefix only if they have the same salt."""
-    hints: tuple[str, ...] = ()
+    routing_hints: tuple[str, ...] = ()
     """Routing hints: this answer's id, then the client's own. The replica that saw one last probably has the
     prefix cached.
     """
-    trace: Mapping[str, str] | None = None
+    trace_headers: Mapping[str, str] | None = None
     """W3C trace headers, for engines that call other servers or make spans themselves."""
 
     @property
@@ -259,7 +259,7 @@ Sink: TypeAlias = Callable[[Step], None]
 class Event(Struct):
     """A chunk of an answer. The ids of a choice's events, concatenated, are the ids of its steps."""
 
-    kind: Kind
+    kind: EventKind
     choice: int
     text: str = ""
     ids: list[int] = field(default_factory=list)
@@ -272,7 +272,7 @@ class Event(Struct):
     """On the events of a tool call: its number in the answer, from 0. `text` of a call_open is the name."""
     call_id: str = ""
     """On a call_open: the id that the model wrote, or a generated one."""
-    begins: int | None = None
+    part_chars: int | None = None
     """Set on the first event of a part: how many of the last characters received belong to it, marker
     included.
     """
@@ -328,11 +328,11 @@ class Conversation(Struct, frozen=True, kw_only=True):
     template: str | None = None
     """The name of one of the model's templates, for models with several."""
     media: Mapping[str, Media] = field(default_factory=dict)
-    places: Mapping[str, str] = field(default_factory=dict)
+    media_params: Mapping[str, str] = field(default_factory=dict)
     """Media in the messages, and the request fields that hold them, both by `Media.key`."""
 
     @property
-    def before(self) -> tuple[Message, ...]:
+    def prompt_messages(self) -> tuple[Message, ...]:
         """The messages before the answer; with `continue_final_message` the answer continues the last one."""
         return self.messages[:-1] if self.continue_final_message else self.messages
 
@@ -355,7 +355,7 @@ class IdsPrompt(Struct, frozen=True):
 Prompt: TypeAlias = Conversation | TextPrompt | IdsPrompt
 
 
-class Traced(Struct, frozen=True, kw_only=True):
+class TurnRecord(Struct, frozen=True, kw_only=True):
     """One turn of a model: the ids of its prompt and the ids it sampled."""
 
     prompt: tuple[int, ...]
@@ -368,27 +368,27 @@ class Traced(Struct, frozen=True, kw_only=True):
     weight_version: str | None = None
     source: str = ""
     """The id of the answer that the turn belongs to."""
-    after: str | None = None
+    continues: str | None = field(name="after", default=None)
     """The answer whose ids the prompt continues."""
-    kept: int = 0
+    reused_ids: int = field(name="kept", default=0)
     """How many ids of the prompt come from that answer and the turns before it."""
-    cut: tuple[int, ...] = ()
+    dropped_ids: tuple[int, ...] = field(name="cut", default=())
     """The last ids of that answer if the prompt lacks them, because the template writes another end."""
-    split: str = ""
+    break_reason: str = field(name="split", default="")
     """The reason if the prompt does not continue all ids of the answer before it."""
     history: str = "template"
     """Whether the prompt was to have earlier answers as the template renders them or as they were sampled."""
-    said: bytes = b""
+    message_digest: bytes = field(name="said", default=b"")
     """Digest of the assistant message as the client received it."""
-    key: bytes = b""
+    prompt_key: bytes = field(name="key", default=b"")
     """The key of the cached prompt; empty where nothing can continue it."""
 
     @property
-    def all(self) -> tuple[int, ...]:
+    def all_ids(self) -> tuple[int, ...]:
         return self.prompt + self.ids
 
     @property
-    def count(self) -> int:
+    def total_ids(self) -> int:
         """The number of ids in prompt and answer."""
         return len(self.prompt) + len(self.ids)
 
@@ -401,7 +401,7 @@ class Usage(Struct):
     restored_tokens: int = 0
     """Prompt tokens of reasoning that the client had dropped and that was put back."""
 
-    def facts(self) -> dict[str, int]:
+    def log_fields(self) -> dict[str, int]:
         """Return the fields of the access log line."""
         names = ("prompt_tokens", "completion_tokens", "cached_tokens", "restored_tokens")
         return {name: count for name in names if (count := getattr(self, name)) or name != names[-1]}
@@ -418,7 +418,7 @@ MOST_IDS = 512
 """Events with at least this many ids are not joined further: serializing such an event takes long."""
 
 
-class Saying:
+class AnswerTranscript:
     """One answer so far, in fragments that are joined once, at the end."""
 
     def __init__(self) -> None:
@@ -459,12 +459,12 @@ class Saying:
         return Message(role="assistant", content=begun + texts, tool_calls=calls)
 
 
-class Fold:
-    """Builds answers from events: `Fold(2)` has two; `add(events)` extends them."""
+class EventFold:
+    """Builds answers from events: `EventFold(2)` has two; `add(events)` extends them."""
 
     def __init__(self, choices: int = 1) -> None:
         self.answers = [Answer(choice) for choice in range(choices)]
-        self._said = [Saying() for _ in range(choices)]
+        self._said = [AnswerTranscript() for _ in range(choices)]
 
     def add(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -478,15 +478,15 @@ class Fold:
                 self._said[event.choice].add(event)
 
     def done(self) -> list[Answer]:
-        for answer, said in zip(self.answers, self._said, strict=True):
-            answer.text, answer.reasoning = "".join(said.texts), "".join(said.runs)
-            answer.calls = said.made_calls
+        for answer, transcript in zip(self.answers, self._said, strict=True):
+            answer.text, answer.reasoning = "".join(transcript.texts), "".join(transcript.runs)
+            answer.calls = transcript.made_calls
         return self.answers
 
 
 def fold(events: Iterable[Event]) -> Answer:
     """Build the answer from the events of one choice."""
-    (folded := Fold()).add(events)
+    (folded := EventFold()).add(events)
     return folded.done()[0]
 
 

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
 
-PIECE_BYTES = 128 * 1024
+CHUNK_BYTES = 128 * 1024
 _ESCAPED = re.compile(rb"\\.", re.DOTALL)
 
 
@@ -26,7 +26,7 @@ def count_amount(bare: bytes) -> Amount:
     return _values(bare), bare.count(b"[") + bare.count(b"{"), bare.count(b":")
 
 
-def check_amount(bare: bytes, limits: Limits, whose: str, param: str | None = None) -> None:
+def check_json_size(bare: bytes, limits: Limits, whose: str, param: str | None = None) -> None:
     """Raise if there is more than a request may have; `bare` is the JSON without its strings."""
     names = "values", "lists and objects", "members of objects"
     for what, count, most in zip(names, count_amount(bare), most_amount(limits), strict=True):
@@ -40,7 +40,7 @@ def most_amount(limits: Limits) -> Amount:
 
 def values(body: bytes) -> int:
     """Count the values in the JSON of an object or a list."""
-    return _values(outside_of_strings(body))
+    return _values(strip_strings(body))
 
 
 def _values(bare: bytes) -> int:
@@ -52,23 +52,23 @@ def too_much(whose: str, most: int, what: str, param: str | None = None) -> BadR
     return BadRequest(f"The JSON of {whose} has more than {most} {what}.", param=param, code="limit_exceeded")
 
 
-def outside_of_strings(body: bytes) -> bytes:
+def strip_strings(body: bytes) -> bytes:
     """Return a JSON text without its strings and their quotation marks."""
-    found: list[bytes] = []
+    chunks: list[bytes] = []
     in_string = False
     for piece in _pieces(body):
         # Once escaped characters are removed, every quotation mark begins or ends a string.
         parts = _ESCAPED.sub(b"", piece).split(b'"')
-        found += parts[in_string::2]
+        chunks += parts[in_string::2]
         in_string ^= len(parts) % 2 == 0
-    return b"".join(found)
+    return b"".join(chunks)
 
 
 def _pieces(body: bytes) -> Iterator[bytes]:
     """Yield the text in chunks, none of which ends between a backslash and the character it escapes."""
     start = 0
     while start < len(body):
-        end = start + PIECE_BYTES
+        end = start + CHUNK_BYTES
         piece = body[start:end]
         backslashes = len(piece) - len(piece.rstrip(b"\\"))
         if backslashes % 2:

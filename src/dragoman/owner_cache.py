@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 V = TypeVar("V")
 
 
-class Lately(Generic[V]):
+class OwnerCache(Generic[V]):
     """Weight-bounded cache, safe for threads. The heaviest owner's least recently used values are evicted
     first.
     """
