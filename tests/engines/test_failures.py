@@ -13,11 +13,11 @@ import pytest
 
 import dragoman
 from dragoman.engines.asyncllm import AsyncLLMEngine
-from dragoman.engines.border import start
 from dragoman.engines.isolated import IsolatedEngine
-from dragoman.engines.protocol import Engine, LivingEngine, ModelCard
+from dragoman.engines.protocol import Engine, LifecycleEngine, ModelCard
 from dragoman.engines.rollout import RolloutEngine
 from dragoman.engines.scripted import CHATML, END_ID, ByteTokenizer, ScriptedEngine, say
+from dragoman.engines.validate import start_job
 from dragoman.errors import DragomanError
 from dragoman.types import Job, Sampling, Step
 from tests.engines.isolated.program import opened
@@ -46,8 +46,8 @@ class Generating:
     card, tokenizer = CARD, ByteTokenizer()
 
     async def generate(self, job: Job) -> AsyncIterator[Step]:
-        for place, id_ in enumerate(HELLO):
-            if (job.prompt[0] == AT_FIRST and place == 0) or (job.prompt[0] == LATER and place == 2):
+        for index, id_ in enumerate(HELLO):
+            if (job.prompt[0] == AT_FIRST and index == 0) or (job.prompt[0] == LATER and index == 2):
                 raise RuntimeError(SECRET)
             await asyncio.sleep(0)
             yield Step([id_], finish="stop" if id_ == END_ID else None)
@@ -69,7 +69,7 @@ def local() -> Any:
 
     def failing(rows: Any) -> Any:
         logits = step(rows)
-        firsts = {id_ for id_, place in zip(rows.tokens, rows.positions, strict=True) if not place}
+        firsts = {id_ for id_, index in zip(rows.tokens, rows.positions, strict=True) if not index}
         if firsts & {AT_FIRST, LATER}:
             raise RuntimeError(SECRET)
         return logits
@@ -86,12 +86,12 @@ def manner_of(request: Any) -> Manner:
 
 @asynccontextmanager
 async def started(engine: Any) -> AsyncIterator[Any]:
-    if isinstance(engine, LivingEngine):
+    if isinstance(engine, LifecycleEngine):
         await engine.start()
     try:
         yield engine
     finally:
-        if isinstance(engine, LivingEngine):
+        if isinstance(engine, LifecycleEngine):
             await engine.stop()
 
 
@@ -116,7 +116,7 @@ ADAPTERS: dict[str, Callable[[], Opened]] = {
     "asyncllm": lambda: started(AsyncLLMEngine(FakeAsyncLLM(manner_of))),
     "remote": remote,
     "scripted": lambda: started(ScriptedEngine(script_of)),
-    "supervised": lambda: started(dragoman.Supervised(lambda: ScriptedEngine(script_of))),
+    "supervised": lambda: started(dragoman.SupervisedEngine(lambda: ScriptedEngine(script_of))),
     "isolated": isolated,
 }
 
@@ -134,7 +134,7 @@ class Listener:
         self.ids: list[int] = []
         self.error: Exception | None = None
         self.begun, self.over = asyncio.Event(), asyncio.Event()
-        self.handle = start(engine, job, self.take)
+        self.handle = start_job(engine, job, self.take)
 
     def take(self, step: Step) -> None:
         self.begun.set()
@@ -165,7 +165,7 @@ def test_an_answer_that_fails_ends_alone(name: str, first: int) -> None:
             assert [one, *others] == [good_answer(name, number) for number in (0, 2, 3)]
             assert isinstance(failed, DragomanError)
             assert "secret" not in failed.message
-            if isinstance(engine, LivingEngine):
+            if isinstance(engine, LifecycleEngine):
                 await engine.check()
             assert await answer(engine, job(GOOD, name, 4)) == good_answer(name, 4), "it is as good as new"
 

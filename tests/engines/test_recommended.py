@@ -10,12 +10,12 @@ from dragoman.engines.model_files import in_folder, in_gguf
 
 
 def test_a_gguf_file_says_it_in_its_metadata() -> None:
-    told = {
+    fields = {
         "general.sampling.temp": "0.600000",
         "general.sampling.top_k": "20",
         "general.sampling.penalty_repeat": "1.05",
     }
-    assert in_gguf(told) == {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.05}
+    assert in_gguf(fields) == {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.05}
 
 
 @pytest.mark.parametrize("value", ["warm", "-1", "nan", "1e9"])

@@ -11,7 +11,7 @@ from dragoman.engines.asyncllm import AsyncLLMEngine
 from dragoman.engines.protocol import Engine
 from dragoman.errors import BadRequest, DragomanError, EngineFailed, Overloaded, Unavailable
 from dragoman.types import Job, Sampling, Step
-from tests.support.fake_asyncllm import Answering, DuckEngine, FakeAsyncLLM, Manner
+from tests.support.fake_asyncllm import AsyncEngineBase, DuckEngine, FakeAsyncLLM, Manner
 from tests.support.fake_sglang import FakeSglang
 from tests.support.turns import answers_of, events_of, spec
 
@@ -40,7 +40,7 @@ def test_it_is_an_engine() -> None:
     assert isinstance(AsyncLLMEngine(FakeAsyncLLM()), Engine)
 
 
-def leave_after_one_step(llm: Answering, engine: AsyncLLMEngine) -> None:
+def leave_after_one_step(llm: AsyncEngineBase, engine: AsyncLLMEngine) -> None:
     async def run() -> None:
         steps = steps_of(engine)
         await anext(steps)
@@ -139,7 +139,7 @@ def decoding_error() -> Exception:
     raise AssertionError
 
 
-class Answered(Exception):
+class HttpException(Exception):
     """As HTTP frameworks have it."""
 
     status_code = 503
@@ -152,17 +152,17 @@ class Answered(Exception):
     [
         (decoding_error(), BadRequest, EngineFailed),
         (RuntimeError("secret"), EngineFailed, EngineFailed),
-        (Answered(), Unavailable, Unavailable),
+        (HttpException(), Unavailable, Unavailable),
     ],
 )
 def test_exceptions_become_errors_that_keep_their_words_to_themselves(
     fault: Exception, before: type, later: type, fault_at: int
 ) -> None:
     llm = FakeAsyncLLM(Manner(fault=fault, fault_at=fault_at))
-    *said, last = events_of(AsyncLLMEngine(llm), spec())
+    *events, last = events_of(AsyncLLMEngine(llm), spec())
     assert (last.finish, type(last.error)) == ("error", later if fault_at else before)
     assert "secret" not in str(last.error)
-    assert len("".join(event.text for event in said)) == fault_at
+    assert len("".join(event.text for event in events)) == fault_at
     assert not llm.live
 
 

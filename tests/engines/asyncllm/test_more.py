@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dragoman.engines.asyncllm import AsyncLLMEngine
-from dragoman.engines.protocol import AdaptableEngine, EmbeddingEngine, TrainedEngine
+from dragoman.engines.protocol import AdapterEngine, EmbeddingEngine, PausableEngine
 from dragoman.http.server import background
 from dragoman.settings import Settings
 from tests.support.fake_asyncllm import DuckEngine, FakeAsyncLLM, Manner
@@ -100,7 +100,7 @@ class AbleSglang(FakeSglang):
 
 
 def test_an_engine_has_what_its_manager_has() -> None:
-    kinds = (EmbeddingEngine, TrainedEngine, AdaptableEngine)
+    kinds = (EmbeddingEngine, PausableEngine, AdapterEngine)
     assert all(isinstance(AsyncLLMEngine(AbleSglang()), kind) for kind in kinds)
     assert not any(isinstance(AsyncLLMEngine(DuckEngine()), kind) for kind in kinds)
 

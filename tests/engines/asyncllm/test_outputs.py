@@ -36,13 +36,13 @@ def test_the_ids_of_the_steps_are_those_of_the_engine(
 ) -> None:
     """However they are cut, and whether an output has what is new, or all, or what is not counted yet."""
     reader = OutputReader(job())
-    said: list[int] = []
+    numbers: list[int] = []
     got: list[int] = []
     for number, piece in enumerate([*cut(ids, sizes), []]):
-        said += piece
+        numbers += piece
         ahead = whole[number % len(whole)]
-        shown = piece if ahead is None else ids[: len(said) + ahead]
-        got += reader.step(output(shown, completion_tokens=len(said))).ids
+        shown = piece if ahead is None else ids[: len(numbers) + ahead]
+        got += reader.step(output(shown, completion_tokens=len(numbers))).ids
     assert got == ids
 
 
@@ -126,8 +126,8 @@ def test_logprobs_belong_to_the_ids_beside_them(whole: bool) -> None:
         output([3, 4], "stop", completion_tokens=4, output_token_logprobs=second),
         logprobs=0,
     )
-    told = [(entry.id, entry.logprob) for step in steps for entry in step.logprobs or []]
-    assert told == [(1, -1.0), (2, -2.0), (3, -3.0), (4, -4.0)]
+    items = [(entry.id, entry.logprob) for step in steps for entry in step.logprobs or []]
+    assert items == [(1, -1.0), (2, -2.0), (3, -3.0), (4, -4.0)]
 
 
 def test_alternatives_are_as_many_as_were_asked_for() -> None:
@@ -155,9 +155,9 @@ def test_logprobs_that_cannot_be_told_end_the_answer(meta: dict[str, Any]) -> No
 
 
 def test_logprobs_of_the_prompt_come_with_the_first_step() -> None:
-    told = [(None, 7, None), *entries(8, 9)]
+    items = [(None, 7, None), *entries(8, 9)]
     first, second = read(
-        output([1], output_token_logprobs=entries(1), input_token_logprobs=told),
+        output([1], output_token_logprobs=entries(1), input_token_logprobs=items),
         output([2], output_token_logprobs=entries(2)),
         logprobs=0,
         prompt_logprobs=0,

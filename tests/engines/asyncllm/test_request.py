@@ -10,7 +10,7 @@ from dragoman.engines.asyncllm import AsyncLLMEngine, GenerateRequest, form_of
 from dragoman.engines.hf_tokenizer import HfTokenizer
 from dragoman.errors import SettingsError
 from dragoman.media import Media, MediaSpan
-from dragoman.types import ConstraintSource, Job, Matcher, Sampling, SourceForm
+from dragoman.types import ConstraintFormat, ConstraintSource, Job, Matcher, Sampling
 from tests.support import fake_asyncllm, fake_sglang
 from tests.support.fake_asyncllm import DuckEngine, FakeAsyncLLM
 from tests.support.fake_sglang import FakeSglang
@@ -47,11 +47,11 @@ SPELLED = {
 }
 
 
-class Given:
+class SourceConstraint:
     def __init__(self, source: ConstraintSource) -> None:
         self.source = source
 
-    def start(self) -> Matcher:
+    def new_matcher(self) -> Matcher:
         raise NotImplementedError
 
 
@@ -72,25 +72,25 @@ def manager(**server_args: Any) -> fake_sglang.Manager:
     ],
 )
 def test_each_engine_is_asked_in_its_own_class(engine: Any, cls: Any, seed: str) -> None:
-    made = form_of(engine).request(job(FULL))
-    assert isinstance(made, cls)
-    assert (made.rid, made.input_ids, made.stream) == ("job.", [1, 2], True)
-    assert made.sampling_params == {**SPELLED, seed: 6}
+    reply = form_of(engine).request(job(FULL))
+    assert isinstance(reply, cls)
+    assert (reply.rid, reply.input_ids, reply.stream) == ("job.", [1, 2], True)
+    assert reply.sampling_params == {**SPELLED, seed: 6}
 
 
 def test_an_engine_may_name_its_class() -> None:
-    class Named(DuckEngine):
+    class NamedEngine(DuckEngine):
         request_class = fake_sglang.GenerateReqInput
 
-    assert isinstance(form_of(Named()).request(job()), fake_sglang.GenerateReqInput)
+    assert isinstance(form_of(NamedEngine()).request(job()), fake_sglang.GenerateReqInput)
 
 
 def test_annotations_that_cannot_be_looked_up_are_passed_over() -> None:
-    class Unknown:
+    class UnknownEngine:
         async def generate_request(self, obj: "NotImported") -> None:  # type: ignore[name-defined]  # noqa: F821
             raise NotImplementedError
 
-    assert isinstance(form_of(Unknown()).request(job()), GenerateRequest)
+    assert isinstance(form_of(UnknownEngine()).request(job()), GenerateRequest)
 
 
 def test_only_names_that_the_engine_knows_are_sent() -> None:
@@ -110,8 +110,8 @@ def test_only_names_that_the_engine_knows_are_sent() -> None:
     ],
 )
 def test_log_probabilities_are_asked_for(sampling: Sampling, asked: tuple[bool, int, int]) -> None:
-    made = form_of(FakeAsyncLLM()).request(job(sampling))
-    assert (made.return_logprob, made.top_logprobs_num, made.logprob_start_len) == asked
+    reply = form_of(FakeAsyncLLM()).request(job(sampling))
+    assert (reply.return_logprob, reply.top_logprobs_num, reply.logprob_start_len) == asked
 
 
 @pytest.mark.parametrize(
@@ -124,23 +124,25 @@ def test_log_probabilities_are_asked_for(sampling: Sampling, asked: tuple[bool, 
         ("structural_tag", "structural_tag", "X"),
     ],
 )
-def test_a_constraint_is_handed_over(form: SourceForm, field: str, text: str) -> None:
-    made = form_of(manager()).request(job(constraint=Given(ConstraintSource(form, "X"))))
-    assert made.sampling_params[field] == text
-    assert made.require_reasoning is False
+def test_a_constraint_is_handed_over(form: ConstraintFormat, field: str, text: str) -> None:
+    reply = form_of(manager()).request(job(constraint=SourceConstraint(ConstraintSource(form, "X"))))
+    assert reply.sampling_params[field] == text
+    assert reply.require_reasoning is False
 
 
 def test_a_constraint_that_waits_for_reasoning_says_so() -> None:
     form = form_of(manager(reasoning_parser="qwen3"))
-    made = form.request(job(constraint=Given(ConstraintSource("regex", "X", after_reasoning=True))))
+    reply = form.request(
+        job(constraint=SourceConstraint(ConstraintSource("regex", "X", after_reasoning=True)))
+    )
     assert form.skips_reasoning
-    assert made.require_reasoning is True
+    assert reply.require_reasoning is True
     assert not form_of(manager()).skips_reasoning
 
 
 def test_adapters_salts_and_priorities() -> None:
-    made = form_of(manager()).request(job(adapters=(("poet", 1.0),), priority=3, cache_salt="s"))
-    assert (made.lora_path, made.priority, made.extra_key) == ("poet", -3, "s")
+    reply = form_of(manager()).request(job(adapters=(("poet", 1.0),), priority=3, cache_salt="s"))
+    assert (reply.lora_path, reply.priority, reply.extra_key) == ("poet", -3, "s")
     low_first = form_of(manager(schedule_low_priority_values_first=True)).request(job(priority=3))
     assert low_first.priority == 3
 
@@ -167,7 +169,7 @@ def test_what_there_is_no_name_for_is_not_supported() -> None:
     ],
 )
 def test_constraints_are_those_that_the_backend_reads(backend: str | None, sources: set[str]) -> None:
-    assert set(AsyncLLMEngine(FakeSglang(grammar_backend=backend)).card.sources) == sources
+    assert set(AsyncLLMEngine(FakeSglang(grammar_backend=backend)).card.constraint_formats) == sources
 
 
 @pytest.mark.parametrize("engine", [FakeAsyncLLM(), FakeSglang()])
@@ -181,9 +183,9 @@ def test_the_card_is_what_the_engine_shows(engine: Any) -> None:
 def test_a_tokenizer_of_hugging_face_is_taken_apart() -> None:
     engine = FakeAsyncLLM()
     engine.tokenizer = byte_level()
-    made = AsyncLLMEngine(engine).tokenizer
-    assert isinstance(made, HfTokenizer)
-    assert b"".join(made.pieces[id_] for id_ in made.encode("naïve")).decode() == "naïve"
+    tokenizer = AsyncLLMEngine(engine).tokenizer
+    assert isinstance(tokenizer, HfTokenizer)
+    assert b"".join(tokenizer.pieces[id_] for id_ in tokenizer.encode("naïve")).decode() == "naïve"
 
 
 def test_a_tokenizer_may_be_asked_for() -> None:
@@ -217,6 +219,6 @@ def test_media_are_handed_over_where_the_engine_has_names_for_them() -> None:
     seeing = AsyncLLMEngine(engine, HfTokenizer(byte_level()), max_model_len=99)
     assert (blind.card.modalities, seeing.card.modalities) == (frozenset(), frozenset({"image"}))
     picture = Media(kind="image", format="png", data=b"abc", digest="d")
-    assert len(seeing.place(picture)) == 1
-    made = seeing._form.request(job(media=(MediaSpan(picture, 1, 1),)))
-    assert made.image_data == ["data:image/png;base64,YWJj"]
+    assert len(seeing.media_token_ids(picture)) == 1
+    reply = seeing._form.request(job(media=(MediaSpan(picture, 1, 1),)))
+    assert reply.image_data == ["data:image/png;base64,YWJj"]

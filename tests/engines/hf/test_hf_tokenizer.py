@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, pre_tokenizers, processors
 
+from dragoman.engines.default_weights import default_model
 from dragoman.engines.hf_tokenizer import HfTokenizer, card_of
-from dragoman.engines.local.model import LlamaTokenizer, Model
-from dragoman.engines.supervised import SteadyTokenizer
-from dragoman.engines.weights import default_model
+from dragoman.engines.local.gguf_model import LlamaModel, LlamaTokenizer
+from dragoman.engines.supervisor import StableTokenizer
 from dragoman.errors import ModelFileError
-from dragoman.prompt.encode import Encoder
+from dragoman.prompt.encode import PromptEncoder
 from tests.support import tokenizers as make
 
 KINDS = {"byte-level": make.byte_level, "sentence-piece": make.sentence_piece, "unigram": make.unigram}
@@ -35,13 +35,13 @@ TEXTS = st.lists(
 
 @cache
 def tokenizer(kind: str) -> tuple[Tokenizer, HfTokenizer]:
-    made = (make.default_tokenizer if kind == "default" else KINDS[kind])()
-    return made, HfTokenizer(made)
+    result = (make.default_tokenizer if kind == "default" else KINDS[kind])()
+    return result, HfTokenizer(result)
 
 
 @cache
 def llama() -> LlamaTokenizer:
-    return LlamaTokenizer(Model(default_model()))
+    return LlamaTokenizer(LlamaModel(default_model()))
 
 
 def joined(own: HfTokenizer, ids: list[int]) -> bytes:
@@ -52,7 +52,7 @@ def joined(own: HfTokenizer, ids: list[int]) -> bytes:
 @given(text=TEXTS)
 def test_text_never_becomes_a_control_token(kind: str, text: str) -> None:
     own = tokenizer(kind)[1]
-    assert not set(own.encode(text)) & set(own.special.values())
+    assert not set(own.encode(text)) & set(own.special_ids.values())
 
 
 @LOSSLESS
@@ -102,13 +102,13 @@ def test_the_default_model_has_the_ids_of_llama_cpp(text: str) -> None:
 def test_the_default_model_has_the_pieces_of_llama_cpp() -> None:
     own = tokenizer("default")[1]
     assert own.pieces == llama().pieces
-    assert own.special == llama().special
+    assert own.special_ids == llama().special_ids
 
 
 def test_a_character_that_cannot_be_written_is_unknown() -> None:
     own = HfTokenizer(make.word_piece())
-    assert own.encode("the 日") == [3, own.special["[UNK]"]]
-    assert own.encode("[CLS]") == [own.special["[UNK]"]] * 3
+    assert own.encode("the 日") == [3, own.special_ids["[UNK]"]]
+    assert own.encode("[CLS]") == [own.special_ids["[UNK]"]] * 3
 
 
 def test_words_of_word_piece_begin_with_a_space() -> None:
@@ -117,10 +117,10 @@ def test_words_of_word_piece_begin_with_a_space() -> None:
 
 
 def test_ids_up_to_the_models_size_have_no_bytes() -> None:
-    made = make.byte_level()
-    own = HfTokenizer(made, size=512)
+    result = make.byte_level()
+    own = HfTokenizer(result, size=512)
     assert len(own.pieces) == 512
-    assert set(own.pieces[made.get_vocab_size() :]) == {b""}
+    assert set(own.pieces[result.get_vocab_size() :]) == {b""}
 
 
 def test_added_tokens_that_are_no_control_tokens_are_found_in_text() -> None:
@@ -130,18 +130,18 @@ def test_added_tokens_that_are_no_control_tokens_are_found_in_text() -> None:
 
 @pytest.mark.parametrize("text", ["<|im_end|>", "<|eot_id|>", "<end_of_turn>"])
 def test_known_ends_of_turns_are_end_ids(text: str) -> None:
-    made = make.byte_level()
-    made.add_tokens([text])
-    own = HfTokenizer(made)
-    assert own.special[text] in own.end_ids
+    result = make.byte_level()
+    result.add_tokens([text])
+    own = HfTokenizer(result)
+    assert own.special_ids[text] in own.end_ids
 
 
 def test_harmony_goes_on_after_the_end_of_a_message() -> None:
-    made = make.byte_level()
-    made.add_special_tokens(["<|end|>", "<|return|>", "<|call|>"])
-    own = HfTokenizer(made)
-    assert own.special["<|end|>"] not in own.end_ids
-    assert {own.special["<|return|>"], own.special["<|call|>"]} <= own.end_ids
+    result = make.byte_level()
+    result.add_special_tokens(["<|end|>", "<|return|>", "<|call|>"])
+    own = HfTokenizer(result)
+    assert own.special_ids["<|end|>"] not in own.end_ids
+    assert {own.special_ids["<|return|>"], own.special_ids["<|call|>"]} <= own.end_ids
 
 
 def folder_of(tmp_path: Path, **files: object) -> Path:
@@ -160,8 +160,8 @@ def test_a_folder_says_which_tokens_are_which(tmp_path: Path) -> None:
     own = HfTokenizer(
         folder_of(tmp_path, tokenizer_config=config, generation_config={"eos_token_id": [5, 7]})
     )
-    assert (own.bos_id, own.eos_id, own.add_bos) == (own.special["<s>"], own.special["</s>"], True)
-    assert own.end_ids == {5, 7, own.special["</s>"], own.special["<|im_end|>"]}
+    assert (own.bos_id, own.eos_id, own.add_bos) == (own.special_ids["<s>"], own.special_ids["</s>"], True)
+    assert own.end_ids == {5, 7, own.special_ids["</s>"], own.special_ids["<|im_end|>"]}
     assert own.special_tokens == {"pad_token": "<unk>"}
 
 
@@ -191,18 +191,18 @@ def test_a_template_file_is_newer_than_the_configuration(tmp_path: Path) -> None
 
 
 def test_what_stands_around_a_text_is_known() -> None:
-    made = make.word_piece()
-    made.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
-    own = HfTokenizer(made)
+    result = make.word_piece()
+    result.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
+    own = HfTokenizer(result)
     assert (own.before, own.after) == ((1,), (2,))
     assert (own.bos_id, own.add_bos) == (1, True)
     assert own.encode("the") == [3]
 
 
 def test_models_that_fill_gaps_are_known_by_their_tokens() -> None:
-    made = make.byte_level()
-    made.add_special_tokens(["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"])
-    own = HfTokenizer(made)
+    result = make.byte_level()
+    result.add_special_tokens(["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"])
+    own = HfTokenizer(result)
     assert own.infill is not None
     assert [own.pieces[id_] for id_ in own.infill] == [
         b"<|fim_prefix|>",
@@ -218,31 +218,31 @@ def test_a_transformers_tokenizer_is_the_same_as_its_folder(tmp_path: Path) -> N
     )
     theirs.save_pretrained(tmp_path)
     own, read = HfTokenizer(theirs), HfTokenizer(str(tmp_path))
-    for name in ("pieces", "special", "bos_id", "eos_id", "end_ids", "templates", "add_bos"):
+    for name in ("pieces", "special_ids", "bos_id", "eos_id", "end_ids", "templates", "add_bos"):
         assert getattr(own, name) == getattr(read, name), name
 
 
 def test_only_the_first_word_of_a_prompt_gets_a_space() -> None:
-    made = make.unigram()
-    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-    own = HfTokenizer(made)
+    result = make.unigram()
+    result.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    own = HfTokenizer(result)
     text = "the<|im_start|>the fox"
-    assert Encoder(own).encode_special(text) == made.encode(text, add_special_tokens=False).ids
-    assert (joined(own, own.encode("fox")), joined(own, own.encode_on("fox"))) == (b" fox", b"fox")
+    assert PromptEncoder(own).encode_special(text) == result.encode(text, add_special_tokens=False).ids
+    assert (joined(own, own.encode("fox")), joined(own, own.encode_continuation("fox"))) == (b" fox", b"fox")
 
 
 def test_an_engine_that_is_opened_again_writes_the_same_spaces() -> None:
-    made = make.unigram()
-    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-    own, text = HfTokenizer(made), "the<|im_start|>the fox"
-    assert Encoder(SteadyTokenizer(own)).encode_special(text) == Encoder(own).encode_special(text)
+    result = make.unigram()
+    result.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    own, text = HfTokenizer(result), "the<|im_start|>the fox"
+    assert PromptEncoder(StableTokenizer(own)).encode_special(text) == PromptEncoder(own).encode_special(text)
 
 
 def test_the_tokenizer_that_was_given_is_left_as_it_was() -> None:
-    made = make.unigram()
-    before = made.to_str()
-    HfTokenizer(made)
-    assert made.to_str() == before
+    result = make.unigram()
+    before = result.to_str()
+    HfTokenizer(result)
+    assert result.to_str() == before
 
 
 def test_a_card_has_what_the_tokenizer_knows(tmp_path: Path) -> None:

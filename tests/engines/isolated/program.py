@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from dragoman.engines.isolated import IsolatedEngine, child, wire
-from dragoman.engines.isolated.engine import die_with
+from dragoman.engines.isolated.engine import die_with_parent
 from dragoman.engines.protocol import Tokenizer
 from dragoman.engines.scripted import ByteTokenizer, Script, ScriptedEngine, say
 from dragoman.errors import BadRequest, ModelFileError
@@ -22,7 +22,7 @@ from dragoman.types import Job
 COMMAND = (sys.executable, "-m", "tests.engines.isolated.program")
 
 
-class Told(ScriptedEngine):
+class CountingEngine(ScriptedEngine):
     """`embed` tells how many continuations are at work."""
 
     async def embed(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -30,7 +30,7 @@ class Told(ScriptedEngine):
             raise BadRequest("There is nothing to embed.", param="input", code="empty")
         return [[float(self.live)] for _ in prompts]
 
-    def place(self, media: Media) -> list[int]:
+    def media_token_ids(self, media: Media) -> list[int]:
         if media.detail == "low":
             raise BadRequest("This cannot be seen.", code="unseen")
         return list(media.data)
@@ -51,12 +51,12 @@ def script(job: Job) -> Script:
     return say("hello")
 
 
-def open_told(how: str) -> Told:
+def open_told(how: str) -> CountingEngine:
     if how == "abort":
         os.abort()
     if how == "refuse":
         raise ModelFileError("There is no such file.")
-    return Told(script, interval=0.001, modalities=("image",))
+    return CountingEngine(script, interval=0.001, modalities=("image",))
 
 
 def opened(how: str = "", tokenizer: Tokenizer | None = None) -> IsolatedEngine:
@@ -73,7 +73,7 @@ def gone(pid: int) -> bool:
 
 if __name__ == "__main__":
     link, lifeline = map(int, sys.argv[1:])
-    die_with(lifeline)
+    die_with_parent(lifeline)
     with socket.socket(fileno=link) as connection:
         told = msgspec.msgpack.decode(wire.receive(connection), type=str)
         if told == "babble":

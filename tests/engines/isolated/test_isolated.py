@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from dragoman.engines.isolated import wire
-from dragoman.engines.protocol import DirectEngine, EmbeddingEngine, PulsingEngine, TrainedEngine
+from dragoman.engines.protocol import CallbackEngine, EmbeddingEngine, HeartbeatEngine, PausableEngine
 from dragoman.engines.scripted import ByteTokenizer
 from dragoman.errors import BadRequest, DragomanError, EngineFailed, ModelFileError, Unavailable
 from dragoman.media import Media, MediaSpan
@@ -64,7 +64,7 @@ def test_what_a_job_says_comes_over_whole() -> None:
 
 def test_it_can_do_what_the_engine_in_it_can() -> None:
     async def use(engine: Any) -> None:
-        for kind in (DirectEngine, PulsingEngine, EmbeddingEngine, TrainedEngine):
+        for kind in (CallbackEngine, HeartbeatEngine, EmbeddingEngine, PausableEngine):
             assert isinstance(engine, kind)
         assert not hasattr(engine, "score")
         await engine.check()
@@ -237,33 +237,33 @@ def about(*pictures: Media) -> Job:
 
 
 def test_a_picture_is_placed_and_shown_and_its_data_travel_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[wire.Order] = []
+    sent: list[wire.Command] = []
 
     async def use(engine: Any) -> None:
         send = engine._send
 
-        def note(order: wire.Order) -> None:
+        def note(order: wire.Command) -> None:
             sent.append(order)
             send(order)
 
         monkeypatch.setattr(engine, "_send", note)
-        assert await asyncio.to_thread(engine.place, shown("abc")) == [97, 98, 99]
-        assert await asyncio.to_thread(engine.place, shown("abc")) == [97, 98, 99]
+        assert await asyncio.to_thread(engine.media_token_ids, shown("abc")) == [97, 98, 99]
+        assert await asyncio.to_thread(engine.media_token_ids, shown("abc")) == [97, 98, 99]
         for pictures in ([shown("abc")], [shown("abc"), shown("d")]):
             steps = await ended(engine, about(*pictures))
             expected = " ".join(f"{at}:{each.digest}" for at, each in enumerate(pictures))
             assert text(steps) == expected
 
     isolated(use)
-    assert [order.digest for order in sent if isinstance(order, wire.Show)] == ["abc", "d"]
+    assert [order.digest for order in sent if isinstance(order, wire.MediaUpload)] == ["abc", "d"]
 
 
 def test_what_is_shown_is_kept_up_to_a_bound() -> None:
     async def use(engine: Any) -> None:
-        engine._shown = wire.Shown(4)
+        engine._shown = wire.MediaMirror(4)
         for _ in range(2):
             for name in ("abc", "def", "more than there is room for"):
-                assert bytes(await asyncio.to_thread(engine.place, shown(name))).decode() == name
+                assert bytes(await asyncio.to_thread(engine.media_token_ids, shown(name))).decode() == name
                 assert text(await ended(engine, about(shown(name)))) == f"0:{name}"
         assert sum(engine._shown._kept.values()) <= 4
 
@@ -273,9 +273,9 @@ def test_what_is_shown_is_kept_up_to_a_bound() -> None:
 def test_what_place_refuses_is_told_as_it_is() -> None:
     async def use(engine: Any) -> None:
         with pytest.raises(BadRequest) as caught:
-            await asyncio.to_thread(engine.place, shown("abc", detail="low"))
+            await asyncio.to_thread(engine.media_token_ids, shown("abc", detail="low"))
         assert caught.value.code == "unseen"
         with pytest.raises(EngineFailed):
-            engine.place(shown("abc"))
+            engine.media_token_ids(shown("abc"))
 
     isolated(use)

@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.constrain.constraint import Constraint
-from dragoman.constrain.reasoning_budget import Budgeted, ReasoningBudget, Recipe
+from dragoman.constrain.reasoning_budget import BudgetedConstraint, ConstraintSpec, ReasoningBudget
 from dragoman.constrain.vocabulary import Vocabulary
 from dragoman.dialects.registry import get_dialect
 from dragoman.engines.isolated import wire
-from dragoman.engines.isolated.wire import Kitchen, Sourced, recipe_of
+from dragoman.engines.isolated.wire import ConstraintFactory, SourceConstraint, constraint_spec
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import ByteTokenizer
-from dragoman.errors import BadRequest, DragomanError, EngineFailed, MissingRecord, Part
-from dragoman.turns.constrain import Ready
+from dragoman.errors import BadRequest, DragomanError, EngineFailed, ParamKey, RecordNotFound
+from dragoman.turns.constraints import CompiledConstraint
 from dragoman.types import ConstraintSource, Job, Matcher, Sampling, Step, TokenLogprob
 
 ids = st.integers(0, 2**31 - 1)
@@ -71,7 +71,7 @@ def body(message: Any) -> bytes:
 @settings(max_examples=30)
 @given(st.lists(st.tuples(ids, steps), max_size=4))
 def test_steps_arrive_as_they_were(said: list[tuple[int, Step]]) -> None:
-    assert wire.news.decode(body(wire.Said(said))) == wire.Said(said)
+    assert wire.news.decode(body(wire.StepReport(said))) == wire.StepReport(said)
 
 
 class Pieces:
@@ -90,24 +90,24 @@ def test_frames_arrive_whole_however_they_are_cut(messages: list[bytes], size: i
     stream = Pieces(b"".join(wire.frame(message) for message in messages), size)
 
     async def read() -> list[bytes]:
-        frames, found = wire.Frames(cast(asyncio.StreamReader, stream)), []
+        frames, chunks = wire.FrameReader(cast(asyncio.StreamReader, stream)), []
         with suppress(EOFError):
             while True:
-                found += await frames.read()
-        return found
+                chunks += await frames.read()
+        return chunks
 
     assert [msgspec.msgpack.decode(frame) for frame in asyncio.run(read())] == messages
 
 
-def known(news: list[wire.News]) -> dict[tuple[int, int, str | None], list[Any]]:
+def known(news: list[wire.Report]) -> dict[tuple[int, int, str | None], list[Any]]:
     """What is told of each continuation, under each version of weights, in order."""
-    found: dict[tuple[int, int, str | None], list[Any]] = {}
+    mapping: dict[tuple[int, int, str | None], list[Any]] = {}
     for one in news:
-        for id_, step in one.steps if isinstance(one, wire.Said) else ():
-            told = found.setdefault((id_, step.index, step.weight_version), [])
-            told += step.ids
-            told += [each for each in (step.finish, step.cached_tokens) if each is not None]
-    return found
+        for id_, step in one.steps if isinstance(one, wire.StepReport) else ():
+            items = mapping.setdefault((id_, step.index, step.weight_version), [])
+            items += step.ids
+            items += [each for each in (step.finish, step.cached_tokens) if each is not None]
+    return mapping
 
 
 few = st.builds(
@@ -122,25 +122,29 @@ few = st.builds(
 
 @given(st.lists(st.lists(st.tuples(st.integers(0, 1), few), max_size=4) | st.just(None), max_size=6))
 def test_steps_that_have_waited_are_told_as_one(told: list[list[tuple[int, Step]] | None]) -> None:
-    def news() -> list[wire.News]:
-        return [wire.Pong(3) if one is None else wire.Said(deepcopy(one)) for one in told]
+    def news() -> list[wire.Report]:
+        return [wire.Pong(3) if one is None else wire.StepReport(deepcopy(one)) for one in told]
 
-    joined = list(wire.join_said(news()))
+    joined = list(wire.merge_step_reports(news()))
     assert known(joined) == known(news())
-    assert [one for one in joined if not isinstance(one, wire.Said)] == [wire.Pong(3)] * told.count(None)
+    assert [one for one in joined if not isinstance(one, wire.StepReport)] == [wire.Pong(3)] * told.count(
+        None
+    )
 
 
 def test_steps_of_many_messages_are_one_message() -> None:
-    said: list[wire.News] = [
-        wire.Said([(job, Step([10 * number + job])) for job in range(2)]) for number in range(3)
+    items: list[wire.Report] = [
+        wire.StepReport([(job, Step([10 * number + job])) for job in range(2)]) for number in range(3)
     ]
-    assert list(wire.join_said(said)) == [wire.Said([(0, Step([0, 10, 20])), (1, Step([1, 11, 21]))])]
+    assert list(wire.merge_step_reports(items)) == [
+        wire.StepReport([(0, Step([0, 10, 20])), (1, Step([1, 11, 21]))])
+    ]
 
 
 @settings(max_examples=30)
 @given(jobs)
 def test_jobs_arrive_as_they_were(job: Job) -> None:
-    order = wire.Submit(1, job, Recipe(Constraint("start: /a/")))
+    order = wire.JobSubmission(1, job, ConstraintSpec(Constraint("start: /a/")))
     assert wire.orders.decode(body(order)) == order
 
 
@@ -148,54 +152,58 @@ def test_jobs_arrive_as_they_were(job: Job) -> None:
     ("error", "kind", "message"),
     [
         (BadRequest("No.", param="n", code="c"), BadRequest, "No."),
-        (MissingRecord("r1"), MissingRecord, MissingRecord("r1").message),
+        (RecordNotFound("r1"), RecordNotFound, RecordNotFound("r1").message),
         (ZeroDivisionError("a secret"), EngineFailed, "The engine failed in this call."),
     ],
 )
 def test_errors_arrive_without_foreign_words(
     error: Exception, kind: type[DragomanError], message: str
 ) -> None:
-    said = wire.news.decode(body(wire.Said([(1, Step([], finish="error", error=error))])))
-    assert isinstance(said, wire.Said)
-    told = said.steps[0][1].error
-    assert type(told) is kind
-    assert told.message == message
+    item = wire.news.decode(body(wire.StepReport([(1, Step([], finish="error", error=error))])))
+    assert isinstance(item, wire.StepReport)
+    result = item.steps[0][1].error
+    assert type(result) is kind
+    assert result.message == message
 
 
-@pytest.mark.parametrize("param", [None, "input[3]", Part("prompt")])
+@pytest.mark.parametrize("param", [None, "input[3]", ParamKey("prompt")])
 def test_what_is_wrong_arrives_as_the_part_that_it_was(param: str | None) -> None:
-    told = wire.Told.of(BadRequest("no", param=param)).error()
-    assert (told.param, type(told.param)) == (param, type(param))
+    error = wire.WireError.of(BadRequest("no", param=param)).error()
+    assert (error.param, type(error.param)) == (param, type(param))
 
 
 @pytest.mark.parametrize("kind", ["SystemExit", "ClassVar", "annotations", "EngineFailed.__init__", ""])
 def test_a_kind_of_error_that_is_none_of_ours_is_not_looked_up(kind: str) -> None:
-    assert type(wire.Told(kind, "x").error()) is EngineFailed
+    assert type(wire.WireError(kind, "x").error()) is EngineFailed
 
 
 def test_a_card_arrives_as_it_was() -> None:
     card = ModelCard(
-        name="m", max_model_len=7, adapters=["a"], sources=["lark"], unsupported=frozenset({"seed"})
+        name="m",
+        max_model_len=7,
+        adapters=["a"],
+        constraint_formats=["lark"],
+        unsupported=frozenset({"seed"}),
     )
-    said = wire.news.decode(body(wire.EngineOpened(card, ["embed"], b"digest")))
-    assert isinstance(said, wire.EngineOpened)
-    assert said.card == card
+    item = wire.news.decode(body(wire.EngineReady(card, ["embed"], b"digest")))
+    assert isinstance(item, wire.EngineReady)
+    assert item.card == card
 
 
 TOKENIZER = ByteTokenizer()
-VOCABULARY = Vocabulary(TOKENIZER.pieces, TOKENIZER.special, TOKENIZER.end_ids)
+VOCABULARY = Vocabulary(TOKENIZER.pieces, TOKENIZER.special_ids, TOKENIZER.end_ids)
 UNIQUE = {"type": "array", "items": {"type": "string"}, "uniqueItems": True, "maxItems": 3}
 
 
-def ready(constraint: Constraint) -> Ready:
-    return Ready(constraint.start(VOCABULARY), Recipe(constraint))
+def ready(constraint: Constraint) -> CompiledConstraint:
+    return CompiledConstraint(constraint.start(VOCABULARY), ConstraintSpec(constraint))
 
 
-def budgeted(tokens: int, inner: Constraint | None) -> Budgeted:
+def budgeted(tokens: int, inner: Constraint | None) -> BudgetedConstraint:
     budget = ReasoningBudget(get_dialect("hermes"), tokens, TOKENIZER, starts_in_reasoning=True)
     if inner is None:
-        return Budgeted(budget)
-    return Budgeted(budget, lambda: inner.start(VOCABULARY), Recipe(inner))
+        return BudgetedConstraint(budget)
+    return BudgetedConstraint(budget, lambda: inner.start(VOCABULARY), ConstraintSpec(inner))
 
 
 CONSTRAINTS = [
@@ -214,31 +222,31 @@ def allowed(matcher: Matcher) -> np.ndarray[Any, Any]:
 
 @given(st.sampled_from(CONSTRAINTS), st.lists(st.integers(0, 2**31), max_size=24))
 def test_a_constraint_that_is_made_again_allows_the_same(constraint: Any, walk: list[int]) -> None:
-    recipe = recipe_of(constraint)
+    recipe = constraint_spec(constraint)
     assert recipe is not None
     sent = wire.orders.decode(
-        body(wire.Submit(1, Job(id="", prompt=(), sampling=Sampling(max_tokens=1)), recipe))
+        body(wire.JobSubmission(1, Job(id="", prompt=(), sampling=Sampling(max_tokens=1)), recipe))
     )
-    assert isinstance(sent, wire.Submit) and sent.recipe is not None
-    first, second = constraint.start(), Kitchen(TOKENIZER).make(sent.recipe).start()
+    assert isinstance(sent, wire.JobSubmission) and sent.recipe is not None
+    first, second = constraint.new_matcher(), ConstraintFactory(TOKENIZER).make(sent.recipe).new_matcher()
     for number in walk:
         row = allowed(first)
         assert (row == allowed(second)).all()
-        assert (first.accepting, first.over) == (second.accepting, second.over)
+        assert (first.is_accepting, first.is_complete) == (second.is_accepting, second.is_complete)
         possible = np.flatnonzero(row > -np.inf)
-        if first.over or not possible.size:
+        if first.is_complete or not possible.size:
             return
         first.accept(int(possible[number % possible.size]))
         second.accept(int(possible[number % possible.size]))
 
 
 def test_a_source_needs_no_recipe_and_what_has_neither_is_refused() -> None:
-    class Own:
+    class OwnConstraint:
         source = None
 
-        def start(self) -> Matcher:
+        def new_matcher(self) -> Matcher:
             raise AssertionError
 
-    assert recipe_of(Sourced(ConstraintSource("regex", "a"))) is None
+    assert constraint_spec(SourceConstraint(ConstraintSource("regex", "a"))) is None
     with pytest.raises(BadRequest):
-        recipe_of(Own())
+        constraint_spec(OwnConstraint())

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dragoman.engines.local import binding
 from dragoman.engines.local.binding import InputPart, InputText, ProjectorParams
-from dragoman.engines.local.model import Model
+from dragoman.engines.local.gguf_model import LlamaModel
 
 HANDLE = ctypes.CDLL(str(binding.library_path()))
 ROWS = 48
@@ -27,7 +27,7 @@ def call(name: str, result: Any, *given: tuple[Any, Any]) -> Any:
 
 class ByHand:
     def __init__(self, model: Path, projector: Path) -> None:
-        self.model = Model(model)
+        self.model = LlamaModel(model)
         self.library = self.model.library
         params = call("mtmd_context_params_default", ProjectorParams)
         params.use_gpu, params.print_timings, params.n_threads = False, False, 1
@@ -80,13 +80,13 @@ class ByHand:
         return np.array(flat, np.float32)
 
     def _say(self, context: int, token: int, position: int) -> None:
-        tokens, places, slots = (np.array([value], np.int32) for value in (token, position, 0))
+        tokens, indices, slots = (np.array([value], np.int32) for value in (token, position, 0))
         counts, outputs = np.ones(1, np.int32), np.ones(1, np.int8)
         pointers = np.array([slots.ctypes.data], np.uint64)
         batch = binding.Batch(
             n_tokens=1,
             token=tokens.ctypes.data,
-            pos=places.ctypes.data,
+            pos=indices.ctypes.data,
             n_seq_id=counts.ctypes.data,
             seq_id=pointers.ctypes.data,
             logits=outputs.ctypes.data,
@@ -95,8 +95,8 @@ class ByHand:
 
     @contextmanager
     def _chunks(self, parts: list[str | NDArray[Any]]) -> Iterator[int]:
-        made = [self._part(part) for part in parts]
-        array = (POINTER(InputPart) * len(made))(*(ctypes.pointer(part) for part in made))
+        input_parts = [self._part(part) for part in parts]
+        array = (POINTER(InputPart) * len(input_parts))(*(ctypes.pointer(part) for part in input_parts))
         chunks = call("mtmd_input_chunks_init", c_void_p)
         code = call(
             "mtmd_tokenize_from_parts",
@@ -104,13 +104,13 @@ class ByHand:
             (c_void_p, self.sight),
             (c_void_p, chunks),
             (c_void_p, array),
-            (c_size_t, len(made)),
+            (c_size_t, len(input_parts)),
             (c_bool, False),
         )
         assert code == 0
         yield chunks
         call("mtmd_input_chunks_free", None, (c_void_p, chunks))
-        for part in made:
+        for part in input_parts:
             if part.bitmap:
                 call("mtmd_bitmap_free", None, (c_void_p, part.bitmap))
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from dragoman.engines.default_weights import default_model
 from dragoman.engines.local import LocalEngine, LocalOptions
 from dragoman.engines.local.options import RunnerName
-from dragoman.engines.weights import default_model
 from dragoman.errors import ModelFileError
 
 OPTIONS = LocalOptions(slots=4, context=256, batch=128, chunk=32, threads=1)

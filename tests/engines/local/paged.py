@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from dragoman.engines.choosing import Logits, RowRules
-from dragoman.engines.choosing.edits import apply
-from dragoman.engines.choosing.sampler import draw, logprob
-from dragoman.engines.choosing.together import Drawn
-from dragoman.engines.local.runner import Rows
+from dragoman.engines.local.runner import StepRows
 from dragoman.engines.local.scheduler import Scheduler
+from dragoman.engines.sampling import Logits, RowChanges
+from dragoman.engines.sampling.batched import SamplingBatch
+from dragoman.engines.sampling.logits_processors import apply
+from dragoman.engines.sampling.sampler import draw, logprob
 from dragoman.types import Sampling, TokenLogprob
 from tests.engines.local.scripted import ScriptedRunner
 from tests.engines.local.support import Desk
@@ -21,7 +21,7 @@ NOTHING = -1
 class FakePagedRunner(ScriptedRunner):
     """It insists that no page is written while another sequence may read it."""
 
-    rereads = False
+    decode_kv_differs = False
 
     def __init__(self, *, pages: int = 64, page: int = 4, **sizes: Any) -> None:
         super().__init__(**sizes)
@@ -30,7 +30,7 @@ class FakePagedRunner(ScriptedRunner):
         self.held = [[NOTHING] * page for _ in range(pages)]
         self.copies: list[tuple[int, int]] = []
 
-    def check(self, rows: Rows) -> None:
+    def check(self, rows: StepRows) -> None:
         """A page that is written in this step is in the table of one sequence only."""
         written = {
             (slot, rows.tables[slot][position // self.page])
@@ -40,10 +40,10 @@ class FakePagedRunner(ScriptedRunner):
             others = [table for other, table in rows.tables.items() if other != slot]
             assert not any(page in table for table in others)
 
-    def write(self, rows: Rows, number: int) -> Sequence[int]:
+    def write(self, rows: StepRows, number: int) -> Sequence[int]:
         table, position = rows.tables[rows.slots[number]], rows.positions[number]
         self.held[table[position // self.page]][position % self.page] = rows.tokens[number]
-        return [self.held[table[place // self.page]][place % self.page] for place in range(position + 1)]
+        return [self.held[table[index // self.page]][index % self.page] for index in range(position + 1)]
 
     def forget_all(self) -> None:
         self.held = [[NOTHING] * self.page for _ in range(self.pages)]
@@ -56,7 +56,7 @@ class FakePagedRunner(ScriptedRunner):
 class FlyingRunner(FakePagedRunner):
     """One that chooses ids itself, and tells them when it is asked: rows may stand for what it chose."""
 
-    mixes_adapters = True
+    batches_adapters = True
 
     def __init__(self, **sizes: Any) -> None:
         super().__init__(**sizes)
@@ -68,28 +68,28 @@ class FlyingRunner(FakePagedRunner):
         self.told: list[list[int]] = []
         """The tokens of each step as they were told: below zero where nobody knew them."""
 
-    def step(self, rows: Rows) -> Logits:
+    def step(self, rows: StepRows) -> Logits:
         self.told.append(rows.tokens)
         rows.tokens = [self._chosen[~token] if token < 0 else token for token in rows.tokens]
         self._rows = super().step(rows)
         return self._rows
 
-    def choose(self, drawn: Drawn) -> "Pending":
-        told: list[tuple[int, TokenLogprob | None]] = []
-        for place, row in enumerate(drawn.rows):
-            asked, rules = drawn.asked[place], drawn.rules.get(place, RowRules([]))
-            id_ = drawn.known.get(place)
+    def choose(self, drawn: SamplingBatch) -> "PendingIds":
+        items: list[tuple[int, TokenLogprob | None]] = []
+        for index, row in enumerate(drawn.rows):
+            asked, rules = drawn.asked[index], drawn.row_changes.get(index, RowChanges([]))
+            id_ = drawn.known.get(index)
             if id_ is None:
-                id_ = _choose(self._rows[row].copy(), asked, rules, drawn.uniforms[place])
+                id_ = _choose(self._rows[row].copy(), asked, rules, drawn.uniforms[index])
             report = None if asked.logprobs is None else logprob(self._rows[row], id_, asked.logprobs)
-            told.append((id_, report))
-        self._chosen = [max(id_, 0) for id_, _ in told]
+            items.append((id_, report))
+        self._chosen = [max(id_, 0) for id_, _ in items]
         self.unseen += 1
         self.most_unseen = max(self.most_unseen, self.unseen)
-        return Pending(self, told)
+        return PendingIds(self, items)
 
 
-class Pending:
+class PendingIds:
     def __init__(self, runner: FlyingRunner, told: list[tuple[int, TokenLogprob | None]]) -> None:
         self._runner = runner
         self._told = told
@@ -99,10 +99,10 @@ class Pending:
         return self._told
 
 
-def _choose(row: Logits, asked: Sampling, rules: RowRules, uniform: float) -> int:
+def _choose(row: Logits, asked: Sampling, rules: RowChanges, uniform: float) -> int:
     apply(row, rules.changes)
-    if rules.words is not None and rules.words.size:
-        bits = np.unpackbits(rules.words.view(np.uint8), bitorder="little")[: row.size]
+    if rules.bitmask is not None and rules.bitmask.size:
+        bits = np.unpackbits(rules.bitmask.view(np.uint8), bitorder="little")[: row.size]
         row[: bits.size][bits == 0] = -np.inf
         row[bits.size :] = -np.inf
     if row.max() == -np.inf:

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from dragoman.engines.choosing import Logits
 from dragoman.engines.local import LocalEngine, LocalOptions
-from dragoman.engines.local.runner import Rows, StepFailed, StepInterrupted
+from dragoman.engines.local.runner import StepFailed, StepInterrupted, StepRows
 from dragoman.engines.protocol import ModelCard
+from dragoman.engines.sampling import Logits
 from dragoman.types import Adapters
 
 VOCABULARY = 101
@@ -48,11 +48,11 @@ def vector_of(prompt: Sequence[int]) -> list[float]:
 class ScriptedRunner(ABC):
     """What a sequence reads decides what comes next, so that its answers show any mistake in the contents."""
 
-    equal_pieces = False
-    block = 1
-    blocks = None
+    wants_equal_chunks = False
+    prefill_block = 1
+    block_stats = None
     adapters: tuple[str, ...] = ("red", "blue")
-    mixes_adapters = False
+    batches_adapters = False
     interruptible = True
 
     def __init__(
@@ -70,9 +70,9 @@ class ScriptedRunner(ABC):
         self.vocabulary = VOCABULARY
         self.max_rows = rows + slots
         self.max_outputs = slots + extra
-        self.pass_rows = pass_rows
+        self.step_overhead_rows = pass_rows
         self.recalls = recalls
-        self.steps: list[Rows] = []
+        self.steps: list[StepRows] = []
         self.step_adapters: list[Adapters] = []
         self.before_step: Callable[[], None] = lambda: None
         self.failing = False
@@ -83,7 +83,7 @@ class ScriptedRunner(ABC):
     def warm_up(self) -> None:
         assert self.steps == []
 
-    def step(self, rows: Rows) -> Logits:
+    def step(self, rows: StepRows) -> Logits:
         assert 0 < len(rows) <= self.max_rows
         assert sum(rows.outputs) <= self.max_outputs
         self.check(rows)
@@ -93,16 +93,16 @@ class ScriptedRunner(ABC):
             raise StepInterrupted
         self.steps.append(rows)
         chosen = rows.adapters
-        assert self.mixes_adapters or len(set(chosen.values())) == 1
+        assert self.batches_adapters or len(set(chosen.values())) == 1
         self.step_adapters.append(next(iter(chosen.values())))
-        found = []
+        items = []
         for number, output in enumerate(rows.outputs):
             held = self.write(rows, number)
             if output:
-                found.append(row_of(following(held, chosen[rows.slots[number]], self.recalls)))
+                items.append(row_of(following(held, chosen[rows.slots[number]], self.recalls)))
         if self.failing:
             raise StepFailed("as told")
-        return np.array(found, np.float32).reshape(len(found), self.vocabulary)
+        return np.array(items, np.float32).reshape(len(items), self.vocabulary)
 
     def read_adapter(self, name: str, path: Path) -> Callable[[], None]:
         raise NotImplementedError
@@ -111,11 +111,11 @@ class ScriptedRunner(ABC):
         self.adapters = tuple(other for other in self.adapters if other != name)
 
     @abstractmethod
-    def check(self, rows: Rows) -> None:
+    def check(self, rows: StepRows) -> None:
         """Insist on what must hold of a step before anything of it is written."""
 
     @abstractmethod
-    def write(self, rows: Rows, number: int) -> Sequence[int]:
+    def write(self, rows: StepRows, number: int) -> Sequence[int]:
         """Put one row's id where it belongs; all ids that its sequence holds then."""
 
     def interrupt(self) -> None:
@@ -143,7 +143,7 @@ class ScriptedRunner(ABC):
 
 class NoTokenizer:
     pieces = (b"",) * VOCABULARY
-    special: dict[str, int] = {}  # noqa: RUF012
+    special_ids: dict[str, int] = {}  # noqa: RUF012
     bos_id = None
     eos_id = None
     end_ids = frozenset({END})

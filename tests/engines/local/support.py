@@ -8,9 +8,9 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.engines.local.runner import Rows
+from dragoman.engines.local.runner import StepRows
 from dragoman.engines.local.scheduler import Scheduler
-from dragoman.engines.local.sequence import Group, make_group
+from dragoman.engines.local.sequence import SequenceGroup, make_group
 from dragoman.errors import ConstraintFailed
 from dragoman.types import Job, Sampling, Step
 from tests.engines.local.scripted import END, ScriptedRunner
@@ -31,21 +31,21 @@ class FakeRunner(ScriptedRunner):
         **sizes: Any,
     ) -> None:
         super().__init__(**sizes)
-        self.block = block
-        self.rewinds = rewinds
-        self.rereads = rereads
+        self.prefill_block = block
+        self.can_truncate = rewinds
+        self.decode_kv_differs = rereads
         self.swaps = swaps
         self.held: list[list[int]] = [[] for _ in range(self.slots)]
         self.copies: list[tuple[int, int, int]] = []
 
-    def check(self, rows: Rows) -> None:
+    def check(self, rows: StepRows) -> None:
         for slot in set(rows.slots):
-            ours = [place for place, owner in zip(rows.positions, rows.slots, strict=True) if owner == slot]
+            ours = [index for index, owner in zip(rows.positions, rows.slots, strict=True) if owner == slot]
             held = len(self.held[slot])
             assert ours == list(range(held, held + len(ours)))
             assert held + len(ours) <= self.context
 
-    def write(self, rows: Rows, number: int) -> Sequence[int]:
+    def write(self, rows: StepRows, number: int) -> Sequence[int]:
         held = self.held[rows.slots[number]]
         held.append(rows.tokens[number])
         return held
@@ -53,9 +53,9 @@ class FakeRunner(ScriptedRunner):
     def forget_all(self) -> None:
         self.held = [[] for _ in range(self.slots)]
 
-    def keep(self, slot: int, length: int) -> None:
+    def truncate(self, slot: int, length: int) -> None:
         assert length <= len(self.held[slot])
-        assert self.rewinds or not length or length == len(self.held[slot])
+        assert self.can_truncate or not length or length == len(self.held[slot])
         del self.held[slot][length:]
 
     def copy(self, source: int, target: int, length: int) -> None:
@@ -84,9 +84,9 @@ class Desk:
     ) -> None:
         self.runner = FakeRunner(**runner)
         self.scheduler = Scheduler(self.runner, batch=batch, chunk=chunk, guesses=guesses, drafter=drafter)
-        self.said: list[tuple[Group, Step]] = []
+        self.said: list[tuple[SequenceGroup, Step]] = []
 
-    def ask(self, prompt: Sequence[int], count: int = 4, **kinds: Any) -> Group:
+    def ask(self, prompt: Sequence[int], count: int = 4, **kinds: Any) -> SequenceGroup:
         group = make_group(job(prompt, count, **kinds), _ignore, NO_LOOP, self.runner, frozenset({END}))
         self.scheduler.add(group)
         return group
@@ -103,23 +103,23 @@ class Desk:
             self.step()
         raise AssertionError("the scheduler does not come to an end")
 
-    def cancel(self, group: Group, index: int | None = None) -> None:
+    def cancel(self, group: SequenceGroup, index: int | None = None) -> None:
         for sequence in group.sequences:
             if index is None or index == sequence.index:
                 sequence.cancelled = True
         self.scheduler.drop_cancelled()
         self.said += self.scheduler.take()
 
-    def steps_of(self, group: Group, index: int = 0) -> list[Step]:
+    def steps_of(self, group: SequenceGroup, index: int = 0) -> list[Step]:
         return [step for owner, step in self.said if owner is group and step.index == index]
 
-    def ids(self, group: Group, index: int = 0) -> list[int]:
+    def ids(self, group: SequenceGroup, index: int = 0) -> list[int]:
         return [token for step in self.steps_of(group, index) for token in step.ids]
 
-    def finish(self, group: Group, index: int = 0) -> str | None:
+    def finish(self, group: SequenceGroup, index: int = 0) -> str | None:
         return self.steps_of(group, index)[-1].finish
 
-    def cached(self, group: Group) -> int | None:
+    def cached(self, group: SequenceGroup) -> int | None:
         return next(step for owner, step in self.said if owner is group).cached_tokens
 
 
@@ -156,15 +156,15 @@ class Path:
         assert id_ == self.left.pop(0)
 
     @property
-    def accepting(self) -> bool:
-        return self.over or self._accepting
+    def is_accepting(self) -> bool:
+        return self.is_complete or self._accepting
 
     @property
-    def over(self) -> bool:
+    def is_complete(self) -> bool:
         return not self.left
 
 
-class Interrupting:
+class Interrupter:
     """A thread that interrupts again and again: what comes before a step has begun is not heard."""
 
     def __init__(self, interrupt: Callable[[], None]) -> None:

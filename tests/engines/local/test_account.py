@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dragoman.engines.local.engine_thread import EmbeddingTask, EngineThread
 from dragoman.engines.local.scheduler import Scheduler
-from dragoman.engines.local.sequence import Group, StepPiece, make_group
-from dragoman.engines.local.worker import Embedding, Worker
+from dragoman.engines.local.sequence import ScheduledTokens, SequenceGroup, make_group
 from dragoman.types import Step
 from tests.engines.local.scripted import END, vector_of
 from tests.engines.local.support import FakeRunner, job
@@ -29,11 +29,11 @@ class Shop:
         self.now = 0.0
         self.runner = FakeRunner(slots=slots, context=128)
         scheduler = Scheduler(self.runner, batch=32, chunk=CHUNK)
-        self.worker = Worker(self.runner, scheduler)
-        self.said: list[tuple[Group, Step]] = []
+        self.worker = EngineThread(self.runner, scheduler)
+        self.said: list[tuple[SequenceGroup, Step]] = []
         self.had: list[tuple[str, str, float]] = []
         """Owner, kind of work and seconds."""
-        for module in ("scheduler", "worker"):
+        for module in ("scheduler", "engine_thread"):
             patch.setattr(f"dragoman.engines.local.{module}.time.perf_counter", lambda: self.now)
         patch.setattr(self.worker, "_start", lambda: None)
         patch.setattr(self.worker, "_deliver", self.said.extend)
@@ -45,18 +45,18 @@ class Shop:
             return step(rows)
 
         patch.setattr(self.runner, "step", timed)
-        self._stepped, self._embedded = account.stepped, account.embedded
-        patch.setattr(account, "stepped", self._note_step)
-        patch.setattr(account, "embedded", self._note_embedding)
+        self._stepped, self._embedded = account.charge_step, account.charge_embedding
+        patch.setattr(account, "charge_step", self._note_step)
+        patch.setattr(account, "charge_embedding", self._note_embedding)
 
-    def ask(self, owner: str, prompt: Sequence[int], count: int) -> Group:
+    def ask(self, owner: str, prompt: Sequence[int], count: int) -> SequenceGroup:
         asked = job(prompt, count, owner=owner)
         group = make_group(asked, lambda step: None, LOOP, self.runner, frozenset({END}))
         self.worker.submit(group)
         return group
 
-    def embed(self, owner: str, texts: int) -> Embedding:
-        embedding = Embedding([[n] for n in range(texts)], self.runner, LOOP, owner)
+    def embed(self, owner: str, texts: int) -> EmbeddingTask:
+        embedding = EmbeddingTask([[n] for n in range(texts)], self.runner, LOOP, owner)
         self.worker.embed(embedding)
         return embedding
 
@@ -70,10 +70,10 @@ class Shop:
             self.turn()
             most -= 1
 
-    def over(self, group: Group) -> bool:
+    def over(self, group: SequenceGroup) -> bool:
         return any(step.finish for one, step in self.said if one is group)
 
-    def done(self, embedding: Embedding) -> bool:
+    def done(self, embedding: EmbeddingTask) -> bool:
         LOOP.call_soon(LOOP.stop)
         LOOP.run_forever()
         return embedding.future.done()
@@ -83,10 +83,10 @@ class Shop:
             self.now += TEXT_S
             yield vector_of(prompt)
 
-    def _note_step(self, pieces: list[StepPiece], seconds: float) -> None:
+    def _note_step(self, pieces: list[ScheduledTokens], seconds: float) -> None:
         rows = sum(piece.size for piece in pieces)
         for piece in pieces:
-            kind = "read" if piece.newest is None else "decode"
+            kind = "read" if piece.input_token is None else "decode"
             self.had.append((piece.sequence.owner, kind, seconds * piece.size / rows))
         self._stepped(pieces, seconds)
 
@@ -96,10 +96,10 @@ class Shop:
 
 
 def times(had: list[tuple[str, str, float]]) -> Counter[tuple[str, str]]:
-    found: Counter[tuple[str, str]] = Counter()
+    mapping: Counter[tuple[str, str]] = Counter()
     for owner, kind, seconds in had:
-        found[owner, kind] += seconds  # type: ignore[assignment]
-    return found
+        mapping[owner, kind] += seconds  # type: ignore[assignment]
+    return mapping
 
 
 PIECE_S = max(TEXT_S, PASS_S + ROW_S * (CHUNK + 8))
@@ -114,19 +114,19 @@ def test_what_one_owner_reads_and_embeds_takes_no_more_than_another_has_had(
     with pytest.MonkeyPatch.context() as patch:
         shop = Shop(patch)
         asked = [shop.ask("flood", [n, *LONG[:size]], most) for n, (size, most) in enumerate(answers)]
-        made = [shop.embed("flood", texts) for texts in embeddings]
+        tasks = [shop.embed("flood", texts) for texts in embeddings]
         shop.turns(before)
         drop = shop.ask("drop", [50], count)
         shop.turn()
         shop.had.clear()
         while not shop.over(drop):
             shop.turn()
-        found = times(shop.had)
-        put_off = found["flood", "read"] + found["flood", "embed"]
-        assert put_off <= found["drop", "decode"] + found["drop", "read"] + 2 * PIECE_S
+        mapping = times(shop.had)
+        put_off = mapping["flood", "read"] + mapping["flood", "embed"]
+        assert put_off <= mapping["drop", "decode"] + mapping["drop", "read"] + 2 * PIECE_S
         shop.turns(1000)
         assert all(map(shop.over, asked))
-        assert all(map(shop.done, made))
+        assert all(map(shop.done, tasks))
 
 
 def test_a_small_embedding_does_not_wait_for_the_long_ones_of_another(
@@ -148,8 +148,8 @@ def test_beside_the_answers_of_another_embeddings_have_half_of_the_time(
     shop.ask("drop", [1], 60)
     shop.embed("flood", 100)
     shop.turns(40)
-    found = times(shop.had)
-    assert 0.4 < found["flood", "embed"] / sum(found.values()) < 0.6
+    mapping = times(shop.had)
+    assert 0.4 < mapping["flood", "embed"] / sum(mapping.values()) < 0.6
 
 
 def test_of_one_owner_too_embeddings_have_half_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,17 +157,17 @@ def test_of_one_owner_too_embeddings_have_half_of_the_time(monkeypatch: pytest.M
     shop.ask("one", [1], 60)
     shop.embed("one", 100)
     shop.turns(40)
-    found = times(shop.had)
-    assert 0.4 < found["one", "embed"] / sum(found.values()) < 0.6
+    mapping = times(shop.had)
+    assert 0.4 < mapping["one", "embed"] / sum(mapping.values()) < 0.6
 
 
 def test_two_owners_who_both_only_read_and_embed_come_to_their_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     shop = Shop(monkeypatch)
     asked = [shop.ask(owner, [n, *LONG], 1) for owner in ("one", "other") for n in range(3)]
-    made = [shop.embed(owner, 5) for owner in ("one", "other")]
+    tasks = [shop.embed(owner, 5) for owner in ("one", "other")]
     shop.turns(100)
     assert all(map(shop.over, asked))
-    assert all(map(shop.done, made))
+    assert all(map(shop.done, tasks))
 
 
 def test_who_embedded_alone_owes_no_more_than_the_last_piece(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,8 +178,8 @@ def test_who_embedded_alone_owes_no_more_than_the_last_piece(monkeypatch: pytest
     shop.had.clear()
     while not shop.over(drop):
         shop.turn()
-    found = times(shop.had)
-    assert 0.3 < found["flood", "embed"] / sum(found.values()) < 0.6
+    mapping = times(shop.had)
+    assert 0.3 < mapping["flood", "embed"] / sum(mapping.values()) < 0.6
 
 
 def test_when_one_has_left_the_other_begins_no_long_piece_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,5 +193,5 @@ def test_when_one_has_left_the_other_begins_no_long_piece_at_once(monkeypatch: p
         drop = shop.ask("drop", [50 + number], 3)
         while not shop.over(drop):
             shop.turn()
-    found = times(shop.had)
-    assert found["flood", "embed"] <= found["drop", "decode"] + found["drop", "read"] + TEXT_S
+    mapping = times(shop.had)
+    assert mapping["flood", "embed"] <= mapping["drop", "decode"] + mapping["drop", "read"] + TEXT_S

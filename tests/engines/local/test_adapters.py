@@ -14,7 +14,7 @@ from dragoman.http.server import background
 from dragoman.settings import Settings
 from dragoman.types import Adapters, Step
 from tests.engines.local.support import job
-from tests.support.engines import Shared
+from tests.support.engines import SharedEngine
 from tests.support.http import post
 
 WIDTH, RANK = 576, 4
@@ -107,7 +107,7 @@ def test_they_are_chosen_over_http(adapted: LocalEngine) -> None:
         body = {"prompt": "The sea is", "max_tokens": 6, "temperature": 0, **asked}
         return str(post(url, "/v1/completions", body).json()["choices"][0]["text"])
 
-    with background(Shared(adapted), Settings(port=0)) as url:
+    with background(SharedEngine(adapted), Settings(port=0)) as url:
         red = said(url, model="red")
         assert said(url, lora="red") == said(url, lora=[{"id": 1, "scale": 1}]) == red
         assert said(url, lora=[]) == said(url) != red

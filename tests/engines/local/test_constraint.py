@@ -10,7 +10,7 @@ import pytest
 from dragoman.constrain.constraint import Constraint
 from dragoman.constrain.vocabulary import GrammarMatcher, Vocabulary
 from dragoman.engines.local import LocalEngine
-from dragoman.turns.constrain import Ready
+from dragoman.turns.constraints import CompiledConstraint
 from dragoman.types import Job, Sampling, Step
 
 SCHEMA = {
@@ -24,14 +24,16 @@ SCHEMA = {
 @pytest.fixture(scope="module")
 def vocabulary(local_engine: LocalEngine) -> Vocabulary:
     tokenizer = local_engine.tokenizer
-    return Vocabulary(tokenizer.pieces, tokenizer.special, tokenizer.end_ids)
+    return Vocabulary(tokenizer.pieces, tokenizer.special_ids, tokenizer.end_ids)
 
 
-def ready(constraint: Constraint, vocabulary: Vocabulary) -> Ready:
-    return Ready(constraint.start(vocabulary))
+def ready(constraint: Constraint, vocabulary: Vocabulary) -> CompiledConstraint:
+    return CompiledConstraint(constraint.start(vocabulary))
 
 
-def said(engine: LocalEngine, constraint: Ready, n: int = 1, **sampling: Any) -> list[tuple[str, str | None]]:
+def said(
+    engine: LocalEngine, constraint: CompiledConstraint, n: int = 1, **sampling: Any
+) -> list[tuple[str, str | None]]:
     """The texts of all continuations, and how they ended."""
     prompt = tuple(engine.tokenizer.encode("A person:"))
     chosen = Sampling(**{"max_tokens": 200, "seed": 5, **sampling})
@@ -45,7 +47,7 @@ def said(engine: LocalEngine, constraint: Ready, n: int = 1, **sampling: Any) ->
             finish[step.index] = step.finish
 
     asyncio.run(run())
-    skipped = set(engine.tokenizer.special.values())
+    skipped = set(engine.tokenizer.special_ids.values())
     pieces = engine.tokenizer.pieces
     texts = [b"".join(pieces[id_] for id_ in one if id_ not in skipped).decode() for one in ids]
     return list(zip(texts, finish, strict=True))
@@ -129,4 +131,4 @@ def test_a_client_that_leaves(local_engine: LocalEngine, vocabulary: Vocabulary)
     steps = asyncio.run(run())
     assert [step.finish for step in steps if step.finish] == ["abort", "abort"]
     assert len(steps) < 12
-    assert isinstance(constraint.start(), GrammarMatcher)
+    assert isinstance(constraint.new_matcher(), GrammarMatcher)

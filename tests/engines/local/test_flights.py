@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.engines.local.sequence import Group
+from dragoman.engines.local.sequence import SequenceGroup
 from tests.engines.local.paged import FlyingDesk, PagedDesk
 from tests.engines.local.scripted import expected
 from tests.engines.local.support import Desk
-from tests.engines.local.test_guessing import START, Dictated
+from tests.engines.local.test_speculation import START, DictatedConstraint
 
 SIZES: dict[str, Any] = {"slots": 3, "context": 64, "pages": 24, "rows": 128}
 
 
-def told(desk: Desk, groups: list[Group]) -> list[list[tuple[list[int], str | None]]]:
+def told(desk: Desk, groups: list[SequenceGroup]) -> list[list[tuple[list[int], str | None]]]:
     return [
         [(desk.ids(group, index), desk.finish(group, index)) for index in range(group.job.n)]
         for group in groups
@@ -24,9 +24,9 @@ def told(desk: Desk, groups: list[Group]) -> list[list[tuple[list[int], str | No
 
 def test_the_next_step_is_begun_before_anybody_has_seen_an_id() -> None:
     desk = FlyingDesk(**SIZES)
-    groups = [desk.ask([place, 2, 3], 8) for place in range(3)]
+    groups = [desk.ask([index, 2, 3], 8) for index in range(3)]
     desk.run()
-    assert [desk.ids(group) for group in groups] == [expected([place, 2, 3], 8) for place in range(3)]
+    assert [desk.ids(group) for group in groups] == [expected([position, 2, 3], 8) for position in range(3)]
     assert desk.runner.most_unseen == 2
 
 
@@ -54,7 +54,7 @@ def test_what_is_settled_is_read_and_nothing_is_under_way() -> None:
     group = desk.ask([1, 2], 6)
     for _ in range(3):
         desk.step()
-    desk.scheduler.settle()
+    desk.scheduler.synchronize()
     desk.said += desk.scheduler.take()
     assert desk.runner.unseen == 0
     assert desk.ids(group) == expected([1, 2], 6)[: len(desk.ids(group))]
@@ -67,7 +67,7 @@ def test_new_weights_are_not_mixed_with_what_was_begun() -> None:
     group = desk.ask([1, 2], 6)
     for _ in range(3):
         desk.step()
-    desk.scheduler.start_over()
+    desk.scheduler.discard_cache()
     desk.scheduler.weight_version = "new"
     desk.run()
     versions = [step.weight_version for step in desk.steps_of(group)]
@@ -97,9 +97,9 @@ def test_prompts_are_read_on_in_a_step_that_is_begun_ahead() -> None:
         desk.step()
     desk.run()
     assert desk.ids(first) == expected([1, 2], 20) and desk.ids(second) == expected([*range(30)], 3)
-    reading = [told for told in desk.runner.told if len(told) == 5]
+    reading = [numbers for numbers in desk.runner.told if len(numbers) == 5]
     assert len(reading) == 7
-    assert all(min(told) < 0 for told in reading[1:]), "the newest id of the other was not known"
+    assert all(min(items) < 0 for items in reading[1:]), "the newest id of the other was not known"
 
 
 REPEATS: dict[str, Any] = {"recalls": 1, "pass_rows": 64, "context": 256, "pages": 99, "extra": 64}
@@ -119,7 +119,7 @@ def test_what_does_not_repeat_itself_is_begun_ahead() -> None:
     group = desk.ask([1, 2, 3, 1, 2, 4], 100)
     desk.run()
     assert desk.ids(group) == expected([1, 2, 3, 1, 2, 4], 100)
-    assert all(len(told) == 1 and told[0] < 0 for told in desk.runner.told[-64:])
+    assert all(len(numbers) == 1 and numbers[0] < 0 for numbers in desk.runner.told[-64:])
 
 
 def test_who_turns_to_repeating_is_guessed_again() -> None:
@@ -133,9 +133,9 @@ def test_who_turns_to_repeating_is_guessed_again() -> None:
 
 
 def test_what_a_constraint_makes_come_takes_fewer_steps() -> None:
-    ids = [place**2 % 97 for place in range(30)]
+    ids = [index**2 % 97 for index in range(30)]
     desk = FlyingDesk(guesses=7, **REPEATS)
-    group = desk.ask([1, 2, 3], 22, constraint=Dictated(ids))
+    group = desk.ask([1, 2, 3], 22, constraint=DictatedConstraint(ids))
     desk.run()
     assert desk.ids(group) == ids[:22]
     assert len(desk.runner.steps) <= 9
@@ -161,9 +161,9 @@ jobs = st.lists(
 )
 
 
-def run(desk: Desk, asked: list[dict[str, Any]]) -> list[Group]:
+def run(desk: Desk, asked: list[dict[str, Any]]) -> list[SequenceGroup]:
     """Jobs come and go at the steps they name."""
-    groups: dict[int, Group] = {}
+    groups: dict[int, SequenceGroup] = {}
     for moment in range(200):
         for number, one in enumerate(asked):
             if one["comes"] == moment:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.engines.local.model import LlamaTokenizer, Model, read_header
+from dragoman.engines.local.gguf_model import LlamaModel, LlamaTokenizer, read_header
 from dragoman.errors import ModelFileError
 from tests.support.tiny_gguf import numbers, write_tiny
 
@@ -25,7 +25,7 @@ def changed(path: Path, at: int, number: int, size: int = 8) -> Path:
 
 def test_a_good_file_passes(tiny: Path) -> None:
     read_header(tiny)
-    assert LlamaTokenizer(Model(tiny)).encode("ab")
+    assert LlamaTokenizer(LlamaModel(tiny)).encode("ab")
 
 
 def test_the_default_model_passes(weights: Path) -> None:
@@ -78,4 +78,4 @@ def test_a_file_that_is_cut_anywhere_in_its_header(tiny: Path) -> None:
 def test_other_versions_are_left_to_the_library(tiny: Path) -> None:
     read_header(changed(tiny, 4, 1, 4))
     with pytest.raises(ModelFileError):
-        Model(tiny)
+        LlamaModel(tiny)

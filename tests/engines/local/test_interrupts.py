@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dragoman.engines.choosing import Logits
 from dragoman.engines.local.opening import open_model
 from dragoman.engines.local.options import LocalOptions
-from dragoman.engines.local.runner import Rows, StepInterrupted
+from dragoman.engines.local.runner import StepInterrupted, StepRows
+from dragoman.engines.sampling import Logits
 from tests.engines.local.openvino.conftest import write_model
 
 STEPS = 1500
@@ -37,10 +37,10 @@ def _fields(options: LocalOptions) -> dict[str, Any]:
     return {name: getattr(options, name) for name in options.__struct_fields__}
 
 
-def rows_of(size: int) -> Rows:
+def rows_of(size: int) -> StepRows:
     """A prompt of so many tokens in the first slot."""
-    rows = Rows()
-    rows.extend(0, 0, [(7 * size + place) % 1000 for place in range(size)], [False] * (size - 1) + [True])
+    rows = StepRows()
+    rows.extend(0, 0, [(7 * size + index) % 1000 for index in range(size)], [False] * (size - 1) + [True])
     rows.tables[0] = [*range(16)]
     return rows
 

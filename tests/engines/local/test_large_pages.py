@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.engines.local import worker
-from dragoman.engines.local.process_pages import LARGE, large_ranges, use_large_pages
+from dragoman.engines.local import engine_thread
+from dragoman.engines.local.os_memory import LARGE, large_ranges, use_large_pages
 from tests.engines.local.scripted import engine_over
 from tests.engines.local.support import FakeRunner, job
 from tests.support.wait import becomes_async
@@ -39,8 +39,8 @@ def _told(memory: mmap.mmap, what: str) -> int:
     for part in re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", SMAPS.read_text(), flags=re.MULTILINE):
         bounds = re.match(r"([0-9a-f]+)-([0-9a-f]+) ", part)
         if bounds and int(bounds[1], 16) <= address + SIZE // 2 < int(bounds[2], 16):
-            found = re.search(rf"^{what}: +(\d+)", part, re.MULTILINE)
-            return int(found[1]) if found else 0
+            match = re.search(rf"^{what}: +(\d+)", part, re.MULTILINE)
+            return int(match[1]) if match else 0
     return 0
 
 
@@ -94,7 +94,7 @@ def test_it_is_done_while_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
             yield number
 
     async def main() -> None:
-        monkeypatch.setattr(worker, "use_large_pages", use)
+        monkeypatch.setattr(engine_thread, "use_large_pages", use)
         engine = engine_over(FakeRunner())
         try:
             steps = [step async for step in engine.generate(job(range(8), 4))]

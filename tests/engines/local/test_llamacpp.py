@@ -6,25 +6,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dragoman.engines.choosing import Logits
-from dragoman.engines.local.llamacpp import KeptKind, KeptKinds, LlamaRunner, kept_kinds
-from dragoman.engines.local.model import Model
-from dragoman.engines.local.options import KvCache
-from dragoman.engines.local.runner import Rows
+from dragoman.engines.local.gguf_model import LlamaModel
+from dragoman.engines.local.llamacpp import KVDtype, KVDtypes, LlamaRunner, kept_kinds
+from dragoman.engines.local.options import KVDtypeOption
+from dragoman.engines.local.runner import StepRows
+from dragoman.engines.sampling import Logits
 
 ONE, OTHER = [5, 6, 7, 8, 9], [100, 200, 300]
 
 
 @pytest.fixture(scope="module")
 def runner(weights: Path) -> Iterator[LlamaRunner]:
-    model = Model(weights)
-    made = LlamaRunner(model, slots=4, context=256, batch=64, threads=1, flash_attention=True)
-    yield made
-    made.close()
+    model = LlamaModel(weights)
+    llama_runner = LlamaRunner(model, slots=4, context=256, batch=64, threads=1, flash_attention=True)
+    yield llama_runner
+    llama_runner.close()
 
 
 def read(runner: LlamaRunner, slot: int, start: int, tokens: list[int]) -> Logits:
-    rows = Rows()
+    rows = StepRows()
     rows.extend(slot, start, tokens, [False] * (len(tokens) - 1) + [True])
     logits: Logits = runner.step(rows)[0].copy()
     return logits
@@ -32,7 +32,7 @@ def read(runner: LlamaRunner, slot: int, start: int, tokens: list[int]) -> Logit
 
 def fill(runner: LlamaRunner) -> None:
     for slot, tokens in ((0, ONE), (1, OTHER), (2, [])):
-        runner.keep(slot, 0)
+        runner.truncate(slot, 0)
         if tokens:
             read(runner, slot, 0, tokens)
 
@@ -59,7 +59,7 @@ def test_a_swap_with_an_empty_slot_leaves_one_empty(runner: LlamaRunner) -> None
 
 def _fresh(runner: LlamaRunner, tokens: list[int]) -> Logits:
     """The logits behind the same tokens, the last of them computed by itself, in a slot of their own."""
-    runner.keep(3, 0)
+    runner.truncate(3, 0)
     read(runner, 3, 0, tokens[:-1])
     return read(runner, 3, len(tokens) - 1, tokens[-1:])
 
@@ -75,10 +75,12 @@ def _fresh(runner: LlamaRunner, tokens: list[int]) -> Logits:
         ("int8", 64, False, "int8 keys and values"),
     ],
 )
-def test_what_keys_and_values_are_kept_in(kv_cache: KvCache, head: int, several: bool, kept: str) -> None:
+def test_what_keys_and_values_are_kept_in(
+    kv_cache: KVDtypeOption, head: int, several: bool, kept: str
+) -> None:
     assert str(kept_kinds(kv_cache, head, several=several)) == kept
 
 
 def test_int8_takes_half_and_its_scales() -> None:
-    kinds: list[KeptKind] = ["f16", "int8"]
-    assert [KeptKinds(keys, "f16").bytes_of(6400) for keys in kinds] == [6400, 4900]
+    kinds: list[KVDtype] = ["f16", "int8"]
+    assert [KVDtypes(keys, "f16").bytes_of(6400) for keys in kinds] == [6400, 4900]

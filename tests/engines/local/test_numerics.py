@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from dragoman.engines.local import LocalEngine
-from dragoman.engines.local.machine import numerics
+from dragoman.engines.local.hardware import numerics
 
 
 def test_it_stands_for_files_and_facts(tmp_path: Path) -> None:

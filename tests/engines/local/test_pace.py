@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.engines.local.runner import Rows
+from dragoman.engines.local.runner import StepRows
 from dragoman.engines.local.scheduler import ALONE_STEP_S, Scheduler
 from tests.engines.local.scripted import expected
 from tests.engines.local.support import Desk
@@ -18,7 +18,7 @@ SLOWER = 1.75
 """By what an encoding slows down the rest."""
 
 
-class Seen:
+class FakePictures:
     """Of pictures what the scheduler looks at."""
 
     encoding = False
@@ -33,14 +33,14 @@ class TimedDesk(Desk):
     ) -> None:
         super().__init__(slots=8, context=600, rows=512, recalls=3)
         self._pass, self._answer, self._row = costs
-        self.seen, self.now = Seen(), 0.0
+        self.seen, self.now = FakePictures(), 0.0
         pictures: Any = self.seen
         self.scheduler = Scheduler(self.runner, batch=512, chunk=128, pictures=pictures, pause=1.0)
         patch.setattr("dragoman.engines.local.scheduler.time.perf_counter", lambda: self.now)
         compute = self.runner.step
 
-        def step(rows: Rows) -> Any:
-            answers = sum(rows.said)
+        def step(rows: StepRows) -> Any:
+            answers = sum(rows.is_answer)
             self.now += self.takes(answers, len(rows) - answers)
             return compute(rows)
 
@@ -61,7 +61,7 @@ class TimedDesk(Desk):
         before = self.now
         self.step()
         rows = self.runner.steps[-1]
-        return self.now - before, sum(rows.said), len(rows) - sum(rows.said)
+        return self.now - before, sum(rows.is_answer), len(rows) - sum(rows.is_answer)
 
 
 milliseconds = st.floats(0.2, 5).map(lambda each: each / 1000)
@@ -141,7 +141,7 @@ def steps_of_a_prompt(patch: pytest.MonkeyPatch, *, interruptible: bool, quiet: 
     desk.speak(1, 3)
     desk.run(600)
     group = desk.ask(LONG, 1)
-    group.quiet = quiet
+    group.is_idle_prefill = quiet
     begun = len(desk.runner.steps)
     desk.run()
     return [len(rows) for rows in desk.runner.steps[begun:]]

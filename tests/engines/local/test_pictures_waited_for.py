@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from dragoman.engines.local import LocalEngine, LocalOptions, binding, pictures
-from dragoman.engines.local.projector import Decoded, SecondTeam
+from dragoman.engines.local import LocalEngine, LocalOptions, binding, encoder_cache
+from dragoman.engines.local.projector import DecodedMedia, IdleOpenMPTeam
 from dragoman.errors import BadRequest, DragomanError, EngineFailed, ModelFileError, SettingsError
 from dragoman.media import MediaSpan
 from dragoman.types import Job, Sampling, Step
-from tests.engines.local.test_pictures import Viewer, as_media
+from tests.engines.local.test_encoder_cache import Viewer, as_media
 from tests.support.tiny_gguf import write_tiny
 from tests.support.tiny_projectors import write_pair, write_projector
 from tests.support.wait import becomes
@@ -32,7 +32,7 @@ class Gate:
         encode = viewer.pictures.projector.encode
         self._begun = threading.Semaphore(0)
 
-        def wait(decoded: Decoded) -> Any:
+        def wait(decoded: DecodedMedia) -> Any:
             self.begun += 1
             self._begun.release()
             assert self._open.wait(PATIENCE)
@@ -49,15 +49,15 @@ class Gate:
 
 @pytest.fixture
 def viewer(tmp_path: Path) -> Iterator[Viewer]:
-    with closing(Viewer(tmp_path, "plain")) as made:
-        yield made
+    with closing(Viewer(tmp_path, "plain")) as result:
+        yield result
 
 
 @pytest.fixture
 def gate(viewer: Viewer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    made = Gate(viewer, monkeypatch)
-    yield made
-    made.open()
+    result = Gate(viewer, monkeypatch)
+    yield result
+    result.open()
 
 
 def test_others_go_on_while_one_is_encoded(viewer: Viewer, gate: Gate) -> None:
@@ -111,9 +111,9 @@ def test_a_picture_that_cannot_be_encoded_fails_who_wants_it_alone(
     viewer: Viewer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encode = viewer.pictures.projector.encode
-    failed: list[Decoded] = []
+    failed: list[DecodedMedia] = []
 
-    def fail(decoded: Decoded) -> Any:
+    def fail(decoded: DecodedMedia) -> Any:
         if not failed:
             failed.append(decoded)
             raise RuntimeError("words of a library")
@@ -121,12 +121,12 @@ def test_a_picture_that_cannot_be_encoded_fails_who_wants_it_alone(
 
     monkeypatch.setattr(viewer.pictures.projector, "encode", fail)
     job = viewer.job(viewer.make(1), "a")
-    with pytest.raises(EngineFailed, match="failed to encode") as told:
+    with pytest.raises(EngineFailed, match="failed to encode") as exception_info:
         viewer.ask(job)
-    assert "library" not in told.value.message
+    assert "library" not in exception_info.value.message
     # It is tried anew.
-    (found,) = viewer.ask(job)
-    assert found.ids == viewer.expect(viewer.make(1), "a").ids
+    (answer,) = viewer.ask(job)
+    assert answer.ids == viewer.expect(viewer.make(1), "a").ids
 
 
 def test_what_is_damaged_is_found_when_it_is_placed(viewer: Viewer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,25 +135,25 @@ def test_what_is_damaged_is_found_when_it_is_placed(viewer: Viewer, monkeypatch:
 
     monkeypatch.setattr(viewer.decoder, "decode_image", fail)
     with pytest.raises(BadRequest, match="damaged"):
-        viewer.engine.place(as_media(viewer.make(1)))
+        viewer.engine.media_token_ids(as_media(viewer.make(1)))
 
 
 def test_what_was_encoded_is_kept_within_bounds(viewer: Viewer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for two: twelve at once are answered all the same, and none of it is kept for ever."""
     each = 16 * 32 * 4
-    monkeypatch.setattr(pictures, "KEPT", 2 * each)
+    monkeypatch.setattr(encoder_cache, "KEPT", 2 * each)
     jobs = [viewer.job(viewer.make(number), "a") for number in range(12)]
     held = []
     take_in = viewer.pictures.take_in
 
-    def look(picture: pictures.Picture) -> Any:
+    def look(picture: encoder_cache.EncoderCacheEntry) -> Any:
         known = viewer.pictures._pictures.values()
         held.append(sum(one.size for one in known if one.users or one.parts is not None))
         return take_in(picture)
 
     monkeypatch.setattr(viewer.pictures, "take_in", look)
-    found = viewer.ask(*jobs)
-    assert [answer.ids for answer in found] == [viewer.expect(viewer.make(n), "a").ids for n in range(12)]
+    answers = viewer.ask(*jobs)
+    assert [answer.ids for answer in answers] == [viewer.expect(viewer.make(n), "a").ids for n in range(12)]
     assert len(held) == 12
     assert max(held) <= 2 * each
     assert sum(one.size for one in viewer.pictures._pictures.values()) <= 2 * each
@@ -161,11 +161,11 @@ def test_what_was_encoded_is_kept_within_bounds(viewer: Viewer, monkeypatch: pyt
 
 def test_owners_take_turns(viewer: Viewer, gate: Gate) -> None:
     async def main() -> list[str]:
-        told: list[str] = []
+        texts: list[str] = []
 
         async def ask(seed: int, owner: str) -> None:
             await viewer.hear(viewer.job(viewer.make(seed), "a", owner=owner, count=1))
-            told.append(owner)
+            texts.append(owner)
 
         first = asyncio.create_task(ask(0, "many"))
         await gate.until_begun()
@@ -179,7 +179,7 @@ def test_owners_take_turns(viewer: Viewer, gate: Gate) -> None:
         assert queued == {"many": 3, "one": 1}
         gate.open()
         await asyncio.gather(first, *others)
-        return told
+        return texts
 
     assert sorted(asyncio.run(main())) == ["many"] * 4 + ["one"]
 
@@ -226,20 +226,20 @@ def test_a_draft_guesses_beside_pictures(tmp_path: Path) -> None:
     model, _ = write_pair(tmp_path, "mrope")
     with closing(Viewer(tmp_path, "mrope", draft=str(model))) as viewer:
         shown = viewer.make(1)
-        (found,) = viewer.ask(viewer.job("a", shown, "what", count=24))
-        assert found.ids == viewer.expect("a", shown, "what", count=24).ids
+        (answer,) = viewer.ask(viewer.job("a", shown, "what", count=24))
+        assert answer.ids == viewer.expect("a", shown, "what", count=24).ids
 
 
 def test_sounds_are_nothing_for_eyes(viewer: Viewer) -> None:
     sound = as_media(viewer.make(1))
     with pytest.raises(BadRequest, match="images; audio is not supported"):
-        viewer.engine.place(replace(sound, kind="audio"))
+        viewer.engine.media_token_ids(replace(sound, kind="audio"))
 
 
 def open_error(model: Path, **options: Any) -> DragomanError:
-    with pytest.raises(DragomanError) as told:
+    with pytest.raises(DragomanError) as exception_info:
         LocalEngine.open(model, LocalOptions(**options))
-    return told.value
+    return exception_info.value
 
 
 def test_other_runners_take_no_projector(tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_without_a_projector_nothing_is_placed(tmp_path: Path) -> None:
     ) as engine:
         assert not engine.card.modalities
         with pytest.raises(BadRequest, match="text only"):
-            engine.place(as_media(np.zeros((8, 8, 3), np.uint8)))
+            engine.media_token_ids(as_media(np.zeros((8, 8, 3), np.uint8)))
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted as Linux tells them")
@@ -277,7 +277,7 @@ def test_threads_that_wait_are_asleep_while_others_compute() -> None:
     def count() -> int:
         return len(list(Path("/proc/self/task").iterdir()))
 
-    team = SecondTeam(binding.load(), threads=2)
+    team = IdleOpenMPTeam(binding.load(), threads=2)
     before = count()
     with team, team:
         assert becomes(lambda: count() == before + 2)
@@ -292,5 +292,5 @@ def test_nobody_waits_for_others_where_there_are_none(
     if not built:
         monkeypatch.setattr(library, "parallel", None)
     before = threading.active_count()
-    with SecondTeam(library, threads):
+    with IdleOpenMPTeam(library, threads):
         assert threading.active_count() == before

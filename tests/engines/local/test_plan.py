@@ -3,8 +3,8 @@ import asyncio
 import numpy as np
 import pytest
 
-from dragoman.engines.choosing.together import Continuation
-from dragoman.engines.local.sequence import Group, Sequence, level
+from dragoman.engines.local.sequence import Sequence, SequenceGroup, level
+from dragoman.engines.sampling.batched import Continuation
 from dragoman.types import Job, Sampling
 
 
@@ -12,7 +12,7 @@ def sequences(count: int) -> list[Sequence]:
     loop = asyncio.new_event_loop()
     loop.close()
     sampling = Sampling(max_tokens=1)
-    group = Group(
+    group = SequenceGroup(
         Job(id="a", prompt=(1,), sampling=sampling), lambda step: None, loop, np.array([1], np.int32)
     )
     answer = Continuation(group.job, 0, group.prompt, vocabulary=8, ends=frozenset(), room=8)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.engines.local.memory import common
-from dragoman.engines.local.runner import Rows
+from dragoman.engines.local.kv_cache import common_prefix_length
+from dragoman.engines.local.runner import StepRows
 from dragoman.engines.local.scheduler import Scheduler
 from dragoman.types import Adapters
 from tests.engines.local.paged import PagedDesk
@@ -24,7 +24,7 @@ SYSTEM = list(range(30))
     [([1, 2, 3], [1, 2, 4], 2), ([1, 2], [1, 2, 3], 2), ([], [1], 0), ([1], [2], 0), ([5, 6], [5, 6], 2)],
 )
 def test_common(a: list[int], b: list[int], length: int) -> None:
-    assert common(np.array(a, np.int32), np.array(b, np.int32)) == length
+    assert common_prefix_length(np.array(a, np.int32), np.array(b, np.int32)) == length
 
 
 def test_a_conversation_continues_in_its_own_slot() -> None:
@@ -177,9 +177,9 @@ class BlockRunner(FakeRunner):
         super().__init__(**sizes)
         self.ways: list[list[bool]] = [[] for _ in range(self.slots)]
 
-    def write(self, rows: Rows, number: int) -> Sequence[int]:
+    def write(self, rows: StepRows, number: int) -> Sequence[int]:
         slot = rows.slots[number]
-        assert slot not in rows.in_blocks or rows.slots.count(slot) % self.block == 0
+        assert slot not in rows.in_blocks or rows.slots.count(slot) % self.prefill_block == 0
         self.ways[slot][rows.positions[number] :] = [slot in rows.in_blocks]
         return super().write(rows, number)
 
@@ -199,7 +199,7 @@ def test_rows_of_a_prompt_go_the_same_ways_whatever_was_known(asked: list[tuple[
         desk.run()
         assert desk.ids(group) == expected(prompt, 3)
         slot = next(slot for slot in (0, 1) if runner.held[slot] == prompt)
-        assert runner.ways[slot][:size] == [place < (size - 1) // 8 * 8 for place in range(size)]
+        assert runner.ways[slot][:size] == [index < (size - 1) // 8 * 8 for index in range(size)]
 
 
 @pytest.mark.parametrize(

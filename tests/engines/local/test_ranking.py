@@ -7,7 +7,7 @@ import pytest
 from dragoman.engines.local import LocalEngine
 from dragoman.http.server import background
 from dragoman.settings import Settings
-from tests.support.engines import Shared
+from tests.support.engines import SharedEngine
 from tests.support.http import post
 
 TEXTS = [
@@ -17,7 +17,7 @@ TEXTS = [
 ]
 
 
-class SharedVectors(Shared):
+class SharedVectors(SharedEngine):
     def __init__(self, engine: LocalEngine) -> None:
         super().__init__(engine)
         self._vectors = engine

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.engines.local import machine
+from dragoman.engines.local import hardware
 from dragoman.engines.local.opening import open_model
 from dragoman.engines.local.options import LocalOptions
-from dragoman.engines.local.runner import Rows
+from dragoman.engines.local.runner import StepRows
 
 MAPS = Path("/proc/self/maps")
 OPTIONS = LocalOptions(runner="llamacpp", threads=1, slots=1, context=64)
@@ -25,7 +25,7 @@ def looked_at(model: Path) -> tuple[bool, bytes]:
     """Whether the file is mapped while it is open, and what comes after a token."""
     opened = open_model(model, OPTIONS)
     with closing(opened.runner):
-        rows = Rows()
+        rows = StepRows()
         rows.add(0, 0, 5)
         return str(model.resolve()) in MAPS.read_text(), opened.runner.step(rows).tobytes()
 
@@ -36,7 +36,7 @@ def test_a_file_is_mapped_only_where_it_would_not_fit(model: Path, monkeypatch: 
     assert not mapped
     size, free = model.stat().st_size, [0]
     # The context needs little; whether it fits is not asked here.
-    monkeypatch.setattr(machine, "check_memory", lambda needed, what: None)
-    monkeypatch.setattr(machine, "free_memory", lambda: free[0])
+    monkeypatch.setattr(hardware, "check_memory", lambda needed, what: None)
+    monkeypatch.setattr(hardware, "free_memory", lambda: free[0])
     for free[0] in (size, 2 * size):
         assert looked_at(model) == (free[0] == size, logits)

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 from bench.runner_texts import prompts
-from bench.same import Question, Said, ask, questions, samplings
+from bench.same import GeneratedAnswer, Question, ask, questions, samplings
 from bench.shapes import Shape, read_vocabulary, write
 from msgspec.structs import replace
 
-from dragoman.engines.choosing import Logits
 from dragoman.engines.local import LocalEngine, LocalOptions
 from dragoman.engines.local.opening import open_model
-from dragoman.engines.local.options import KvCache
-from dragoman.engines.local.runner import AnyRunner, Rows
+from dragoman.engines.local.options import KVDtypeOption
+from dragoman.engines.local.runner import AnyRunner, StepRows
+from dragoman.engines.sampling import Logits
 
 LENGTH = 530
 
@@ -38,16 +38,21 @@ def test_nor_do_they_with_llamacpp(weights: Path, kind: int) -> None:
 
 
 @pytest.mark.parametrize(("kv_cache", "readers"), [("auto", 1), ("auto", 2), ("int8", 2), ("bf16", 2)])
-def test_nor_does_where_a_prompt_is_cut_with_llamacpp(weights: Path, kv_cache: KvCache, readers: int) -> None:
+def test_nor_does_where_a_prompt_is_cut_with_llamacpp(
+    weights: Path, kv_cache: KVDtypeOption, readers: int
+) -> None:
     options = LocalOptions(
         runner="llamacpp", kv_cache=kv_cache, readers=readers, threads=2, slots=2, context=768
     )
     runner = open_model(weights, options).runner
     with closing(runner):
         runner.warm_up()
-        whole, pieces = read(runner, 0, 512), read(runner, 1, 60 if runner.block == 1 else runner.block)
+        whole, pieces = (
+            read(runner, 0, 512),
+            read(runner, 1, 60 if runner.prefill_block == 1 else runner.prefill_block),
+        )
         assert np.array_equal(whole, pieces)
-        alone, beside = Rows(), Rows()
+        alone, beside = StepRows(), StepRows()
         alone.add(0, LENGTH, 7)
         beside.add(1, LENGTH, 7)
         beside.extend(0, LENGTH + 1, [8, 9], [False, False])
@@ -82,7 +87,7 @@ def test_nor_do_they_with_k_kinds_and_experts(wide: Path, kind: int, way: str) -
     options = replace(WAYS[way], runner="llamacpp", threads=1, slots=8, context=1024)
     with closing(LocalEngine.open(wide, options)) as engine:
 
-        async def all_ways() -> list[list[Said]]:
+        async def all_ways() -> list[list[GeneratedAnswer]]:
             asked = await questions(engine, 8, tokens=8)
             ways = [(0, False), (0, True), (3, False), (7, True)]
             return [
@@ -123,9 +128,9 @@ def test_nobody_pays_for_more_than_is_promised(
     options = LocalOptions(runner="llamacpp", threads=1, slots=2, context=128, **asked)
     opened = open_model(tmp_path / "model.gguf", options)
     with closing(opened.runner):
-        told = opened.card.details["runner"]
-    assert told.startswith(f"llama.cpp with {kept}")
-    assert ("answers" in told) is evenly
+        text = opened.card.details["runner"]
+    assert text.startswith(f"llama.cpp with {kept}")
+    assert ("answers" in text) is evenly
 
 
 def test_nothing_is_promised_to_several_readers_of_experts(weights: Path, tmp_path: Path) -> None:
@@ -138,9 +143,9 @@ def test_nothing_is_promised_to_several_readers_of_experts(weights: Path, tmp_pa
 
 def read(runner: AnyRunner, slot: int, piece: int) -> Logits:
     """What comes after a prompt, read in pieces."""
-    start, whole = 0, LENGTH // runner.block * runner.block
+    start, whole = 0, LENGTH // runner.prefill_block * runner.prefill_block
     while start < LENGTH:
-        rows, end = Rows(), min(start + piece, whole if start < whole else LENGTH)
+        rows, end = StepRows(), min(start + piece, whole if start < whole else LENGTH)
         rows.extend(slot, start, range(start, end), [False] * (end - start - 1) + [True])
         if start < whole:
             rows.in_blocks.add(slot)
@@ -149,13 +154,15 @@ def read(runner: AnyRunner, slot: int, piece: int) -> Logits:
     return logits
 
 
-def answers(engine: LocalEngine, repeated: int, kind: int) -> tuple[list[Said], list[Said]]:
+def answers(
+    engine: LocalEngine, repeated: int, kind: int
+) -> tuple[list[GeneratedAnswer], list[GeneratedAnswer]]:
     """Alone with a fresh prefix, and beside three others with a known one."""
     firsts = [tuple(engine.tokenizer.encode(words)) for words in prompts(4)]
     asked = [Question(first * repeated, (*first, *first[:2], 1)) for first in firsts]
     sampling = samplings(8)[kind]
 
-    async def both() -> tuple[list[Said], list[Said]]:
+    async def both() -> tuple[list[GeneratedAnswer], list[GeneratedAnswer]]:
         alone = await ask(engine, asked, sampling, company=0, known=False)
         return alone, await ask(engine, asked, sampling, company=3, known=True)
 

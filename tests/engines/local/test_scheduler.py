@@ -115,7 +115,7 @@ def test_adapters_are_never_mixed_in_a_step_and_take_turns(kind: type[Desk]) -> 
 
 def test_adapters_share_a_step_where_the_runner_mixes_them() -> None:
     desk = PagedDesk(slots=3)
-    desk.runner.mixes_adapters = True
+    desk.runner.batches_adapters = True
     kinds: list[Adapters] = [(), (("red", 1.0),), (("blue", 0.5),)]
     groups = [desk.ask([7, 8], 4, adapters=adapters) for adapters in kinds]
     for _ in range(4):

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.engines.local import machine
-from dragoman.engines.local.machine import divide
-from dragoman.engines.local.model import GgufTensor
+from dragoman.engines.local import hardware
+from dragoman.engines.local.gguf_model import GgufTensor
+from dragoman.engines.local.hardware import split_kv_memory
 from dragoman.engines.local.options import LocalOptions
 
 
@@ -27,14 +27,14 @@ from dragoman.engines.local.options import LocalOptions
 def test_divide(
     tokens: int, trained: int, slots: int | None, context: int | None, result: tuple[int, int]
 ) -> None:
-    assert divide(tokens, trained, slots, context) == result
+    assert split_kv_memory(tokens, trained, slots, context) == result
 
 
 @pytest.mark.parametrize(
     ("tokens", "result"), [(90_000, (4, 8192)), (20_000, (2, 8192)), (10_000, (1, 8192)), (5_000, (1, 4864))]
 )
 def test_who_is_alone_has_few_slots_and_long_ones(tokens: int, result: tuple[int, int]) -> None:
-    assert divide(tokens, 8192, None, None, most=4, room=8192) == result
+    assert split_kv_memory(tokens, 8192, None, None, most=4, room=8192) == result
 
 
 Q4_0, Q4_1, Q8_0, Q4_K, Q6_K = 2, 3, 8, 12, 14
@@ -64,11 +64,11 @@ def test_weights_are_wide_for_several_readers_where_there_is_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tensors = [GgufTensor("", (32, 32), kind, 0) for kind in kinds]
-    monkeypatch.setattr(machine, "_whole_memory", lambda: 16 << 30)
-    monkeypatch.setattr(machine, "check_file", lambda path: tensors)
+    monkeypatch.setattr(hardware, "_whole_memory", lambda: 16 << 30)
+    monkeypatch.setattr(hardware, "check_file", lambda path: tensors)
     (tmp_path / "model.gguf").touch()
     os.truncate(tmp_path / "model.gguf", weights)
-    assert machine.takes_wide(tmp_path / "model.gguf", options) == wide
+    assert hardware.widens_to_int8(tmp_path / "model.gguf", options) == wide
 
 
 def test_two_faces_of_one_core_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,21 +77,21 @@ def test_two_faces_of_one_core_count_once(tmp_path: Path, monkeypatch: pytest.Mo
         topology.mkdir(parents=True)
         (topology / "physical_package_id").write_text("0\n")
         (topology / "core_id").write_text(f"{cpu % 2}\n")
-    monkeypatch.setattr(machine, "_CPUS", tmp_path)
-    monkeypatch.setattr(machine, "_GROUP", tmp_path)
+    monkeypatch.setattr(hardware, "_CPUS", tmp_path)
+    monkeypatch.setattr(hardware, "_GROUP", tmp_path)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
-    assert machine.cores() == 2
+    assert hardware.cores() == 2
     (tmp_path / "cpu.max").write_text("100000 100000\n")
-    assert machine.cores() == 1
+    assert hardware.cores() == 1
 
 
 def test_the_control_groups_memory_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("400\n")
-    monkeypatch.setattr(machine, "_GROUP", tmp_path)
-    assert machine.free_memory() == 600
+    monkeypatch.setattr(hardware, "_GROUP", tmp_path)
+    assert hardware.free_memory() == 600
     (tmp_path / "memory.max").write_text("max\n")
-    assert machine.free_memory() > 1000
+    assert hardware.free_memory() > 1000
 
 
 def programs(folder: Path, monkeypatch: pytest.MonkeyPatch, **texts: str) -> None:
@@ -104,32 +104,32 @@ def programs(folder: Path, monkeypatch: pytest.MonkeyPatch, **texts: str) -> Non
         program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/bin")
     for name in ("_NVIDIA", "_AMD", "_ROCM", "_RENDERERS"):
-        monkeypatch.setattr(machine, name, folder / "none")
+        monkeypatch.setattr(hardware, name, folder / "none")
 
 
 def test_a_gpu_is_found_by_its_drivers_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     programs(tmp_path, monkeypatch, nvidia_smi="NVIDIA L4")
-    assert machine.find_gpus() == [machine.Gpu("cuda", "NVIDIA L4", (13, 0))]
+    assert hardware.find_gpus() == [hardware.Gpu("cuda", "NVIDIA L4", (13, 0))]
 
 
 def test_a_gpu_is_found_by_its_drivers_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     programs(tmp_path, monkeypatch)
-    assert machine.find_gpus() == []
+    assert hardware.find_gpus() == []
     (tmp_path / "gpus" / "0000").mkdir(parents=True)
     (tmp_path / "gpus" / "0000" / "information").write_text("Model: \t NVIDIA T4\n")
-    monkeypatch.setattr(machine, "_NVIDIA", tmp_path / "gpus")
-    assert machine.find_gpus() == [machine.Gpu("cuda", "NVIDIA T4")]
+    monkeypatch.setattr(hardware, "_NVIDIA", tmp_path / "gpus")
+    assert hardware.find_gpus() == [hardware.Gpu("cuda", "NVIDIA T4")]
 
 
 def test_a_gpu_with_rocm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     programs(tmp_path, monkeypatch)
     (tmp_path / "version").write_text("7.2.4-97\n")
-    monkeypatch.setattr(machine, "_AMD", tmp_path)
-    assert [gpu.kind for gpu in machine.find_gpus()] == ["vulkan"]
-    monkeypatch.setattr(machine, "_ROCM", tmp_path / "version")
-    assert machine.find_gpus() == [machine.Gpu("rocm", "an AMD GPU", (7, 2, 4))]
+    monkeypatch.setattr(hardware, "_AMD", tmp_path)
+    assert [gpu.kind for gpu in hardware.find_gpus()] == ["vulkan"]
+    monkeypatch.setattr(hardware, "_ROCM", tmp_path / "version")
+    assert hardware.find_gpus() == [hardware.Gpu("rocm", "an AMD GPU", (7, 2, 4))]
 
 
 def test_a_mac_has_metal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "darwin")
-    assert [gpu.kind for gpu in machine.find_gpus()] == ["metal"]
+    assert [gpu.kind for gpu in hardware.find_gpus()] == ["metal"]

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from dragoman.engines.choosing import Logits
 from dragoman.engines.local import step_guard
-from dragoman.engines.local.runner import Rows
+from dragoman.engines.local.runner import StepRows
+from dragoman.engines.sampling import Logits
 from dragoman.errors import EngineFailed
 from tests.engines.local.paged import FlyingDesk, PagedDesk
 from tests.engines.local.scripted import END, engine_over, expected
@@ -21,7 +21,7 @@ SIZES: dict[str, Any] = {"slots": 4, "context": 64, "rows": 64}
 PROMPTS = [[n, n + 1, n + 2] for n in range(1, 30, 7)]
 POISON = END
 """A token that no step can compute, and no answer has."""
-Fault = Callable[[Rows], bool]
+Fault = Callable[[StepRows], bool]
 
 
 @pytest.fixture(params=[Desk, PagedDesk, FlyingDesk])
@@ -34,7 +34,7 @@ def fail_where(desk: Desk, fault: Fault, error: Exception | None = None) -> None
     """Steps for which `fault` holds are computed, and then raise."""
     step = desk.runner.step
 
-    def failing(rows: Rows) -> Logits:
+    def failing(rows: StepRows) -> Logits:
         logits = step(rows)
         if fault(rows):
             raise error or RuntimeError("Eltwise shape infer: dim index 0 mismatch")
@@ -47,7 +47,7 @@ def spoil_where(desk: Desk, fault: Fault) -> None:
     """Logits of slots whose rows hold the token of `fault` are not numbers."""
     step = desk.runner.step
 
-    def spoiling(rows: Rows) -> Logits:
+    def spoiling(rows: StepRows) -> Logits:
         bad = {slot for slot, token in zip(rows.slots, rows.tokens, strict=True) if fault_of(token)}
         logits = step(rows)
         wanted = [slot for slot, output in zip(rows.slots, rows.outputs, strict=True) if output]
@@ -57,21 +57,21 @@ def spoil_where(desk: Desk, fault: Fault) -> None:
         return logits
 
     def fault_of(token: int) -> bool:
-        rows = Rows()
+        rows = StepRows()
         rows.add(0, 0, token)
         return fault(rows)
 
     desk.runner.step = spoiling  # type: ignore[method-assign]
 
 
-def has_poison(rows: Rows) -> bool:
+def has_poison(rows: StepRows) -> bool:
     return POISON in rows.tokens
 
 
 def once(fault: Fault) -> Fault:
     left = [1]
 
-    def only_once(rows: Rows) -> bool:
+    def only_once(rows: StepRows) -> bool:
         return fault(rows) and bool(left) and left.pop() == 1
 
     return only_once
@@ -220,7 +220,7 @@ def test_whatever_fails_once_changes_no_answer(
     desk = (Desk, PagedDesk)[number](**SIZES)
     steps, failed = [0], [-9]
 
-    def fault(rows: Rows) -> bool:
+    def fault(rows: StepRows) -> bool:
         steps[0] += 1
         if steps[0] in failing and steps[0] - failed[0] > 30:
             failed[0] = steps[0]

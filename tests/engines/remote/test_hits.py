@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from dragoman.engines.protocol import Handle
+from dragoman.engines.protocol import JobHandle
 from dragoman.engines.remote import RemoteEngine
 from dragoman.engines.scripted import CHATML, ByteTokenizer, ScriptedEngine, say
 from dragoman.http.server import background
@@ -26,14 +26,14 @@ def count_alike(one: Sequence[int], other: Sequence[int]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
-class Remembering(ScriptedEngine):
+class PrefixCacheEngine(ScriptedEngine):
     """It says how much of each prompt it has had before, as an engine with a prefix cache does."""
 
     def __init__(self) -> None:
         super().__init__(say("an answer of some length"))
         self.seen: list[tuple[int, ...]] = []
 
-    def submit(self, job: Job, sink: Sink) -> Handle:
+    def submit(self, job: Job, sink: Sink) -> JobHandle:
         cached = max((count_alike(job.prompt, one) for one in self.seen), default=0)
         self.seen.append(job.prompt)
 
@@ -48,20 +48,20 @@ def hits(upstreams: int, at_once: int) -> int:
     """So many sessions have a turn at the same time; then the next ones, until all had theirs."""
 
     async def ask(engine: RemoteEngine, number: int, turn: int, prompt: list[int]) -> int:
-        prompt += [(number * 31 + turn * 7 + place) % 250 for place in range(NEW)]
+        prompt += [(number * 31 + turn * 7 + index) % 250 for index in range(NEW)]
         steps = await steps_of(engine, job_of(prompt))
         prompt += ids_of(steps)
         return sum(step.cached_tokens or 0 for step in steps)
 
     async def work(engine: RemoteEngine) -> int:
-        found, prompts = 0, [[9] * 100 for _ in range(SESSIONS)]
+        number, prompts = 0, [[9] * 100 for _ in range(SESSIONS)]
         for turn in range(TURNS):
             for first in range(0, SESSIONS, at_once):
                 some = range(first, first + at_once)
-                found += sum(await asyncio.gather(*(ask(engine, at, turn, prompts[at]) for at in some)))
-        return found
+                number += sum(await asyncio.gather(*(ask(engine, at, turn, prompts[at]) for at in some)))
+        return number
 
-    engines: Sequence[Remembering] = [Remembering() for _ in range(upstreams)]
+    engines: Sequence[PrefixCacheEngine] = [PrefixCacheEngine() for _ in range(upstreams)]
     with serving(*engines) as urls:
         return run(urls, work)
 
@@ -75,7 +75,7 @@ def test_four_upstreams_find_what_one_would(at_once: int) -> None:
 
 
 @contextmanager
-def front_of(engines: Sequence[Remembering]) -> Iterator[httpx.Client]:
+def front_of(engines: Sequence[PrefixCacheEngine]) -> Iterator[httpx.Client]:
     with serving(*engines) as urls:
         remote = RemoteEngine.open(urls, ByteTokenizer(), QUICK)
         settings = Settings(port=0, store="memory", shutdown_grace=0)
@@ -104,9 +104,9 @@ def by_cache_key(client: httpx.Client, texts: Sequence[str]) -> None:
 
 
 def by_conversation(client: httpx.Client, texts: Sequence[str]) -> None:
-    made = client.post("/v1/conversations", json={}).raise_for_status().json()["id"]
+    result = client.post("/v1/conversations", json={}).raise_for_status().json()["id"]
     for text in texts:
-        ask_response(client, text, conversation=made)
+        ask_response(client, text, conversation=result)
 
 
 def by_previous_response(client: httpx.Client, texts: Sequence[str]) -> None:
@@ -134,7 +134,7 @@ def by_nothing(client: httpx.Client, texts: Sequence[str]) -> None:
 def test_what_belongs_together_goes_together(
     asking: Callable[[httpx.Client, Sequence[str]], None], goes_together: bool
 ) -> None:
-    engines = [Remembering() for _ in range(4)]
+    engines = [PrefixCacheEngine() for _ in range(4)]
     with front_of(engines) as client:
         before = [len(engine.seen) for engine in engines]
         asking(client, [f"{number}{chr(97 + number)}" for number in range(8)])

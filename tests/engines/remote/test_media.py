@@ -61,8 +61,8 @@ def test_what_a_picture_takes_is_what_the_upstream_says(tokenizer: Any, stream: 
     seer = ScriptedEngine(say("A cat."), modalities=KINDS)
     fields: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
     reply = asked_through(seer, tokenizer, messages=[{"role": "user", "content": content}], **fields)
-    told = reply.text.split("data: ")[-2] if stream else reply.text
-    assert json.loads(told)["usage"]["prompt_tokens"] == len(seer.jobs[-1].prompt) > 20
+    text = reply.text.split("data: ")[-2] if stream else reply.text
+    assert json.loads(text)["usage"]["prompt_tokens"] == len(seer.jobs[-1].prompt) > 20
 
 
 def test_calls_are_read_from_the_ids_whatever_the_upstream_made_of_them() -> None:
@@ -85,7 +85,7 @@ def test_an_upstream_that_takes_text_only_is_not_asked() -> None:
 
 def test_modalities_are_what_the_upstream_says_or_what_is_set() -> None:
     async def taken(engine: RemoteEngine) -> tuple[frozenset[str], bool]:
-        return engine.card.modalities, engine.card.takes_chat
+        return engine.card.modalities, engine.card.wants_conversation
 
     with serving(ScriptedEngine(say("x"), modalities=("image",))) as urls:
         assert run(urls, taken) == (frozenset({"image"}), True)

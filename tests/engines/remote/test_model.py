@@ -8,8 +8,8 @@ import pytest
 from msgspec import Struct
 
 from dragoman.cli.engine import engine_of
+from dragoman.engines.default_weights import default_model
 from dragoman.engines.local import LocalEngine, LocalOptions
-from dragoman.engines.weights import default_model
 from dragoman.errors import SettingsError
 from dragoman.http.server import background
 from dragoman.settings import Settings

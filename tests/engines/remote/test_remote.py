@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.remote import RemoteEngine, RemoteOptions
-from dragoman.engines.remote.pool import BadUpstream
+from dragoman.engines.remote.upstreams import BadUpstream
 from dragoman.engines.scripted import CHATML, END_ID, ByteTokenizer, Script, ScriptedEngine, say
 from dragoman.errors import BadRequest, ContextOverflow, DragomanError, EngineFailed, Overloaded
 from dragoman.http.server import background
@@ -35,9 +35,9 @@ def test_ids_come_through_as_they_are() -> None:
 def test_the_card_is_the_upstreams() -> None:
     card = ModelCard(name="big", max_model_len=777, adapters=("poet",), constrains=True)
     with serving(ScriptedEngine(say("x"), card=card)) as urls:
-        found = RemoteEngine.open(urls, ByteTokenizer()).card
-    assert (found.name, found.max_model_len, found.adapters) == ("big", 777, ("poet",))
-    assert found.details["ids"] == "sampled"
+        model_card = RemoteEngine.open(urls, ByteTokenizer()).card
+    assert (model_card.name, model_card.max_model_len, model_card.adapters) == ("big", 777, ("poet",))
+    assert model_card.details["ids"] == "sampled"
 
 
 def test_sampling_comes_through() -> None:
@@ -169,7 +169,7 @@ def test_a_constraint_is_handed_over() -> None:
         def __init__(self, source: ConstraintSource) -> None:
             self.source = source
 
-        def start(self) -> Matcher:
+        def new_matcher(self) -> Matcher:
             raise NotImplementedError
 
     asked = [
@@ -194,14 +194,14 @@ def test_a_constraint_is_handed_over() -> None:
 def failing(status_of: Callable[[Job], Exception]) -> ScriptedEngine:
     """An engine that refuses all jobs but the first look."""
 
-    class Failing(ScriptedEngine):
+    class FailingEngine(ScriptedEngine):
         def submit(self, job, sink):  # type: ignore[no-untyped-def]
             if bytes(job.prompt) != b"Hello":
                 self.jobs.append(job)
                 raise status_of(job)
             return super().submit(job, sink)
 
-    return Failing(say("x"))
+    return FailingEngine(say("x"))
 
 
 @pytest.mark.parametrize(
@@ -251,12 +251,12 @@ def test_there_is_no_other_try_after_a_token() -> None:
 
 
 def test_another_tokenizer_is_noticed() -> None:
-    other = ScriptedEngine(say("x"), tokenizer=Shifted())
+    other = ScriptedEngine(say("x"), tokenizer=ShiftedTokenizer())
     with serving(other) as urls, pytest.raises(BadUpstream, match="has a different tokenizer"):
         RemoteEngine.open(urls, ByteTokenizer())
 
 
-class Shifted(ByteTokenizer):
+class ShiftedTokenizer(ByteTokenizer):
     def encode(self, text: str) -> list[int]:
         return [byte ^ 1 for byte in text.encode()]
 
@@ -273,8 +273,8 @@ def test_nobody_is_there() -> None:
 
 def test_a_whole_server_on_top() -> None:
     """Chat, calls and ids of the inner engine, through two servers."""
-    said = '<think>\nHm.\n</think>\n\nHi <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
-    inner = ScriptedEngine(say(said, burst=3))
+    text = '<think>\nHm.\n</think>\n\nHi <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+    inner = ScriptedEngine(say(text, burst=3))
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     with serving(inner) as urls:
         engine = RemoteEngine.open(urls, ByteTokenizer(), QUICK)
@@ -285,11 +285,11 @@ def test_a_whole_server_on_top() -> None:
             chunks = stream(url, "/v1/chat/completions", {**body, "n": 1})
             assert httpx.get(url + "/ready").json()["status"] == "ready"
     for choice in whole["choices"]:
-        assert choice["token_ids"] == [*said.encode(), END_ID]
+        assert choice["token_ids"] == [*text.encode(), END_ID]
         assert choice["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": 1}'}
         assert choice["finish_reason"] == "tool_calls"
     streamed = [id_ for chunk in chunks for choice in chunk["choices"] for id_ in choice.get("token_ids", ())]
-    assert streamed == [*said.encode(), END_ID]
+    assert streamed == [*text.encode(), END_ID]
     assert whole["usage"]["completion_tokens"] == 2 * len(streamed)
 
 

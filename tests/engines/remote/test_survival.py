@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from dragoman.engines.remote import RemoteEngine, RemoteOptions
-from dragoman.engines.remote.pool import MISSES
+from dragoman.engines.remote.upstreams import MISSES
 from dragoman.engines.scripted import CHATML, END_ID, ByteTokenizer, Script, ScriptedEngine, say
 from dragoman.errors import DragomanError, Unavailable
 from dragoman.http.server import background
@@ -34,8 +34,8 @@ class Mortal:
         self.prompts: list[Any] = []
 
     def reply(self, prompt: Any) -> bytes:
-        said = [*bytes(prompt[len(PROMPT) :])] if self._ids else [*prompt.removeprefix("ask:").encode()]
-        chunks = [self._chunk([id_]) for id_ in SAID[len(said) :]] if self._ids else self._texts(said)
+        items = [*bytes(prompt[len(PROMPT) :])] if self._ids else [*prompt.removeprefix("ask:").encode()]
+        chunks = [self._chunk([id_]) for id_ in SAID[len(items) :]] if self._ids else self._texts(items)
         usage = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}
         events = [f"data: {json.dumps(each, ensure_ascii=False)}\n\n" for each in [*chunks, usage]]
         return _http([*events, "data: [DONE]\n\n"])
@@ -72,8 +72,8 @@ class Mortal:
             writer.write(_http(['{"error": {"message": "No."}}'], "application/json", "400 Bad"))
             return True
         if asked["max_tokens"] == 1:  # the first look
-            said = {"text": "x", "token_ids": [120], "finish_reason": "length"}
-            chunk = {"choices": [said]}
+            fields = {"text": "x", "token_ids": [120], "finish_reason": "length"}
+            chunk = {"choices": [fields]}
             writer.write(_http([f"data: {json.dumps(chunk)}\n\n", "data: [DONE]\n\n"]))
             return True
         self.prompts.append(asked["prompt"])
@@ -82,7 +82,7 @@ class Mortal:
         return cut is None
 
 
-class Hanging(Mortal):
+class HangingEngine(Mortal):
     """Who cuts an answer short says nothing more, to nobody; its connections stay open."""
 
     hung = 0
@@ -116,8 +116,8 @@ async def two_of(mortal: Mortal, options: RemoteOptions = CALM) -> AsyncIterator
 
 def heal(engine: RemoteEngine) -> None:
     for upstream in engine.upstreams:
-        upstream.succeeded()
-        upstream.found()
+        upstream.record_success()
+        upstream.mark_up()
 
 
 def test_ids_are_neither_lost_nor_doubled_wherever_it_dies() -> None:
@@ -139,7 +139,7 @@ def test_ids_are_neither_lost_nor_doubled_wherever_it_dies() -> None:
 
 def test_an_answer_goes_on_elsewhere_where_its_server_hangs() -> None:
     async def main() -> None:
-        hanging = Hanging(ids=True)
+        hanging = HangingEngine(ids=True)
         hanging.cut = len(hanging.reply(PROMPT)) // 2
         async with two_of(hanging) as engine:
             asking = asyncio.create_task(steps_of(engine, job_of(PROMPT)))
@@ -149,7 +149,7 @@ def test_an_answer_goes_on_elsewhere_where_its_server_hangs() -> None:
                 line.heard -= 60
             # Looks at it go unanswered, as they would.
             for _ in range(MISSES):
-                stuck.missed()
+                stuck.mark_unanswered()
             assert ids_of(await asking) == SAID
             assert len(hanging.prompts) == 2
 
@@ -164,8 +164,8 @@ def test_text_is_neither_lost_nor_doubled_wherever_it_dies() -> None:
             for cut in range(len(mortal.reply("ask:"))):
                 mortal.cut = cut
                 steps = await steps_of(engine, job)
-                said = "".join(step.text for step in steps if isinstance(step, TextStep))
-                assert said == "né!", cut
+                text = "".join(step.text for step in steps if isinstance(step, TextStep))
+                assert text == "né!", cut
                 heal(engine)
 
     asyncio.run(main())
@@ -195,9 +195,9 @@ def _asked_after(job: Job, options: RemoteOptions = CALM) -> tuple[list[Any], li
 
 
 def test_it_goes_on_from_the_ids_so_far() -> None:
-    prompts, said = _asked_after(job_of(PROMPT))
+    prompts, item = _asked_after(job_of(PROMPT))
     assert prompts == [[*PROMPT], [*PROMPT, *SAID[:2]]]
-    assert said == SAID
+    assert item == SAID
 
 
 @pytest.mark.parametrize(
@@ -292,8 +292,8 @@ def test_streams_go_on_when_one_of_two_servers_is_killed() -> None:
     text = "a long answer, of which each stream has heard the beginning"
 
     def slow(job: Job) -> Script:
-        said = bytes(id_ for id_ in job.prompt[1:] if id_ < 256).decode()
-        return say(text.removeprefix(said)) if bytes(job.prompt) != b"Hello" else say("x")
+        value = bytes(id_ for id_ in job.prompt[1:] if id_ < 256).decode()
+        return say(text.removeprefix(value)) if bytes(job.prompt) != b"Hello" else say("x")
 
     one, two = (ScriptedEngine(slow, interval=0.01) for _ in range(2))
 
@@ -335,6 +335,6 @@ def test_health_lists_the_upstreams() -> None:
         for keys, named in (([], True), (["k"], False)):
             settings = Settings(port=0, store="none", shutdown_grace=0, api_key=keys)
             with background(engine, settings, template=CHATML) as front:
-                [told] = httpx.get(front + "/health").json()["upstreams"]
-            assert (told["status"], told["running"]) == ("ready", 0)
-            assert ("url" in told) == named
+                [result] = httpx.get(front + "/health").json()["upstreams"]
+            assert (result["status"], result["running"]) == ("ready", 0)
+            assert ("url" in result) == named

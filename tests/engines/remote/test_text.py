@@ -41,7 +41,11 @@ def test_a_prompt_is_sent_as_text_where_ids_are_refused(fake: Fake) -> None:
 
 def test_without_a_tokenizer_all_is_text(fake: Fake) -> None:
     engine = RemoteEngine.open([fake.url], None, QUICK)
-    assert (engine.card.has_ids, engine.card.takes_text, engine.card.samples_ids) == (False, True, False)
+    assert (engine.card.has_tokenizer, engine.card.wants_prompt_text, engine.card.returns_ids) == (
+        False,
+        True,
+        False,
+    )
     with background(engine, Settings(port=0, store="none", shutdown_grace=0), template=CHATML) as url:
         answer = post(url, "/v1/chat/completions", HELLO).json()
         refused = post(url, "/v1/completions", {"prompt": [1]})
@@ -73,7 +77,7 @@ def test_a_first_token_of_the_prompt_is_left_to_the_server(fake: Fake) -> None:
 
 def test_made_ids_are_marked_and_not_given_out(fake: Fake) -> None:
     engine = RemoteEngine.open([fake.url], ByteTokenizer(), QUICK)
-    assert not engine.card.samples_ids
+    assert not engine.card.returns_ids
     assert engine.card.details["ids"] == "counted"
     with background(engine, Settings(port=0, store="none", shutdown_grace=0), template=CHATML) as url:
         answer = post(url, "/v1/chat/completions", HELLO).json()

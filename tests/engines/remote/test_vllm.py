@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from dragoman.engines.remote import RemoteEngine
-from dragoman.engines.remote.pool import BadUpstream
+from dragoman.engines.remote.upstreams import BadUpstream
 from dragoman.engines.scripted import END_ID, ByteTokenizer
 from dragoman.errors import BadRequest, EngineFailed
 from dragoman.types import Step, TokenLogprob

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 import dragoman
-from dragoman.engines.protocol import DirectEngine, LivingEngine, ModelCard, TrainedEngine
+from dragoman.engines.protocol import CallbackEngine, LifecycleEngine, ModelCard, PausableEngine
 from dragoman.engines.rollout import HONOURED, RolloutEngine
 from dragoman.engines.scripted import CHATML, END_ID, ByteTokenizer
 from dragoman.engines.steps import seed_of
@@ -41,7 +41,7 @@ class Executor:
         self.entered.release()
         if self._gated:
             self._gate.acquire()
-        return [self._say(place) for place in range(len(prompts))]
+        return [self._say(index) for index in range(len(prompts))]
 
     def let_through(self) -> None:
         self._gate.release()
@@ -74,9 +74,9 @@ def only_step(executor: Any, asked: Job | None = None, **options: Any) -> Step:
 
 def test_it_is_an_engine_of_every_kind_that_it_says() -> None:
     engine = engine_of(Executor())
-    assert isinstance(engine, DirectEngine)
-    assert isinstance(engine, LivingEngine)
-    assert isinstance(engine, TrainedEngine)
+    assert isinstance(engine, CallbackEngine)
+    assert isinstance(engine, LifecycleEngine)
+    assert isinstance(engine, PausableEngine)
 
 
 def test_dicts_and_objects_will_do() -> None:
@@ -126,8 +126,8 @@ def test_a_cancelled_job_leaves_the_queue() -> None:
         engine = engine_of(executor, batch=8)
         first = asyncio.create_task(steps_of(engine, job("first")))
         await executor.wait_entered()
-        said: list[Step] = []
-        handle = engine.submit(job("second", n=2), said.append)
+        steps: list[Step] = []
+        handle = engine.submit(job("second", n=2), steps.append)
         handle.cancel()
         assert engine.live == 1
         last = asyncio.create_task(steps_of(engine, job("last")))
@@ -136,7 +136,7 @@ def test_a_cancelled_job_leaves_the_queue() -> None:
         executor.let_through()
         await asyncio.gather(first, last)
         assert [len(prompts) for prompts, _ in executor.calls] == [1, 1]
-        assert said == []
+        assert steps == []
         await engine.stop()
 
     asyncio.run(main())
@@ -219,31 +219,31 @@ def test_an_answer_that_is_amiss_is_an_error_and_never_a_good_one(said: Any) -> 
 
 def test_one_bad_answer_does_not_spoil_its_neighbours() -> None:
     async def main() -> None:
-        engine = engine_of(Executor(lambda place: None if place else answer()))
-        said: list[Step] = []
+        engine = engine_of(Executor(lambda index: None if index else answer()))
+        steps: list[Step] = []
         done = asyncio.Event()
 
         def sink(step: Step) -> None:
-            said.append(step)
-            if len(said) == 2:
+            steps.append(step)
+            if len(steps) == 2:
                 done.set()
 
         engine.submit(job(n=2), sink)
         await done.wait()
-        assert [step.finish for step in said] == ["stop", "error"]
+        assert [step.finish for step in steps] == ["stop", "error"]
         await engine.stop()
 
     asyncio.run(main())
 
 
-class Broken:
+class BrokenExecutor:
     def generate(self, prompts: list[Any], sampling_params: list[Any]) -> list[Any]:
         raise RuntimeError("out of memory at 0xdeadbeef")
 
 
 def test_an_executor_that_raises_fails_every_job_of_its_batch() -> None:
     async def main() -> None:
-        engine = engine_of(Broken())
+        engine = engine_of(BrokenExecutor())
         failed = await asyncio.gather(
             *(steps_of(engine, job(f"{n}")) for n in range(3)), return_exceptions=True
         )

@@ -5,15 +5,15 @@ from typing import Any
 import pytest
 
 from dragoman.cli.engine import make_served_engine
+from dragoman.engines.contract import as_engine
 from dragoman.engines.protocol import Engine
 from dragoman.engines.scripted import END_ID
-from dragoman.engines.sound import as_engine
 from dragoman.errors import SettingsError
 from dragoman.http.server import background
 from dragoman.settings import Settings
 from tests.support.fake_asyncllm import TemplateTokenizer
 from tests.support.http import HELLO, post, refusal, stream
-from tests.support.rl_executors import Adapter, Backend, Broken, RolloutExecutor
+from tests.support.rl_executors import Adapter, Backend, BrokenExecutor, RolloutExecutor
 
 CHAT = "/v1/chat/completions"
 TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|>"
@@ -59,9 +59,9 @@ def test_candidates_without_a_tokenizer_are_text() -> None:
 def test_what_is_asked_alike_goes_in_one_call() -> None:
     executor = RolloutExecutor()
     engine = engine_of(executor)
-    said = engine._executor.generate(["a", "b", "c"], [{"top_k": 1}, {"top_k": 2}, {"top_k": 1}])  # type: ignore[attr-defined]
+    result = engine._executor.generate(["a", "b", "c"], [{"top_k": 1}, {"top_k": 2}, {"top_k": 1}])  # type: ignore[attr-defined]
     assert [len(prompts) for prompts, _ in executor.calls] == [2, 1]
-    assert [bytes(each.prompt_token_ids) for each in said] == [b"a", b"b", b"c"]
+    assert [bytes(each.prompt_token_ids) for each in result] == [b"a", b"b", b"c"]
 
 
 def test_a_completion_backend_is_served() -> None:
@@ -93,7 +93,7 @@ def test_a_method_that_gives_texts_alone() -> None:
 
 
 def test_more_answers_than_were_asked_for_are_an_error() -> None:
-    with background(engine_of(Broken()), Settings(port=0)) as url:
+    with background(engine_of(BrokenExecutor()), Settings(port=0)) as url:
         assert post(url, CHAT, HELLO).status_code == 500
 
 
@@ -111,8 +111,10 @@ def test_the_command_line_makes_one() -> None:
 
 @pytest.mark.parametrize("name", ["Backend", "Adapter", "RolloutExecutor"])
 def test_each_can_be_named_as_an_engine(name: str) -> None:
-    made = make_served_engine(Settings(engine=f"tests.support.rl_executors:{name}", model_name="named"))
-    assert made.card.name == "named"
+    served_engine = make_served_engine(
+        Settings(engine=f"tests.support.rl_executors:{name}", model_name="named")
+    )
+    assert served_engine.card.name == "named"
 
 
 def test_what_is_no_executor_says_what_is_missing() -> None:

@@ -11,14 +11,14 @@ import pytest
 from dragoman.engines.local import LocalEngine
 from dragoman.engines.local.step_guard import MOST_REBUILDS
 from dragoman.engines.protocol import (
-    DirectEngine,
+    CallbackEngine,
     EmbeddingEngine,
-    LivingEngine,
-    SharingEngine,
-    TrainedEngine,
+    LifecycleEngine,
+    OwnerAwareEngine,
+    PausableEngine,
 )
 from dragoman.engines.scripted import ScriptedEngine, say
-from dragoman.engines.supervised import INTERVAL_S, Backoff, Supervised, Watch
+from dragoman.engines.supervisor import INTERVAL_S, Backoff, EngineWatchdog, SupervisedEngine
 from dragoman.errors import EngineFailed, ModelFileError, Unavailable
 from dragoman.media import Media
 from dragoman.types import Job, Sampling, Step
@@ -49,11 +49,11 @@ class Steps(list[Step]):
         return [type(step.error) for step in self if step.error is not None]
 
 
-def supervised(open: Callable[[], Any], use: Callable[[Supervised], Coroutine[Any, Any, None]]) -> None:
+def supervised(open: Callable[[], Any], use: Callable[[SupervisedEngine], Coroutine[Any, Any, None]]) -> None:
     """With an engine that has started, and whatever `open` makes after it."""
 
     async def main() -> None:
-        engine = Supervised(open)
+        engine = SupervisedEngine(open)
         await engine.start()
         try:
             await use(engine)
@@ -63,7 +63,7 @@ def supervised(open: Callable[[], Any], use: Callable[[Supervised], Coroutine[An
     asyncio.run(main())
 
 
-async def back(engine: Supervised) -> None:
+async def back(engine: SupervisedEngine) -> None:
     """Wait until it can be asked again."""
     while True:
         try:
@@ -72,7 +72,7 @@ async def back(engine: Supervised) -> None:
             await asyncio.sleep(0.01)
 
 
-async def said(engine: Supervised) -> bytes:
+async def said(engine: SupervisedEngine) -> bytes:
     return bytes([id_ async for step in engine.generate(job()) for id_ in step.ids if id_ < 256])
 
 
@@ -86,7 +86,7 @@ def test_a_crash_is_told_to_everyone_and_healed() -> None:
         opened.append(ScriptedEngine(script))
         return opened[-1]
 
-    async def use(engine: Supervised) -> None:
+    async def use(engine: SupervisedEngine) -> None:
         begun, others = Steps(), Steps(2)
         engine.submit(job(), begun)
         engine.submit(job(2), others)
@@ -105,7 +105,7 @@ def test_a_job_that_had_not_begun_may_be_tried_again() -> None:
     def script(asked: Job) -> Any:
         return say("hello", fault="crash")
 
-    async def use(engine: Supervised) -> None:
+    async def use(engine: SupervisedEngine) -> None:
         waiting = Steps()
         engine.submit(job(), waiting)
         await waiting.over.wait()
@@ -124,7 +124,7 @@ def test_a_job_that_fails_alone_is_no_crash() -> None:
             lambda asked: say("hello", fault="exception" if asked.n == 2 else None, fault_at=1)
         )
 
-    async def use(engine: Supervised) -> None:
+    async def use(engine: SupervisedEngine) -> None:
         failing = Steps(2)
         engine.submit(job(2), failing)
         await failing.over.wait()
@@ -147,7 +147,7 @@ def test_while_there_is_no_engine_jobs_are_refused() -> None:
         first = False
         return ScriptedEngine(say("hello", fault=fault))
 
-    async def use(engine: Supervised) -> None:
+    async def use(engine: SupervisedEngine) -> None:
         crashed = Steps()
         engine.submit(job(), crashed)
         await crashed.over.wait()
@@ -173,7 +173,7 @@ def test_an_engine_that_cannot_be_opened_is_lost_until_it_can(caplog: pytest.Log
             raise ModelFileError("The file is gone.")
         return ScriptedEngine(say("hello", fault="crash" if openings == 1 else None))
 
-    async def use(engine: Supervised) -> None:
+    async def use(engine: SupervisedEngine) -> None:
         crashed = Steps()
         engine.submit(job(), crashed)
         await crashed.over.wait()
@@ -205,7 +205,7 @@ def test_a_stuck_thread_is_given_up_and_what_it_says_later_is_not_heard() -> Non
     stuck_in(runners[0], go, inside)
 
     async def main() -> None:
-        engine = Supervised(lambda: engine_over(queue.pop(0)), timeout=2 * INTERVAL_S)
+        engine = SupervisedEngine(lambda: engine_over(queue.pop(0)), timeout=2 * INTERVAL_S)
         await engine.start()
         stuck = Steps()
         engine.submit(greedy([1, 2], 5), stuck)
@@ -241,7 +241,7 @@ def test_a_long_step_that_gets_on_is_not_stuck() -> None:
     stuck_in(runner, go, inside)
 
     async def main() -> None:
-        engine = Supervised(lambda: engine_over(runner), timeout=2 * INTERVAL_S)
+        engine = SupervisedEngine(lambda: engine_over(runner), timeout=2 * INTERVAL_S)
         await engine.start()
         await engine.check()
         steps = Steps()
@@ -263,7 +263,7 @@ def test_a_silent_engine_is_not_ready_long_before_it_is_given_up() -> None:
     runner, go, inside = FakeRunner(), threading.Event(), threading.Event()
     stuck_in(runner, go, inside)
 
-    async def use(engine: Supervised) -> None:
+    async def use(engine: SupervisedEngine) -> None:
         await engine.check()
         steps = Steps()
         engine.submit(greedy([1], 1), steps)
@@ -287,7 +287,7 @@ def test_vectors_that_are_awaited_end_with_the_engine() -> None:
     stuck_in(runners[0], go, inside)
 
     async def main() -> None:
-        engine: Any = Supervised(lambda: engine_over(runners.pop(0)), timeout=2 * INTERVAL_S)
+        engine: Any = SupervisedEngine(lambda: engine_over(runners.pop(0)), timeout=2 * INTERVAL_S)
         await engine.start()
         engine.submit(greedy([1, 2], 5), Steps())
         with pytest.raises(EngineFailed):
@@ -301,31 +301,31 @@ def test_vectors_that_are_awaited_end_with_the_engine() -> None:
 
 
 def test_it_can_do_what_its_engine_can() -> None:
-    scripted = Supervised(lambda: ScriptedEngine(say("hi")))
-    local = Supervised(lambda: engine_over(FakeRunner()))
+    scripted = SupervisedEngine(lambda: ScriptedEngine(say("hi")))
+    local = SupervisedEngine(lambda: engine_over(FakeRunner()))
     for engine in (scripted, local):
-        assert isinstance(engine, DirectEngine)
-        assert isinstance(engine, LivingEngine)
-    assert isinstance(scripted, TrainedEngine)
+        assert isinstance(engine, CallbackEngine)
+        assert isinstance(engine, LifecycleEngine)
+    assert isinstance(scripted, PausableEngine)
     assert not isinstance(scripted, EmbeddingEngine)
-    assert isinstance(local, SharingEngine)
-    assert not isinstance(local, TrainedEngine)
+    assert isinstance(local, OwnerAwareEngine)
+    assert not isinstance(local, PausableEngine)
 
 
 def test_media_are_placed_by_the_engine_that_is_there() -> None:
     picture = Media(kind="image", format="png", data=b"", digest="1")
 
-    class Seeing(ScriptedEngine):
-        def place(self, media: Media) -> list[int]:
+    class SeeingEngine(ScriptedEngine):
+        def media_token_ids(self, media: Media) -> list[int]:
             return [65]
 
     async def use(engine: Any) -> None:
-        assert engine.place(picture) == [65]
+        assert engine.media_token_ids(picture) == [65]
         engine._engine = None
         with pytest.raises(Unavailable):
-            engine.place(picture)
+            engine.media_token_ids(picture)
 
-    supervised(lambda: Seeing(say("hi")), use)
+    supervised(lambda: SeeingEngine(say("hi")), use)
 
 
 def test_the_version_of_the_weights_is_that_of_the_present_engine() -> None:
@@ -358,7 +358,7 @@ def test_time_in_which_nothing_ran_is_no_silence(monkeypatch: pytest.MonkeyPatch
             await asyncio.Event().wait()
 
     async def main() -> None:
-        loop, watch = asyncio.get_running_loop(), Watch(Silent(say("hi")))
+        loop, watch = asyncio.get_running_loop(), EngineWatchdog(Silent(say("hi")))
         clock, away = loop.time, 0.0
         monkeypatch.setattr(loop, "time", lambda: clock() + away)
 
@@ -366,7 +366,7 @@ def test_time_in_which_nothing_ran_is_no_silence(monkeypatch: pytest.MonkeyPatch
             nonlocal away
             away = 3600.0
 
-        await asyncio.gather(watch.look(), leave())
+        await asyncio.gather(watch.poll(), leave())
         assert 0 < watch.silence <= 2 * INTERVAL_S
         watch.close()
 
@@ -387,7 +387,7 @@ def test_a_local_engine_whose_runner_breaks_comes_back_and_nothing_of_it_is_kept
         opened.append(weakref.ref(engine))
         return engine
 
-    async def use(engine: Supervised) -> None:
+    async def use(engine: SupervisedEngine) -> None:
         # Each answer that fails costs a rebuild of the runner, until there were too many of them.
         for _ in range(MOST_REBUILDS + 1):
             broken = Steps()

@@ -69,6 +69,6 @@ def fresh(llama: Path) -> Iterator[TransformersEngine]:
 
 @pytest.fixture(scope="session")
 def engine(llama: Path) -> Iterator[TransformersEngine]:
-    made = TransformersEngine.open(str(llama), OPTIONS)
-    yield made
-    made.close()
+    transformers_engine = TransformersEngine.open(str(llama), OPTIONS)
+    yield transformers_engine
+    transformers_engine.close()

@@ -11,7 +11,7 @@ from PIL import Image
 
 from dragoman.limits import Limits
 from dragoman.media import Media
-from dragoman.media.read import read_media
+from dragoman.media.headers import read_media
 from tests.support import tokenizers as make
 
 VOCABULARY = 448
@@ -57,10 +57,10 @@ def tone(hertz: int, seconds: float = 0.5) -> Media:
 def make_tokenizer(folder: Path, *tokens: str, **named: str) -> Any:
     import transformers
 
-    made = make.byte_level()
-    made.add_special_tokens(list(tokens))
+    tokenizer = make.byte_level()
+    tokenizer.add_special_tokens(list(tokens))
     fast = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=made, eos_token="</s>", pad_token="<unk>", extra_special_tokens=named
+        tokenizer_object=tokenizer, eos_token="</s>", pad_token="<unk>", extra_special_tokens=named
     )
     fast.save_pretrained(folder)
     return fast
@@ -135,10 +135,10 @@ class PadProcessor:
     def __call__(self, *, images: list[Any], **_kwargs: Any) -> dict[str, Any]:
         import torch
 
-        made = dict(self.image_processor(images=images, return_tensors="pt"))
-        ids = torch.full((1, int(made["image_grid_thw"].prod(dim=1).sum()) // 4), self._pad)
+        mapping = dict(self.image_processor(images=images, return_tensors="pt"))
+        ids = torch.full((1, int(mapping["image_grid_thw"].prod(dim=1).sum()) // 4), self._pad)
         ones = torch.ones_like(ids)
-        return {"input_ids": ids, "attention_mask": ones, "mm_token_type_ids": ones, **made}
+        return {"input_ids": ids, "attention_mask": ones, "mm_token_type_ids": ones, **mapping}
 
 
 def make_qwen(folder: Path, version: int) -> PadProcessor:

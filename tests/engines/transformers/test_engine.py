@@ -12,11 +12,11 @@ import pytest
 import dragoman
 from dragoman.constrain.constraint import Constraint
 from dragoman.constrain.vocabulary import Vocabulary
-from dragoman.engines.protocol import DirectEngine, EmbeddingEngine, LivingEngine, TrainedEngine
+from dragoman.engines.protocol import CallbackEngine, EmbeddingEngine, LifecycleEngine, PausableEngine
 from dragoman.engines.transformers import TransformersEngine
-from dragoman.engines.transformers.engine import Run
+from dragoman.engines.transformers.engine import TransformersContinuation
 from dragoman.errors import BadRequest, ConstraintFailed, EngineFailed, ModelFileError, Unavailable
-from dragoman.turns.constrain import Ready
+from dragoman.turns.constraints import CompiledConstraint
 from dragoman.types import Job, Sampling, Step
 from tests.engines.transformers.conftest import OPTIONS
 
@@ -49,14 +49,14 @@ def logits(engine: TransformersEngine, prompt: list[int]) -> Any:
 
 
 def greedy(engine: TransformersEngine, prompt: list[int], most: int) -> list[int]:
-    said: list[int] = []
+    numbers: list[int] = []
     for _ in range(most):
-        said.append(int(logits(engine, prompt + said).argmax()))
-    return said
+        numbers.append(int(logits(engine, prompt + numbers).argmax()))
+    return numbers
 
 
 def test_it_is_every_kind_of_engine(engine: TransformersEngine) -> None:
-    for kind in (DirectEngine, LivingEngine, EmbeddingEngine, TrainedEngine):
+    for kind in (CallbackEngine, LifecycleEngine, EmbeddingEngine, PausableEngine):
         assert isinstance(engine, kind)
 
 
@@ -64,8 +64,8 @@ def test_greedy_answers_are_the_models_own_in_company_too(engine: TransformersEn
     async def main() -> list[list[Step]]:
         return list(await asyncio.gather(*(collect(engine, job(p, ignore_eos=True)) for p in PROMPTS)))
 
-    said = [ids(steps) for steps in asyncio.run(main())]
-    assert said == [greedy(engine, prompt, 8) for prompt in PROMPTS]
+    items = [ids(steps) for steps in asyncio.run(main())]
+    assert items == [greedy(engine, prompt, 8) for prompt in PROMPTS]
 
 
 def test_each_id_comes_with_a_step_and_the_last_has_a_finish(engine: TransformersEngine) -> None:
@@ -75,7 +75,7 @@ def test_each_id_comes_with_a_step_and_the_last_has_a_finish(engine: Transformer
 
 
 def test_a_long_prompt_is_read_in_pieces(engine: TransformersEngine) -> None:
-    prompt = [60 + place % 40 for place in range(120)]
+    prompt = [60 + index % 40 for index in range(120)]
     assert ids(run(engine, prompt, 4, ignore_eos=True)) == greedy(engine, prompt, 4)
 
 
@@ -94,16 +94,16 @@ def test_a_seed_gives_the_same_answer_again(engine: TransformersEngine) -> None:
 
 def test_choices_differ(engine: TransformersEngine) -> None:
     steps = run(engine, PROMPTS[0], n=4, temperature=2.0, seed=1, ignore_eos=True)
-    said = {index: ids([step for step in steps if step.index == index]) for index in range(4)}
-    assert len({tuple(each) for each in said.values()}) > 1
+    mapping = {index: ids([step for step in steps if step.index == index]) for index in range(4)}
+    assert len({tuple(each) for each in mapping.values()}) > 1
 
 
 def test_log_probabilities_are_the_models_own(engine: TransformersEngine) -> None:
     (step,) = run(engine, PROMPTS[1], 1, logprobs=3, temperature=0.7, logit_bias={65: 5.0})
-    (told,) = step.logprobs or []
+    (logprob,) = step.logprobs or []
     expected = logits(engine, PROMPTS[1]).log_softmax(-1)
-    assert told.logprob == pytest.approx(float(expected[told.id]), abs=1e-4)
-    assert [id_ for id_, _ in told.top] == expected.topk(3).indices.tolist()
+    assert logprob.logprob == pytest.approx(float(expected[logprob.id]), abs=1e-4)
+    assert [id_ for id_, _ in logprob.top] == expected.topk(3).indices.tolist()
 
 
 def test_stop_ids_end_an_answer(engine: TransformersEngine) -> None:
@@ -121,8 +121,8 @@ def test_the_models_own_end_ends_an_answer_but_not_too_early(engine: Transformer
 
 def test_a_constraint_is_kept_to(engine: TransformersEngine) -> None:
     tokenizer = engine.tokenizer
-    vocabulary = Vocabulary(tokenizer.pieces, tokenizer.special, tokenizer.end_ids)
-    ready = Ready(Constraint.from_regex("(yes|no), [0-9]{3}").start(vocabulary))
+    vocabulary = Vocabulary(tokenizer.pieces, tokenizer.special_ids, tokenizer.end_ids)
+    ready = CompiledConstraint(Constraint.from_regex("(yes|no), [0-9]{3}").start(vocabulary))
     for index in range(3):
         steps = run(engine, PROMPTS[index], 20, constraint=ready, temperature=1.0)
         text = b"".join(tokenizer.pieces[id_] for id_ in ids(steps) if id_ not in tokenizer.end_ids)
@@ -131,16 +131,16 @@ def test_a_constraint_is_kept_to(engine: TransformersEngine) -> None:
         assert steps[-1].finish == "stop"
 
 
-class Failing:
+class FailingConstraint:
     """A constraint that cannot go on."""
 
     source = None
-    accepting = over = False
+    is_accepting = is_complete = False
 
     def __init__(self, error: Exception) -> None:
         self._error = error
 
-    def start(self) -> "Failing":
+    def new_matcher(self) -> "FailingConstraint":
         return self
 
     def mask(self, row: Any) -> None:
@@ -154,7 +154,7 @@ def test_one_answer_that_fails_does_not_harm_another(engine: TransformersEngine,
     async def main() -> None:
         good = asyncio.create_task(collect(engine, job(PROMPTS[0], ignore_eos=True)))
         with pytest.raises(EngineFailed):
-            await collect(engine, job(PROMPTS[1], constraint=Failing(error)))
+            await collect(engine, job(PROMPTS[1], constraint=FailingConstraint(error)))
         assert ids(await good) == greedy(engine, PROMPTS[0], 8)
         await engine.check()
 
@@ -182,11 +182,11 @@ def test_a_cancelled_answer_is_not_computed_any_more(engine: TransformersEngine)
 
 def test_one_continuation_can_be_cancelled(engine: TransformersEngine) -> None:
     async def main() -> None:
-        said: list[Step] = []
+        steps: list[Step] = []
         done = asyncio.Event()
 
         def sink(step: Step) -> None:
-            said.append(step)
+            steps.append(step)
             if step.finish is not None:
                 done.set()
 
@@ -194,7 +194,7 @@ def test_one_continuation_can_be_cancelled(engine: TransformersEngine) -> None:
         handle.cancel(0)
         handle.cancel(0)
         await done.wait()
-        assert [step.index for step in said if step.finish] == [1]
+        assert [step.index for step in steps if step.finish] == [1]
 
     asyncio.run(main())
 
@@ -342,12 +342,12 @@ def test_what_is_chosen_together_is_what_is_chosen_alone(
         return list(await asyncio.gather(*(collect(engine, each) for each in jobs)))
 
     alone = asyncio.run(main())
-    monkeypatch.setattr(Run, "in_company", lambda run, drawing: run.over or run._plain)
+    monkeypatch.setattr(TransformersContinuation, "in_company", lambda run, drawing: run.over or run._plain)
     together = asyncio.run(main())
     assert [ids(steps) for steps in together] == [ids(steps) for steps in alone]
     for one, other in zip(together, alone, strict=True):
-        for told, expected in zip(one, other, strict=True):
-            assert [each.id for each in told.logprobs or []] == [each.id for each in expected.logprobs or []]
+        for step, expected in zip(one, other, strict=True):
+            assert [each.id for each in step.logprobs or []] == [each.id for each in expected.logprobs or []]
 
 
 def test_weights_are_not_unpickled(llama: Path, tmp_path: Path) -> None:

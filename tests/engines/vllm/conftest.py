@@ -14,7 +14,7 @@ import httpx
 import pytest
 from msgspec import Struct
 
-from dragoman.engines.weights import default_model
+from dragoman.engines.default_weights import default_model
 from dragoman.errors import ModelFileError
 
 ROOT = Path(__file__).parents[3]
@@ -32,7 +32,7 @@ ENVIRONMENT = {
 ENGINE_ARGS = {"enforce_eager": True, "distributed_executor_backend": "uni", "block_size": 32}
 
 
-class Served(Struct):
+class RunningServer(Struct):
     url: str
     process: "subprocess.Popen[bytes]"
     log: Path
@@ -73,7 +73,7 @@ def models(vllm_python: str) -> Path:
 
 
 @contextmanager
-def served(python: str, log: Path, *flags: str, **engine_args: Any) -> Iterator[Served]:
+def served(python: str, log: Path, *flags: str, **engine_args: Any) -> Iterator[RunningServer]:
     """`dragoman serve --engine vllm` with these flags, from its first good answer to the end of the block."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -88,7 +88,7 @@ def served(python: str, log: Path, *flags: str, **engine_args: Any) -> Iterator[
             stderr=subprocess.STDOUT,
         )
     try:
-        server = Served(f"http://127.0.0.1:{port}", process, log)
+        server = RunningServer(f"http://127.0.0.1:{port}", process, log)
         _wait_for(server)
         yield server
     finally:
@@ -96,7 +96,7 @@ def served(python: str, log: Path, *flags: str, **engine_args: Any) -> Iterator[
         process.wait(60)
 
 
-def _wait_for(server: Served) -> None:
+def _wait_for(server: RunningServer) -> None:
     until = time.monotonic() + START_S
     while time.monotonic() < until and server.process.poll() is None:
         try:
@@ -114,7 +114,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def real(vllm_python: str, models: Path, logs: Path) -> Iterator[Served]:
+def real(vllm_python: str, models: Path, logs: Path) -> Iterator[RunningServer]:
     """The default weights, computed as exactly as transformers computes them."""
     flags = ("--model", str(models / "smollm2"), "--context", "1024", "--slots", "4")
     with served(vllm_python, logs / "real.log", *flags, dtype="float32") as server:
@@ -122,7 +122,7 @@ def real(vllm_python: str, models: Path, logs: Path) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
-def tiny(vllm_python: str, models: Path, logs: Path) -> Iterator[Served]:
+def tiny(vllm_python: str, models: Path, logs: Path) -> Iterator[RunningServer]:
     """A small model of random weights and an adapter for it; two answers at a time, the others wait."""
     adapter = ("--lora", f"poet={models / 'poet'}", "--lora-dir", str(models))
     flags = ("--model", str(models / "tiny"), "--context", "4096", "--slots", "2", *adapter)
@@ -131,7 +131,7 @@ def tiny(vllm_python: str, models: Path, logs: Path) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
-def pooling(vllm_python: str, models: Path, logs: Path) -> Iterator[Served]:
+def pooling(vllm_python: str, models: Path, logs: Path) -> Iterator[RunningServer]:
     """The small model as one that embeds."""
     flags = ("--model", str(models / "tiny"), "--context", "1024")
     with served(vllm_python, logs / "pooling.log", *flags, runner="pooling") as server:

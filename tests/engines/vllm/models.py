@@ -98,8 +98,8 @@ def make_seer(folder: Path) -> None:
     processor = Idefics3Processor(image_processor=pictures, tokenizer=tokenizer, image_seq_len=4)
     seer.save_pretrained(folder / "seer")
     processor.save_pretrained(folder / "seer")
-    found = [said_of(seer, processor, number) for number in PICTURES]
-    (folder / "seer" / "golden.json").write_text(json.dumps(found))
+    items = [said_of(seer, processor, number) for number in PICTURES]
+    (folder / "seer" / "golden.json").write_text(json.dumps(items))
 
 
 def make_hearer(folder: Path) -> None:
@@ -145,8 +145,8 @@ def make_hearer(folder: Path) -> None:
     weights = folder / "hearer" / "model.safetensors"
     named = {name.replace(".model.model.", ".model."): kept for name, kept in load_file(weights).items()}
     save_file(named, weights, metadata={"format": "pt"})
-    found = [said_of(hearer, processor, number) for number in TONES]
-    (folder / "hearer" / "golden.json").write_text(json.dumps(found))
+    rows = [said_of(hearer, processor, number) for number in TONES]
+    (folder / "hearer" / "golden.json").write_text(json.dumps(rows))
 
 
 def given_to(processor: Any, number: int) -> dict[str, Any]:
@@ -161,10 +161,10 @@ def given_to(processor: Any, number: int) -> dict[str, Any]:
     with wave.open(io.BytesIO(sound(number).data)) as file:
         samples = np.frombuffer(file.readframes(file.getnframes()), "<i2") / 32768
     heard = {"audio": [samples.astype(np.float32)], "sampling_rate": 16000}
-    given = dict(processor(text="<|audio_bos|><|AUDIO|><|audio_eos|>", **heard, return_tensors="pt"))
+    mapping = dict(processor(text="<|audio_bos|><|AUDIO|><|audio_eos|>", **heard, return_tensors="pt"))
     # The marks around it are written by the template.
-    given["input_ids"] = given["input_ids"][:, 1:-1]
-    return given
+    mapping["input_ids"] = mapping["input_ids"][:, 1:-1]
+    return mapping
 
 
 def sound(hertz: int) -> Media:
@@ -176,12 +176,12 @@ def said_of(model: Any, processor: Any, number: int) -> dict[str, list[int]]:
     """What stands for a picture or a tone, and what is said when text stands before and behind it."""
     import torch
 
-    given = given_to(processor, number)
-    place = given.pop("input_ids")[0].tolist()
-    ids = torch.tensor([[*BEFORE, *place, *BEHIND]])
-    given["attention_mask"] = torch.ones_like(ids)
-    said = model.generate(ids, max_new_tokens=GOLDEN_TOKENS, do_sample=False, eos_token_id=None, **given)
-    return {"place": place, "said": said[0, ids.shape[1] :].tolist()}
+    fields = given_to(processor, number)
+    index = fields.pop("input_ids")[0].tolist()
+    ids = torch.tensor([[*BEFORE, *index, *BEHIND]])
+    fields["attention_mask"] = torch.ones_like(ids)
+    result = model.generate(ids, max_new_tokens=GOLDEN_TOKENS, do_sample=False, eos_token_id=None, **fields)
+    return {"place": index, "said": result[0, ids.shape[1] :].tolist()}
 
 
 def save(folder: Path, model: Any, tokenizer: Any) -> None:
@@ -191,12 +191,12 @@ def save(folder: Path, model: Any, tokenizer: Any) -> None:
 
 def golden(model: Any, tokenizer: Any) -> dict[str, list[int]]:
     """The likeliest continuation of each prompt, as ids."""
-    found = {}
+    fields = {}
     for prompt in PROMPTS:
         ids = tokenizer(prompt, return_tensors="pt").input_ids
-        said = model.generate(ids, max_new_tokens=GOLDEN_TOKENS, do_sample=False)
-        found[prompt] = said[0, ids.shape[1] :].tolist()
-    return found
+        result = model.generate(ids, max_new_tokens=GOLDEN_TOKENS, do_sample=False)
+        fields[prompt] = result[0, ids.shape[1] :].tolist()
+    return fields
 
 
 def adapter(folder: Path, model: Any) -> None:
@@ -207,9 +207,9 @@ def adapter(folder: Path, model: Any) -> None:
     weights = {}
     for name, module in model.named_modules():
         if name.rpartition(".")[2] in targets:
-            place = f"base_model.model.{name}"
-            weights[f"{place}.lora_A.weight"] = torch.randn(RANK, module.in_features)
-            weights[f"{place}.lora_B.weight"] = torch.randn(module.out_features, RANK)
+            label = f"base_model.model.{name}"
+            weights[f"{label}.lora_A.weight"] = torch.randn(RANK, module.in_features)
+            weights[f"{label}.lora_B.weight"] = torch.randn(module.out_features, RANK)
     folder.mkdir(exist_ok=True)
     save_file(weights, folder / "adapter_model.safetensors")
     config = {

@@ -8,7 +8,7 @@ import json
 import sys
 from typing import Any
 
-from dragoman.engines.vllm import VllmEngine, VllmGenerating, VllmOptions, open_vllm
+from dragoman.engines.vllm import VllmAsyncLLMEngine, VllmEngine, VllmOptions, open_vllm
 from dragoman.errors import SettingsError
 from dragoman.types import Job, Sampling, Step
 
@@ -18,14 +18,14 @@ LONG = 2000
 CANCELLED_AT = 5
 
 
-def overhear_context(found: dict[str, Any]) -> None:
+def overhear_context(fields: dict[str, Any]) -> None:
     """For what vLLM was told that it is to be used."""
     from vllm.v1.engine.async_llm import AsyncLLM
 
     make = AsyncLLM.from_engine_args
 
     def heard(*given: Any, **named: Any) -> Any:
-        found["used_for"] = named["usage_context"].name
+        fields["used_for"] = named["usage_context"].name
         return make(*given, **named)
 
     AsyncLLM.from_engine_args = staticmethod(heard)
@@ -40,11 +40,11 @@ def refusal(model: str, **options: Any) -> str:
 
 
 def plain(steps: list[Step]) -> dict[str, Any]:
-    told = [entry for step in steps for entry in step.logprobs or ()]
+    logprobs = [entry for step in steps for entry in step.logprobs or ()]
     return {
         "ids": [id_ for step in steps for id_ in step.ids],
-        "logprobs": [entry.logprob for entry in told],
-        "top": [[list(pair) for pair in entry.top] for entry in told],
+        "logprobs": [entry.logprob for entry in logprobs],
+        "top": [[list(pair) for pair in entry.top] for entry in logprobs],
         "prompt": [entry and entry.logprob for entry in steps[0].prompt_logprobs or ()],
         "finish": steps[-1].finish,
         "cached": steps[0].cached_tokens,
@@ -114,7 +114,7 @@ async def look(engine: VllmEngine, llm: Any) -> dict[str, Any]:
     # From here on nobody reads the core but vLLM itself.
     await engine._core.stop()
     llm.engine_core.resources.output_queue_task = None
-    public = VllmGenerating(llm)
+    public = VllmAsyncLLMEngine(llm)
     generated = plain([step async for step in public.generate(JOB)])
     await public.check()
     await public.stop()
@@ -122,16 +122,16 @@ async def look(engine: VllmEngine, llm: Any) -> dict[str, Any]:
 
 
 def main(model: str, engine_args: dict[str, Any]) -> None:
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "unknown": refusal(model, engine_args={"enforce_eagr": True}),
         "setting": refusal(model, engine_args={"max-num-queued-reqs": 3}),
         "twice": refusal(model, context=64, engine_args={"max_model_len": 64}),
     }
-    overhear_context(found)
+    overhear_context(fields)
     engine = open_vllm(model, VllmOptions(context=4096, slots=4, engine_args=engine_args))
     assert isinstance(engine, VllmEngine)
-    found |= asyncio.run(look(engine, engine._llm))
-    print("\n" + json.dumps(found))
+    fields |= asyncio.run(look(engine, engine._llm))
+    print("\n" + json.dumps(fields))
 
 
 if __name__ == "__main__":

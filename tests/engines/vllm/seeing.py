@@ -25,7 +25,7 @@ SAMPLING = Sampling(max_tokens=GOLDEN_TOKENS, temperature=0, ignore_eos=True)
 def about(engine: VllmEngine, *pictures: Media, behind: list[int] = BEHIND) -> Job:
     prompt, spans = list(BEFORE), []
     for each in pictures:
-        ids = engine.place(each)
+        ids = engine.media_token_ids(each)
         spans.append(MediaSpan(each, len(prompt), len(ids)))
         prompt += [*ids, *behind]
     return Job(id=f"{next(NUMBERS)}", prompt=tuple(prompt), sampling=SAMPLING, media=tuple(spans))
@@ -51,19 +51,24 @@ async def find(engine: VllmEngine) -> dict[str, Any]:
     await engine.start()
     hears = "audio" in engine.card.modalities
     one, other, third = map(sound, TONES) if hears else map(picture, PICTURES)
-    found: dict[str, Any] = {"modalities": sorted(engine.card.modalities), "place": engine.place(one)}
-    found["alone"] = await ask(engine, about(engine, one))
-    found["again"] = await ask(engine, about(engine, one))
-    found["other"] = await ask(engine, about(engine, other))
+    fields: dict[str, Any] = {
+        "modalities": sorted(engine.card.modalities),
+        "place": engine.media_token_ids(one),
+    }
+    fields["alone"] = await ask(engine, about(engine, one))
+    fields["again"] = await ask(engine, about(engine, one))
+    fields["other"] = await ask(engine, about(engine, other))
     jobs = [about(engine, third), about(engine), about(engine, one), about(engine, other, third)]
-    found["together"] = [await answer for answer in [asyncio.ensure_future(ask(engine, job)) for job in jobs]]
-    found["text"] = await ask(engine, about(engine))
-    found["both"] = await ask(engine, about(engine, other, third))
-    found["bare"] = await ask(engine, replace(about(engine, one), media=()))
-    found["wrong"] = await wrong_media(engine)
-    found["cancelled"] = await cancelled(engine, about(engine, sound(700) if hears else picture(9)))
+    fields["together"] = [
+        await answer for answer in [asyncio.ensure_future(ask(engine, job)) for job in jobs]
+    ]
+    fields["text"] = await ask(engine, about(engine))
+    fields["both"] = await ask(engine, about(engine, other, third))
+    fields["bare"] = await ask(engine, replace(about(engine, one), media=()))
+    fields["wrong"] = await wrong_media(engine)
+    fields["cancelled"] = await cancelled(engine, about(engine, sound(700) if hears else picture(9)))
     await engine.stop()
-    return found
+    return fields
 
 
 def main() -> None:

@@ -8,11 +8,11 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from tests.engines.vllm.conftest import Served
+from tests.engines.vllm.conftest import RunningServer
 from tests.support.wait import becomes
 
 
-def test_embeddings_have_length_one_and_do_not_depend_on_their_neighbours(pooling: Served) -> None:
+def test_embeddings_have_length_one_and_do_not_depend_on_their_neighbours(pooling: RunningServer) -> None:
     client = OpenAI(base_url=pooling.url + "/v1", api_key="none", max_retries=0)
     both = client.embeddings.create(
         model="tiny", input=["a small boat", "the sea"], encoding_format="float"
@@ -23,12 +23,12 @@ def test_embeddings_have_length_one_and_do_not_depend_on_their_neighbours(poolin
     assert both[0].embedding != pytest.approx(both[1].embedding, abs=0.02)
 
 
-def test_it_does_not_write(pooling: Served) -> None:
+def test_it_does_not_write(pooling: RunningServer) -> None:
     answer = httpx.post(pooling.url + "/v1/completions", json={"prompt": "x"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unsupported_model")
 
 
-def test_when_its_core_dies_it_is_not_ready_and_comes_back(pooling: Served) -> None:
+def test_when_its_core_dies_it_is_not_ready_and_comes_back(pooling: RunningServer) -> None:
     os.kill(pooling.core(), signal.SIGKILL)
     assert becomes(lambda: httpx.get(pooling.url + "/ready").status_code == 503)
     answer = httpx.post(pooling.url + "/v1/embeddings", json={"input": "x"})

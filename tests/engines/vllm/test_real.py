@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from tests.engines.vllm.conftest import Served
+from tests.engines.vllm.conftest import RunningServer
 
 WEATHER: dict[str, Any] = {
     "type": "function",
@@ -24,7 +24,7 @@ WEATHER: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def client(real: Served) -> OpenAI:
+def client(real: RunningServer) -> OpenAI:
     return OpenAI(base_url=real.url + "/v1", api_key="none", max_retries=0)
 
 
@@ -35,14 +35,14 @@ def asking(text: str, **fields: Any) -> dict[str, Any]:
 def test_it_says_what_transformers_says(client: OpenAI, models: Path) -> None:
     golden = json.loads((models / "smollm2" / "golden.json").read_text())
     for prompt, ids in golden.items():
-        said = client.completions.create(
+        completion = client.completions.create(
             model="smollm2",
             prompt=prompt,
             max_tokens=len(ids),
             temperature=0,
             extra_body={"return_token_ids": True},
         )
-        assert said.choices[0].token_ids == ids  # type: ignore[attr-defined]
+        assert completion.choices[0].token_ids == ids  # type: ignore[attr-defined]
 
 
 def test_a_stream_says_what_the_whole_answer_says(client: OpenAI) -> None:

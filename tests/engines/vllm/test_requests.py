@@ -5,7 +5,7 @@ from typing import Any
 
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.steps import seed_of
-from dragoman.engines.vllm.requests import MOST_KEPT, Requests, prompt_of
+from dragoman.engines.vllm.requests import MOST_KEPT, RequestBuilder, prompt_of
 from dragoman.types import Job, Sampling
 
 CONTEXT, VOCABULARY = 100, 50
@@ -43,9 +43,9 @@ class Model:
         return job.adapter
 
 
-def made() -> tuple[Requests, Inputs]:
+def made() -> tuple[RequestBuilder, Inputs]:
     inputs = Inputs()
-    return Requests(SimpleNamespace(input_processor=inputs), Model()), inputs  # type: ignore[arg-type]
+    return RequestBuilder(SimpleNamespace(input_processor=inputs), Model()), inputs  # type: ignore[arg-type]
 
 
 def job(prompt: tuple[int, ...] = (1, 2), max_tokens: int = 9, **more: Any) -> Job:

@@ -47,8 +47,8 @@ def test_answers_are_those_of_transformers(found: Any, golden: Any) -> None:
 
 
 def test_beside_others_they_are_the_same(found: Any, golden: Any) -> None:
-    said = [one["said"] for one in found["together"]]
-    assert said == [golden[2]["said"], found["text"]["said"], golden[0]["said"], found["both"]["said"]]
+    items = [one["said"] for one in found["together"]]
+    assert items == [golden[2]["said"], found["text"]["said"], golden[0]["said"], found["both"]["said"]]
 
 
 def test_a_known_picture_is_a_known_prefix_and_another_is_not(found: Any) -> None:

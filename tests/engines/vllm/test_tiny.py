@@ -7,13 +7,13 @@ import httpx
 import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
 
-from tests.engines.vllm.conftest import Served
+from tests.engines.vllm.conftest import RunningServer
 
 LONG = 3900
 
 
 @pytest.fixture(scope="module")
-def client(tiny: Served) -> OpenAI:
+def client(tiny: RunningServer) -> OpenAI:
     return OpenAI(base_url=tiny.url + "/v1", api_key="none", max_retries=0)
 
 
@@ -27,8 +27,8 @@ def complete(client: OpenAI, prompt: str = "Hello there", model: str = "tiny", *
 
 
 def ids(client: OpenAI, **fields: Any) -> list[int]:
-    found: list[int] = complete(client, **fields).choices[0].token_ids
-    return found
+    numbers: list[int] = complete(client, **fields).choices[0].token_ids
+    return numbers
 
 
 def test_continuations_differ_and_a_seed_brings_them_back(client: OpenAI) -> None:
@@ -38,16 +38,16 @@ def test_continuations_differ_and_a_seed_brings_them_back(client: OpenAI) -> Non
 
 
 def test_log_probabilities_stand_beside_every_token(client: OpenAI) -> None:
-    told = complete(client, logprobs=2).choices[0].logprobs
-    assert len(told.tokens) == len(told.token_logprobs) == 6
-    for chosen, likeliest in zip(told.token_logprobs, told.top_logprobs, strict=True):
+    result = complete(client, logprobs=2).choices[0].logprobs
+    assert len(result.tokens) == len(result.token_logprobs) == 6
+    for chosen, likeliest in zip(result.token_logprobs, result.top_logprobs, strict=True):
         assert chosen == max(likeliest.values()) < 0
 
 
 def test_the_prompt_has_log_probabilities_of_its_own(client: OpenAI) -> None:
-    told = complete(client, "one two three four", echo=True, logprobs=1, max_tokens=1).choices[0].logprobs
-    assert told.token_logprobs[0] is None
-    assert len(told.token_logprobs) == 5 and all(value < 0 for value in told.token_logprobs[1:])
+    result = complete(client, "one two three four", echo=True, logprobs=1, max_tokens=1).choices[0].logprobs
+    assert result.token_logprobs[0] is None
+    assert len(result.token_logprobs) == 5 and all(value < 0 for value in result.token_logprobs[1:])
 
 
 def test_a_known_prefix_is_counted_unless_a_salt_keeps_it_apart(client: OpenAI) -> None:
@@ -64,7 +64,7 @@ def test_an_adapter_is_a_model_of_its_own(client: OpenAI) -> None:
     assert ids(client) == ids(client) != ids(client, model="poet")
 
 
-def test_an_adapter_comes_and_goes(client: OpenAI, tiny: Served) -> None:
+def test_an_adapter_comes_and_goes(client: OpenAI, tiny: RunningServer) -> None:
     """The same weights by another name say the same, and are not there any more afterwards."""
     load = {"lora_name": "bard", "lora_path": "poet"}
     assert httpx.post(tiny.url + "/v1/load_lora_adapter", json=load, timeout=60).status_code == 200
@@ -132,7 +132,7 @@ async def end_of(stream: Any) -> str | None:
         return ends[-1]
 
 
-def test_the_urgent_goes_first_when_a_place_is_free(tiny: Served) -> None:
+def test_the_urgent_goes_first_when_a_place_is_free(tiny: RunningServer) -> None:
     async def order() -> list[str]:
         ended: list[str] = []
 
@@ -152,7 +152,7 @@ def test_the_urgent_goes_first_when_a_place_is_free(tiny: Served) -> None:
     assert asyncio.run(order()) == ["urgent", "patient"]
 
 
-def test_a_client_that_leaves_makes_room(tiny: Served) -> None:
+def test_a_client_that_leaves_makes_room(tiny: RunningServer) -> None:
     """Two long answers take both places; only because their clients left does the third one get its own."""
 
     async def leave() -> str | None:
@@ -166,7 +166,7 @@ def test_a_client_that_leaves_makes_room(tiny: Served) -> None:
     assert said(tiny) - before < LONG
 
 
-def said(server: Served) -> float:
+def said(server: RunningServer) -> float:
     lines = httpx.get(server.url + "/metrics").text.splitlines()
     return next(
         float(line.split()[1]) for line in lines if line.startswith("dragoman_generation_tokens_total{")

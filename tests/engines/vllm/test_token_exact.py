@@ -34,11 +34,11 @@ def test_what_is_trained_on_was_sampled(client: httpx.Client, way: str, seed: in
 
 @pytest.mark.parametrize("way", WAYS)
 def test_calls_and_their_results_are_one_sequence(client: httpx.Client, way: str) -> None:
-    talk = WAYS[way](client, Calling(1), 3)
+    talk = WAYS[way](client, RequiredCalls(1), 3)
     assert (talk.goes_on, len(talk.segments)) == (2, 1)
 
 
-class Calling(Random):
+class RequiredCalls(Random):
     """Has one call be required each time."""
 
     def choice(self, among: Any) -> Any:

@@ -45,8 +45,8 @@ def test_a_forced_call_is_made(client: OpenAI, tool_choice: Any) -> None:
     choice = said(client, tools=[LOOK], tool_choice=tool_choice, parallel_tool_calls=False)
     (call,) = choice.message.tool_calls
     assert call.function.name == "look"
-    given = json.loads(call.function.arguments)
-    assert (given["city"] in ("Paris", "Oslo"), given["days"] in (1, 2, 3)) == (True, True)
+    result = json.loads(call.function.arguments)
+    assert (result["city"] in ("Paris", "Oslo"), result["days"] in (1, 2, 3)) == (True, True)
     assert not choice.message.content
 
 

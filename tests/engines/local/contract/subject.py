@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import Any, TypeAlias
 
-from dragoman.engines.choosing import Logits
 from dragoman.engines.local import LocalEngine
-from dragoman.engines.local.runner import PagedRunner, Rows
+from dragoman.engines.local.runner import PagedRunner, StepRows
+from dragoman.engines.sampling import Logits
 from dragoman.types import Job, Step
 from tests.engines.local.scripted import ScriptedRunner, expected
 from tests.engines.local.support import job
@@ -27,7 +27,7 @@ class Subject:
         self._known = known
         self.runner = engine._runner
         self.salt = salt
-        self.rereads = isinstance(self.runner, PagedRunner) and self.runner.rereads
+        self.rereads = isinstance(self.runner, PagedRunner) and self.runner.decode_kv_differs
         self.exact = "llama.cpp" not in engine.card.details.get("runner", "")
         """Whether answers are the same whatever runs beside them, with the options of the tests."""
         self.scripted = isinstance(self.runner, ScriptedRunner)
@@ -45,7 +45,7 @@ class Subject:
 
     def together(self, *jobs: Job) -> list[list[Step]]:
         async def main() -> list[list[Step]]:
-            heard = [Heard(self.engine, each) for each in jobs]
+            heard = [SubmittedJob(self.engine, each) for each in jobs]
             return [await each.all() for each in heard]
 
         return asyncio.run(main())
@@ -62,20 +62,20 @@ class Subject:
 
     def _sure(self, prompt: Sequence[int], count: int) -> list[int]:
         steps = self.run(prompt, count, logprobs=2, reuse_prefix=False)
-        told = [entry for step in steps for entry in step.logprobs or ()]
-        sure = takewhile(lambda entry: entry.top[0][1] - entry.top[1][1] > NEAR_TIE, told)
-        found = [entry.id for entry in sure]
-        assert found, "of this answer nothing is known"
-        return found
+        logprobs = [entry for step in steps for entry in step.logprobs or ()]
+        sure = takewhile(lambda entry: entry.top[0][1] - entry.top[1][1] > NEAR_TIE, logprobs)
+        numbers = [entry.id for entry in sure]
+        assert numbers, "of this answer nothing is known"
+        return numbers
 
     def _counted(self, numbers: int) -> list[int]:
         """How counting goes on is plain to a small model as well. Scripts need no sense."""
         if self.scripted:
-            return [place % 40 for place in range(3 * numbers)]
+            return [index % 40 for index in range(3 * numbers)]
         return self.engine.tokenizer.encode("".join(f"{number}, " for number in range(1, numbers + 1))[:-1])
 
 
-class Heard:
+class SubmittedJob:
     """A job that was submitted, and its steps as the sink gets them."""
 
     def __init__(self, engine: LocalEngine, asked: Job, begun: Callable[[], None] = lambda: None) -> None:
@@ -119,7 +119,7 @@ class Gate:
         self._open.set()
         del self._runner.step
 
-    def _pass(self, rows: Rows) -> Logits:
+    def _pass(self, rows: StepRows) -> Logits:
         self._reached.set()
         assert self._open.wait(PATIENCE)
         self.rows += len(rows)

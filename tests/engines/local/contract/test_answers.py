@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from dragoman.engines.protocol import DirectEngine, EmbeddingEngine, LivingEngine, Tokenizer
+from dragoman.engines.protocol import CallbackEngine, EmbeddingEngine, LifecycleEngine, Tokenizer
 from dragoman.types import Step
 from tests.engines.local.contract.subject import Gate, Subject, ends, ids
 
 
 def test_it_is_every_kind_of_engine(subject: Subject) -> None:
-    assert isinstance(subject.engine, DirectEngine)
-    assert isinstance(subject.engine, LivingEngine)
+    assert isinstance(subject.engine, CallbackEngine)
+    assert isinstance(subject.engine, LifecycleEngine)
     assert isinstance(subject.engine, EmbeddingEngine)
     assert isinstance(subject.engine.tokenizer, Tokenizer)
 
@@ -51,8 +51,8 @@ def test_there_may_be_more_continuations_than_places(subject: Subject) -> None:
 def test_an_answer_is_the_same_alone_and_in_company(subject: Subject) -> None:
     prompts = [subject.prompt, subject.prompt[3:], subject.prompt[:9], subject.prompt[1:]]
     known = [subject.known(prompt) for prompt in prompts]
-    found = subject.together(*(subject.job(prompt) for prompt in prompts))
-    for steps, begins in zip(found, known, strict=True):
+    items = subject.together(*(subject.job(prompt) for prompt in prompts))
+    for steps, begins in zip(items, known, strict=True):
         assert ids(steps)[: len(begins)] == begins
         assert len(ids(steps)) == 6
 
@@ -69,8 +69,8 @@ def test_a_prompt_that_arrives_while_others_answer(subject: Subject) -> None:
         rest = [step async for step in running]
         return ids(await late), ids([first, *rest])
 
-    for found, begins in zip(asyncio.run(main()), known, strict=True):
-        assert found[: len(begins)] == begins
+    for numbers, begins in zip(asyncio.run(main()), known, strict=True):
+        assert numbers[: len(begins)] == begins
 
 
 def test_the_end_of_the_context(subject: Subject) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 
 from dragoman.types import Step
-from tests.engines.local.contract.subject import Gate, Heard, Subject, ends, ids
+from tests.engines.local.contract.subject import Gate, Subject, SubmittedJob, ends, ids
 from tests.support.wait import becomes_async
 
 
@@ -26,7 +26,7 @@ def cancelled(subject: Subject, n: int, index: int | None = None, times: int = 1
 
     async def main(gate: Gate) -> list[Step]:
         gate.shut()
-        heard = Heard(subject.engine, subject.job(subject.prompt, 6, n=n, ignore_eos=True))
+        heard = SubmittedJob(subject.engine, subject.job(subject.prompt, 6, n=n, ignore_eos=True))
         await gate.reached()
         for _ in range(times):
             heard.handle.cancel(index)
@@ -64,7 +64,7 @@ def test_twice_is_once(subject: Subject) -> None:
 
 def test_after_the_end_it_says_nothing(subject: Subject) -> None:
     async def main() -> list[Step]:
-        heard = Heard(subject.engine, subject.job(subject.prompt, 2))
+        heard = SubmittedJob(subject.engine, subject.job(subject.prompt, 2))
         await heard.all()
         heard.handle.cancel()
         await subject.engine.check()
@@ -76,9 +76,9 @@ def test_after_the_end_it_says_nothing(subject: Subject) -> None:
 def test_one_that_still_waits_for_a_place(subject: Subject) -> None:
     async def main(gate: Gate) -> tuple[list[Step], list[Step]]:
         gate.shut()
-        running = Heard(subject.engine, subject.job([9], 3, n=subject.runner.slots, ignore_eos=True))
+        running = SubmittedJob(subject.engine, subject.job([9], 3, n=subject.runner.slots, ignore_eos=True))
         await gate.reached()
-        waiting = Heard(subject.engine, subject.job([10], 3))
+        waiting = SubmittedJob(subject.engine, subject.job([10], 3))
         waiting.handle.cancel()
         gate.open()
         return await waiting.all(), await running.all()

@@ -26,8 +26,8 @@ def test_the_models_end_can_be_ignored(subject: Subject) -> None:
 
 def test_a_minimum_puts_off_the_end(subject: Subject) -> None:
     steps = subject.run(subject.prompt, 9, logit_bias={subject.end: SURE}, min_tokens=3)
-    found = ids(steps)
-    assert (len(found), found.index(subject.end)) == (4, 3)
+    numbers = ids(steps)
+    assert (len(numbers), numbers.index(subject.end)) == (4, 3)
     assert steps[-1].finish == "stop"
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from dragoman.engines.choosing import Logits
-from dragoman.engines.local.runner import Rows, StepFailed
+from dragoman.engines.local.runner import StepFailed, StepRows
+from dragoman.engines.sampling import Logits
 from dragoman.errors import EngineFailed
 from tests.engines.local.contract.subject import Subject, ends, ids
 
@@ -16,7 +16,7 @@ def test_a_step_that_fails_is_computed_again(
     known = subject.known(subject.prompt)
     step, left = subject.runner.step, [*range(times)]
 
-    def fail(rows: Rows) -> Logits:
+    def fail(rows: StepRows) -> Logits:
         logits = step(rows)
         if left and subject.prompt[-1] in rows.tokens:
             left.pop()

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from dragoman.types import Job, Step
-from tests.engines.local.contract.subject import Heard, Subject, ends, ids
+from tests.engines.local.contract.subject import Subject, SubmittedJob, ends, ids
 
 ROUNDS = 300
 LENGTHS = (4, 9, 14, 20, 33)
@@ -30,7 +30,7 @@ class Crowd:
     async def round(self) -> list[tuple[int, list[Step]]]:
         """A few jobs, and the steps of those that were not cancelled."""
         numbers = self._random.choices(range(len(self.prompts)), k=self._random.randint(1, 4))
-        heard = [(number, Heard(self._subject.engine, self.job(number))) for number in numbers]
+        heard = [(number, SubmittedJob(self._subject.engine, self.job(number))) for number in numbers]
         leaving = [one for one in heard if self._random.random() < 0.5]
         for _, one in leaving:
             await asyncio.sleep(self._random.choice([0, 0, 0.001, 0.004, 0.015]))
@@ -70,7 +70,7 @@ def test_a_bystander_with_a_seed_gets_its_known_answer(subject: Subject) -> None
 
     async def main() -> None:
         for _ in range(10):
-            bystander = Heard(subject.engine, subject.job(prompt, 40, reuse_prefix=False, **sampling))
+            bystander = SubmittedJob(subject.engine, subject.job(prompt, 40, reuse_prefix=False, **sampling))
             rounds = asyncio.ensure_future(leave(crowd))
             steps = await bystander.all()
             await rounds

@@ -6,7 +6,7 @@ import pytest
 
 from dragoman.errors import Unavailable
 from dragoman.types import Step
-from tests.engines.local.contract.subject import Gate, Heard, Subject, ends
+from tests.engines.local.contract.subject import Gate, Subject, SubmittedJob, ends
 from tests.support.wait import becomes
 
 
@@ -17,7 +17,10 @@ def test_stop_ends_all_jobs_with_abort_and_there_is_no_second_start(mortal: Subj
     async def stopped() -> list[list[Step]]:
         with Gate(mortal.runner) as gate:
             gate.shut()
-            heard = [Heard(engine, mortal.job([n], 150, ignore_eos=True)) for n in more_than_there_are_places]
+            heard = [
+                SubmittedJob(engine, mortal.job([n], 150, ignore_eos=True))
+                for n in more_than_there_are_places
+            ]
             await gate.reached()
             stopping = asyncio.create_task(engine.stop())
             await asyncio.to_thread(becomes, lambda: engine._worker.failure is not None)

@@ -3,7 +3,7 @@
 import asyncio
 from functools import partial
 
-from tests.engines.local.contract.subject import Gate, Heard, Subject
+from tests.engines.local.contract.subject import Gate, Subject, SubmittedJob
 
 
 def order_of(subject: Subject, priorities: list[int]) -> list[int]:
@@ -11,13 +11,15 @@ def order_of(subject: Subject, priorities: list[int]) -> list[int]:
 
     async def main(gate: Gate) -> list[int]:
         gate.shut()
-        taken = Heard(subject.engine, subject.job([9], 150, n=subject.runner.slots - 1, ignore_eos=True))
+        taken = SubmittedJob(
+            subject.engine, subject.job([9], 150, n=subject.runner.slots - 1, ignore_eos=True)
+        )
         await gate.reached()
         begun: list[int] = []
         waiting = []
         for number, priority in enumerate(priorities):
             asked = subject.job([10 + number], 2, priority=priority, ignore_eos=True)
-            waiting.append(Heard(subject.engine, asked, partial(begun.append, number)))
+            waiting.append(SubmittedJob(subject.engine, asked, partial(begun.append, number)))
         gate.open()
         for heard in waiting:
             await heard.all()

@@ -20,19 +20,19 @@ def test_log_probabilities_are_complete_and_in_order(subject: Subject) -> None:
     [step] = subject.run(prompt, 1, prompt_logprobs=2)
     assert step.cached_tokens == 0
     assert step.prompt_logprobs is not None
-    nothing, *found = step.prompt_logprobs
+    nothing, *logprobs = step.prompt_logprobs
     assert nothing is None
-    assert [entry.id for entry in found if entry] == prompt[1:]
-    assert all(len(entry.top) == 2 and entry.logprob <= entry.top[0][1] + 1e-6 for entry in found if entry)
+    assert [entry.id for entry in logprobs if entry] == prompt[1:]
+    assert all(len(entry.top) == 2 and entry.logprob <= entry.top[0][1] + 1e-6 for entry in logprobs if entry)
     if subject.scripted:
-        best = [entry.top[0][0] for entry in found if entry]
+        best = [entry.top[0][0] for entry in logprobs if entry]
         assert best == [following(prompt[:length]) for length in range(1, len(prompt))]
 
 
 def test_they_agree_with_those_of_an_answer(subject: Subject) -> None:
     """What was said of an id when it was generated is said of it as part of a prompt."""
     steps = subject.run(subject.prompt, 4, logprobs=0)
-    said = [entry.logprob for step in steps for entry in step.logprobs or ()]
+    values = [entry.logprob for step in steps for entry in step.logprobs or ()]
     about = subject.run([*subject.prompt, *ids(steps)], 1, prompt_logprobs=0)[0].prompt_logprobs
     assert about is not None
-    assert [entry.logprob for entry in about[-4:] if entry] == pytest.approx(said, abs=0.15)
+    assert [entry.logprob for entry in about[-4:] if entry] == pytest.approx(values, abs=0.15)

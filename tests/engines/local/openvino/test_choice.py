@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.engines.local import machine, opening
-from dragoman.engines.local.openvino.family import FAMILIES, NotForOpenVino, shape_of
+from dragoman.engines.local import hardware, opening
+from dragoman.engines.local.openvino.architectures import FAMILIES, OpenVinoUnsupported, shape_of
 from dragoman.engines.local.options import LocalOptions
 from dragoman.errors import ModelFileError
 from tests.engines.local.openvino.conftest import write_model
@@ -48,7 +48,7 @@ def test_the_measures_of_a_model() -> None:
     ],
 )
 def test_what_it_cannot_run(changed: dict[str, Any], why: str) -> None:
-    with pytest.raises(NotForOpenVino, match=why):
+    with pytest.raises(OpenVinoUnsupported, match=why):
         shape_of(LLAMA | changed)
 
 
@@ -79,7 +79,7 @@ def test_of_odd_measures_it_is_said_why_not(architecture: str, changed: dict[str
     usual["general.architecture"] = architecture
     try:
         shape = shape_of(usual | {f"{architecture}.{key}": value for key, value in changed.items()})
-    except NotForOpenVino:
+    except OpenVinoUnsupported:
         return
     assert shape.layers > 0 and shape.head > 0 and shape.heads % shape.kv_heads == 0
     for rotation in (shape.rotation, shape.local_rotation):
@@ -111,7 +111,7 @@ def test_auto_falls_back_and_says_why(
     if missing == "package":
         monkeypatch.setattr(opening, "find_spec", lambda name: None)
     else:
-        monkeypatch.setattr(machine, "cpu_flags", lambda: frozenset({"avx2"}))
+        monkeypatch.setattr(hardware, "cpu_flags", lambda: frozenset({"avx2"}))
     model = write_model(tmp_path / "model.gguf", weights)
     opened = opening.open_model(model, LocalOptions(runner="auto", slots=1, context=64, threads=1))
     assert opened.card.details["runner"].startswith("llama.cpp ")

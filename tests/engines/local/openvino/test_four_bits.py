@@ -25,11 +25,11 @@ def rows(kind: GGMLQuantizationType, count: int = 6) -> NDArray[np.uint8]:
     return blocks.reshape(count, -1)
 
 
-def values(fours: tensors.Fours) -> NDArray[np.float32]:
+def values(fours: tensors.FourBitRows) -> NDArray[np.float32]:
     pairs = np.stack([fours.numbers & 15, fours.numbers >> 4], axis=-1).astype(np.int8)
     numbers = np.where(pairs > 7, pairs - 16, pairs).reshape(*fours.numbers.shape[:2], tensors.GROUP)
-    found = numbers * fours.scales.astype(np.float32) + fours.offsets[..., None]
-    return found.reshape(len(numbers), -1)
+    array = numbers * fours.scales.astype(np.float32) + fours.offsets[..., None]
+    return array.reshape(len(numbers), -1)
 
 
 @pytest.mark.parametrize("kind", [Q4_0, Q4_1])
@@ -48,12 +48,12 @@ def test_a_scale_of_two_factors_is_rounded_to_eleven_bits() -> None:
 def test_a_product_is_that_of_the_numbers(kind: GGMLQuantizationType) -> None:
     data = rows(kind)
     states = ops.parameter([-1, -1, WIDTH], np.float32)
-    found = tensors.multiply_fours(states, [tensors.read_fours(data, kind)])
+    result = tensors.multiply_fours(states, [tensors.read_fours(data, kind)])
     whole = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": 0, "INFERENCE_PRECISION_HINT": "f32"}
-    compiled = ov.Core().compile_model(ov.Model([ops.result(found)], [states]), "CPU", whole)
-    given = np.random.default_rng(6).normal(size=(3, 1, WIDTH)).astype(np.float32)
-    exact = given @ dequantize(data, kind).T
-    assert np.abs(compiled(given)[0] - exact).max() < 0.03 * exact.std()
+    compiled = ov.Core().compile_model(ov.Model([ops.result(result)], [states]), "CPU", whole)
+    array = np.random.default_rng(6).normal(size=(3, 1, WIDTH)).astype(np.float32)
+    exact = array @ dequantize(data, kind).T
+    assert np.abs(compiled(array)[0] - exact).max() < 0.03 * exact.std()
 
 
 def test_parts_with_and_without_offsets_are_one_product() -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dragoman.engines.local import process_pages
-from dragoman.engines.local.openvino import converted
-from dragoman.engines.local.process_pages import read_pages_given_back
+from dragoman.engines.local import os_memory
+from dragoman.engines.local.openvino import conversion_cache
+from dragoman.engines.local.os_memory import read_pages_given_back
 from tests.engines.local.openvino.conftest import write_model
 
 SMAPS = Path("/proc/self/smaps")
@@ -19,7 +19,7 @@ def resident(file: Path) -> int:
     """Kibibytes of a mapped file that are in memory."""
     parts = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", SMAPS.read_text(), flags=re.MULTILINE)
     ours = [part for part in parts if part.partition("\n")[0].endswith(str(file))]
-    return sum(int(found) for part in ours for found in re.findall(r"^Rss: +(\d+)", part, re.MULTILINE))
+    return sum(int(result) for part in ours for result in re.findall(r"^Rss: +(\d+)", part, re.MULTILINE))
 
 
 @pytest.mark.skipif(not SMAPS.exists(), reason="the system does not say what is in memory")
@@ -37,10 +37,10 @@ def test_pages_that_were_read_are_given_back_and_can_be_read_again(tmp_path: Pat
 def test_a_file_that_is_converted_does_not_stay_in_memory(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: list[Path] = []
-    monkeypatch.setattr(process_pages, "give_back", given.append)
+    paths: list[Path] = []
+    monkeypatch.setattr(os_memory, "give_back", paths.append)
     # In the usual one another test may have put the same model.
     monkeypatch.setenv("DRAGOMAN_CACHE", str(tmp_path))
     model = write_model(tmp_path / "model.gguf", weights)
-    converted.ensure_converted(model)
-    assert model in given
+    conversion_cache.ensure_converted(model)
+    assert model in paths

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from dragoman.engines.local import LocalEngine, LocalOptions
-from dragoman.engines.local.openvino import converted as conversion
-from dragoman.engines.local.openvino.converted import ensure_converted
+from dragoman.engines.local.openvino import conversion_cache as conversion
+from dragoman.engines.local.openvino.conversion_cache import ensure_converted
 from dragoman.errors import ModelFileError
 from dragoman.types import TokenLogprob
 from tests.engines.local.openvino.conftest import ARCHITECTURES, write_model

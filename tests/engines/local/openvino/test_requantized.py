@@ -6,7 +6,7 @@ from bench import requantize
 from gguf import GGMLQuantizationType, GGUFReader
 from gguf.quants import dequantize
 
-from dragoman.engines.weights import default_model
+from dragoman.engines.default_weights import default_model
 
 
 @pytest.mark.parametrize(
@@ -16,8 +16,8 @@ def test_blocks_stand_for_their_numbers(kind: str, most: float) -> None:
     [tensor] = [each for each in GGUFReader(default_model()).tensors if each.name == "blk.7.ffn_down.weight"]
     values = np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float32)
     used = GGMLQuantizationType[kind]
-    found = dequantize(requantize.quantize_rows(values, used), used)
-    assert np.sqrt(np.square(found - values).mean() / np.square(values).mean()) < most
+    result = dequantize(requantize.quantize_rows(values, used), used)
+    assert np.sqrt(np.square(result - values).mean() / np.square(values).mean()) < most
 
 
 def test_zeros_stay_zeros() -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dragoman.engines.choosing import Logits
-from dragoman.engines.choosing.sampler import BLOCK
-from dragoman.engines.local.openvino.compiled import compile_graph
-from dragoman.engines.local.openvino.converted import ensure_converted
+from dragoman.engines.local.openvino.compiled_graph import compile_graph
+from dragoman.engines.local.openvino.conversion_cache import ensure_converted
 from dragoman.engines.local.openvino.runner import OpenVinoRunner
-from dragoman.engines.local.runner import PagedRunner, Rows, StepInterrupted
+from dragoman.engines.local.runner import PagedRunner, StepInterrupted, StepRows
+from dragoman.engines.sampling import Logits
+from dragoman.engines.sampling.sampler import BLOCK
 from tests.engines.local.openvino.conftest import write_model
 
 PROMPT = list(range(2000, 2050))
@@ -26,14 +26,14 @@ def graph(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def runner(graph: Path) -> Iterator[OpenVinoRunner]:
     compiled = compile_graph(graph, threads=1, kv_cache="int8")
-    made = OpenVinoRunner(compiled, slots=2, context=128, pages=16, batch=64)
-    made.warm_up()
-    yield made
-    made.close()
+    open_vino_runner = OpenVinoRunner(compiled, slots=2, context=128, pages=16, batch=64)
+    open_vino_runner.warm_up()
+    yield open_vino_runner
+    open_vino_runner.close()
 
 
 def read(runner: OpenVinoRunner, pages: list[int], start: int, tokens: list[int]) -> Logits:
-    rows = Rows()
+    rows = StepRows()
     rows.extend(0, start, tokens, [False] * (len(tokens) - 1) + [True])
     rows.tables[0] = pages
     logits: Logits = runner.step(rows)[0].copy()
@@ -50,15 +50,15 @@ def test_where_the_pages_are_changes_nothing(runner: OpenVinoRunner) -> None:
 
 def test_the_largest_of_each_block_comes_with_the_logits(runner: OpenVinoRunner) -> None:
     logits = read(runner, [0, 1], 0, PROMPT)
-    assert runner.blocks is not None
-    assert np.array_equal(runner.blocks.maxima[0], logits.reshape(-1, BLOCK).max(axis=1))
+    assert runner.block_stats is not None
+    assert np.array_equal(runner.block_stats.maxima[0], logits.reshape(-1, BLOCK).max(axis=1))
 
 
 def test_what_rows_weigh_is_summed_up_as_they_are_then(runner: OpenVinoRunner) -> None:
-    rows = Rows()
+    rows = StepRows()
     rows.extend(0, 0, PROMPT, [True] * len(PROMPT))
     rows.tables[0] = [0, 1]
-    logits, blocks = runner.step(rows), runner.blocks
+    logits, blocks = runner.step(rows), runner.block_stats
     assert blocks is not None
     logits[0, ::3] = -np.inf
     logits[1] = -np.inf
@@ -70,7 +70,7 @@ def test_what_rows_weigh_is_summed_up_as_they_are_then(runner: OpenVinoRunner) -
 
 def write_four(runner: OpenVinoRunner, heat: float) -> Logits:
     """Four answers of one token each."""
-    rows = Rows()
+    rows = StepRows()
     for slot in range(4):
         rows.add(slot, 0, PROMPT[slot], heat)
         rows.tables[slot] = [slot]
@@ -80,13 +80,13 @@ def write_four(runner: OpenVinoRunner, heat: float) -> Logits:
 def test_what_is_summed_up_ahead_is_what_is_asked_for(runner: OpenVinoRunner) -> None:
     for heat in (0.8, 1.25):
         # Of the first nobody asks.
-        logits, blocks = write_four(runner, heat), runner.blocks
+        logits, blocks = write_four(runner, heat), runner.block_stats
     assert blocks is not None
     peaks = logits.max(axis=1)
     for asked in (1.25, 2.0, 1.25):
         weights = np.exp((logits.astype(np.float64) - peaks[:, None]) * asked)
-        found = blocks.totals(peaks, np.full(4, asked, np.float32))
-        assert np.allclose(found, weights.sum(axis=1), rtol=1e-6)
+        array = blocks.totals(peaks, np.full(4, asked, np.float32))
+        assert np.allclose(array, weights.sum(axis=1), rtol=1e-6)
         logits -= 1
         peaks -= 1
 

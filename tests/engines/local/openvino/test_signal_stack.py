@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.engines.local.openvino.compiled import best_kv_cache, compile_graph, signal_stack
-from dragoman.engines.local.openvino.converted import ensure_converted
+from dragoman.engines.local.openvino.compiled_graph import best_kv_cache, compile_graph, signal_stack
+from dragoman.engines.local.openvino.conversion_cache import ensure_converted
 from tests.support.tiny_gguf import write_tiny
 
 

@@ -16,10 +16,10 @@ def test_a_value_moves_by_half_a_step_at_most(kind: GGMLQuantizationType, group:
     data = quantize(np.random.default_rng(3).normal(size=(5, 384)).astype(np.float32), kind)
     values = dequantize(data, kind).reshape(5, -1, group)
     numbers, scales = as_int8(values)
-    found = numbers * scales.astype(np.float32)
+    array = numbers * scales.astype(np.float32)
     most = np.abs(values).max(axis=-1, keepdims=True)
     # A scale has eleven bits.
-    assert (np.abs(found - values) <= most / 254 * 1.01 + most * 2**-11).all()
+    assert (np.abs(array - values) <= most / 254 * 1.01 + most * 2**-11).all()
 
 
 def test_zeros_stay_zeros() -> None:

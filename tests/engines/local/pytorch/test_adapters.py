@@ -13,10 +13,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="TORCH IS NOT INSTALLED: make torch")
 
 from dragoman.engines.local import LocalEngine, LocalOptions  # noqa: E402
-from dragoman.engines.protocol import AdaptableEngine  # noqa: E402
+from dragoman.engines.protocol import AdapterEngine  # noqa: E402
 from dragoman.errors import BadRequest, DragomanError, ModelFileError  # noqa: E402
 from dragoman.types import Job, Sampling, Step  # noqa: E402
-from tests.engines.local.contract.subject import Heard, ids  # noqa: E402
+from tests.engines.local.contract.subject import SubmittedJob, ids  # noqa: E402
 from tests.engines.local.pytorch.models import make  # noqa: E402
 
 OPTIONS = LocalOptions(runner="torch", slots=4, context=256, batch=64, chunk=32, threads=1)
@@ -38,22 +38,22 @@ def model(folder: Path) -> Any:
 
 @pytest.fixture
 def engine(model: Any, folder: Path) -> Iterator[LocalEngine]:
-    with closing(LocalEngine.open(folder, OPTIONS)) as made:
-        yield made
+    with closing(LocalEngine.open(folder, OPTIONS)) as local_engine:
+        yield local_engine
 
 
 def weights_of(model: Any, seed: int) -> dict[str, Any]:
     """By names as PEFT writes them."""
     torch.manual_seed(seed)
-    found = {}
+    fields = {}
     for number, layer in enumerate(model.model.layers):
         for room, parts in PARTS.items():
             for part in parts:
                 width = getattr(getattr(layer, room), part).weight.shape
                 name = f"base_model.model.model.layers.{number}.{room}.{part}"
-                found[f"{name}.lora_A.weight"] = torch.randn(RANK, width[1]) * 0.2
-                found[f"{name}.lora_B.weight"] = torch.randn(width[0], RANK) * 0.2
-    return found
+                fields[f"{name}.lora_A.weight"] = torch.randn(RANK, width[1]) * 0.2
+                fields[f"{name}.lora_B.weight"] = torch.randn(width[0], RANK) * 0.2
+    return fields
 
 
 def save(folder: Path, named: dict[str, Any], **more: Any) -> str:
@@ -81,18 +81,18 @@ def job(name: str, *adapters: tuple[str, float], count: int = 8) -> Job:
 
 
 def check(steps: list[Step], model: Any) -> None:
-    said = ids(steps)
+    numbers = ids(steps)
     with torch.no_grad():
-        rows = model(torch.tensor([[*PROMPT, *said]])).logits[0, len(PROMPT) - 1 : -1].log_softmax(-1)
-    expected = rows.gather(1, torch.tensor(said)[:, None])[:, 0].tolist()
-    found = [entry.logprob for step in steps for entry in step.logprobs or ()]
-    assert found == pytest.approx(expected, abs=2e-3)
+        rows = model(torch.tensor([[*PROMPT, *numbers]])).logits[0, len(PROMPT) - 1 : -1].log_softmax(-1)
+    expected = rows.gather(1, torch.tensor(numbers)[:, None])[:, 0].tolist()
+    values = [entry.logprob for step in steps for entry in step.logprobs or ()]
+    assert values == pytest.approx(expected, abs=2e-3)
 
 
 def test_answers_with_different_adapters_are_computed_together(
     engine: LocalEngine, model: Any, tmp_path: Path
 ) -> None:
-    assert isinstance(engine, AdaptableEngine)
+    assert isinstance(engine, AdapterEngine)
     first, second = weights_of(model, 1), weights_of(model, 2)
 
     async def main() -> list[list[Step]]:
@@ -104,17 +104,17 @@ def test_answers_with_different_adapters_are_computed_together(
             job("c", ("second", 1.0)),
             job("d", ("first", 0.5), ("second", -0.25)),
         ]
-        heard = [Heard(engine, one) for one in jobs]
+        heard = [SubmittedJob(engine, one) for one in jobs]
         return [await each.all() for each in heard]
 
-    found = asyncio.run(main())
+    items = asyncio.run(main())
     asked: list[list[tuple[dict[str, Any], float]]] = [
         [],
         [(first, 1.0)],
         [(second, 1.0)],
         [(first, 0.5), (second, -0.25)],
     ]
-    for steps, adapters in zip(found, asked, strict=True):
+    for steps, adapters in zip(items, asked, strict=True):
         check(steps, merged(model, *adapters))
 
 
@@ -127,7 +127,7 @@ def test_one_that_was_unloaded_leaves_the_others(engine: LocalEngine, model: Any
         await engine.unload_adapter("gone")
         with pytest.raises(BadRequest, match="no adapter 'gone'; loaded: kept"):
             engine.submit(job("x", ("gone", 1.0)), lambda step: None)
-        return await Heard(engine, job("a", ("kept", 1.0))).all()
+        return await SubmittedJob(engine, job("a", ("kept", 1.0))).all()
 
     check(asyncio.run(main()), merged(model, (kept, RANK**0.5)))
 
@@ -140,7 +140,7 @@ def test_adapters_from_the_start(model: Any, folder: Path, tmp_path: Path) -> No
         assert engine.card.adapters == ("poet",)
 
         async def main() -> list[Step]:
-            return await Heard(engine, job("a", ("poet", 1.0))).all()
+            return await SubmittedJob(engine, job("a", ("poet", 1.0))).all()
 
         check(asyncio.run(main()), merged(model, (named, 1.0)))
 
@@ -156,8 +156,8 @@ def test_what_it_cannot_load_is_told(engine: LocalEngine, model: Any, tmp_path: 
         ({"base_model.model.lm_head.lora_A.weight": torch.zeros(4, 4)}, {}, BadRequest, "lm_head"),
         ({}, {}, ModelFileError, "no adapter"),
     ]
-    for number, (named, more, error, said) in enumerate(tries):
-        with pytest.raises(error, match=said):
+    for number, (named, more, error, text) in enumerate(tries):
+        with pytest.raises(error, match=text):
             asyncio.run(engine.load_adapter("bad", save(tmp_path / f"{number}", named, **more)))
     with pytest.raises(ModelFileError, match="not a folder with"):
         asyncio.run(engine.load_adapter("bad", str(tmp_path / "nowhere")))

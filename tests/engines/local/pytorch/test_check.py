@@ -10,10 +10,10 @@ from bench.gpu_check import APART, check
 
 def test_a_family_is_compared(capsys: pytest.CaptureFixture[str]) -> None:
     check(["qwen3, tied"], contract=False, rounded=["llama"])
-    told = capsys.readouterr().out
-    assert told.count("answers the same in company") == 3
-    assert "llama, fp8: apart by" in told
-    assert "from llama.cpp" in told
+    text = capsys.readouterr().out
+    assert text.count("answers the same in company") == 3
+    assert "llama, fp8: apart by" in text
+    assert "from llama.cpp" in text
 
 
 def test_what_differs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

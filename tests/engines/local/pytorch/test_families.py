@@ -8,12 +8,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="TORCH IS NOT INSTALLED: make torch")
 
-from dragoman.engines.choosing import Logits  # noqa: E402
 from dragoman.engines.local.options import LocalOptions  # noqa: E402
-from dragoman.engines.local.pytorch.family import decoder_of  # noqa: E402
+from dragoman.engines.local.pytorch.architectures import decoder_of  # noqa: E402
 from dragoman.engines.local.pytorch.opening import open_torch  # noqa: E402
 from dragoman.engines.local.pytorch.runner import TorchRunner  # noqa: E402
-from dragoman.engines.local.runner import Rows  # noqa: E402
+from dragoman.engines.local.runner import StepRows  # noqa: E402
+from dragoman.engines.sampling import Logits  # noqa: E402
 from dragoman.errors import ModelFileError  # noqa: E402
 from tests.engines.local.pytorch.models import FAMILIES, SIZE, VOCABULARY, make  # noqa: E402
 
@@ -24,18 +24,18 @@ IDS = np.random.default_rng(3).integers(0, VOCABULARY, 75).tolist()
 
 def read(runner: TorchRunner, cuts: list[int]) -> Logits:
     """All logits of a prompt that is cut at these places, and of what is said after the last."""
-    found = []
+    items = []
     for start, end in pairwise([0, *cuts]):
-        rows = Rows()
+        rows = StepRows()
         rows.extend(0, start, IDS[start:end], [True] * (end - start))
         rows.tables[0] = range(9)
-        found.append(runner.step(rows)[:])
-    for place in range(cuts[-1], len(IDS)):
-        rows = Rows()
-        rows.add(0, place, IDS[place])
+        items.append(runner.step(rows)[:])
+    for index in range(cuts[-1], len(IDS)):
+        rows = StepRows()
+        rows.add(0, index, IDS[index])
         rows.tables[0] = range(9)
-        found.append(runner.step(rows)[:])
-    return np.concatenate(found)
+        items.append(runner.step(rows)[:])
+    return np.concatenate(items)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -51,7 +51,7 @@ def test_a_row_does_not_depend_on_others(tmp_path: Path) -> None:
     make(tmp_path)
     runner, _, _ = open_torch(tmp_path, OPTIONS)
     alone = read(runner, [64])
-    rows = Rows()
+    rows = StepRows()
     rows.extend(0, 0, IDS[:64], [True] * 64)
     rows.extend(1, 0, IDS[9:49], [True] * 40)
     rows.tables = {0: range(9), 1: range(10, 14)}

@@ -12,10 +12,10 @@ from gguf import GGMLQuantizationType  # noqa: E402
 from gguf.quants import dequantize, quant_shape_to_byte_shape  # noqa: E402
 from msgspec.structs import replace  # noqa: E402
 
-from dragoman.cli import own_engines  # noqa: E402
-from dragoman.engines.local import LocalEngine, LocalOptions, binding, machine  # noqa: E402
+from dragoman.cli import builtin_engines  # noqa: E402
+from dragoman.engines.local import LocalEngine, LocalOptions, binding, hardware  # noqa: E402
 from dragoman.engines.local.pytorch.gguf_file import GgufFile, _widen  # noqa: E402
-from dragoman.engines.local.pytorch.weights import Weights  # noqa: E402
+from dragoman.engines.local.pytorch.weights import ModelWeights  # noqa: E402
 from dragoman.errors import ModelFileError, SettingsError  # noqa: E402
 from dragoman.settings import Settings  # noqa: E402
 from tests.engines.local.openvino.conftest import WIDTH, write_model  # noqa: E402
@@ -61,10 +61,10 @@ KINDS = [
 def test_numbers_are_those_that_the_file_means(kind: GGMLQuantizationType) -> None:
     shape = quant_shape_to_byte_shape((2, 3, 512), kind)
     data = np.random.default_rng(1).integers(0, 60, shape, np.uint8)
-    found = _widen(data, kind, torch.device("cpu"), torch.float32)
+    result = _widen(data, kind, torch.device("cpu"), torch.float32)
     expected = dequantize(data, kind)
-    assert found.shape == (2, 3, 512)
-    np.testing.assert_array_equal(found.numpy(), expected)
+    assert result.shape == (2, 3, 512)
+    np.testing.assert_array_equal(result.numpy(), expected)
 
 
 def test_a_model_in_several_files(tmp_path: Path) -> None:
@@ -91,9 +91,9 @@ def test_norms_of_gemma_are_as_in_a_folder(weights: Path, tmp_path: Path) -> Non
     """So that a trainer's weights, which are what norms differ from 1, can take their place."""
     path = write_model(tmp_path / "m.gguf", weights, "gemma3")
     engine = LocalEngine.open(path, OPTIONS)
-    found: Weights = engine._runner._weights  # type: ignore[union-attr]
-    assert abs(float(found.norm.mean())) < 0.3
-    assert found.shape.norm_from_one
+    model_weights: ModelWeights = engine._runner._weights  # type: ignore[union-attr]
+    assert abs(float(model_weights.norm.mean())) < 0.3
+    assert model_weights.shape.norm_from_one
     engine.close()
 
 
@@ -137,14 +137,14 @@ def test_auto_takes_it_where_a_gpu_would_be_idle(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(own_engines, "_has_gpu", lambda: True)
-    monkeypatch.setattr(machine, "find_gpus", lambda: [machine.Gpu("cuda", "one")])
+    monkeypatch.setattr(builtin_engines, "_has_gpu", lambda: True)
+    monkeypatch.setattr(hardware, "find_gpus", lambda: [hardware.Gpu("cuda", "one")])
     monkeypatch.setattr(binding.load(), "gpus", lambda: llama_gpus)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (room, room))
     path = write_tiny(tmp_path / "other.gguf")
     if "draft" in more:
         more = {**more, "draft": str(path)}
-    assert own_engines.settle(Settings(model=str(path), **more)).runner == expected
+    assert builtin_engines.settle(Settings(model=str(path), **more)).runner == expected
 
 
 @pytest.mark.parametrize("more", [{"kv_cache": "int8"}, {"gpu_layers": 3}])

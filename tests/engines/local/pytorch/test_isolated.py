@@ -7,9 +7,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="TORCH IS NOT INSTALLED: make torch")
 
+from dragoman.cli.builtin_engines import settle  # noqa: E402
 from dragoman.cli.engine import isolate  # noqa: E402
-from dragoman.cli.own_engines import settle  # noqa: E402
-from dragoman.engines.protocol import TrainedEngine  # noqa: E402
+from dragoman.engines.protocol import PausableEngine  # noqa: E402
 from dragoman.errors import BadRequest  # noqa: E402
 from dragoman.settings import Settings  # noqa: E402
 from dragoman.types import Job, Sampling, Step  # noqa: E402
@@ -27,7 +27,7 @@ def test_it_takes_weights_by_their_path(settings: Settings) -> None:
     assert settings.model is not None
     folder = Path(settings.model)
     engine = isolate(settings)
-    assert isinstance(engine, TrainedEngine)
+    assert isinstance(engine, PausableEngine)
     asked = Job(id="a", prompt=(40, 41, 42), sampling=Sampling(max_tokens=4, ignore_eos=True))
 
     async def main() -> list[Step]:
@@ -53,5 +53,5 @@ def test_on_a_gpu_it_has_one_unless_told_otherwise(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, asked: bool | None, gpu: bool, found: bool
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    told = Settings(model=settings.model, runner="torch", isolate_engine=asked)
-    assert settle(told).isolate_engine is found
+    result = Settings(model=settings.model, runner="torch", isolate_engine=asked)
+    assert settle(result).isolate_engine is found

@@ -15,13 +15,13 @@ from msgspec.structs import replace  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from dragoman.engines.local import LocalEngine, LocalOptions, TrainableEngine  # noqa: E402
-from dragoman.engines.local.pytorch.family import decoder_of  # noqa: E402
+from dragoman.engines.local.pytorch.architectures import decoder_of  # noqa: E402
 from dragoman.engines.local.pytorch.opening import open_torch  # noqa: E402
-from dragoman.engines.local.pytorch.quantized import KINDS, Quantized  # noqa: E402
-from dragoman.engines.local.pytorch.weights import TensorFiles, Weights  # noqa: E402
+from dragoman.engines.local.pytorch.quantized import KINDS, QuantizedMatrix  # noqa: E402
+from dragoman.engines.local.pytorch.weights import ModelWeights, TensorFiles  # noqa: E402
 from dragoman.errors import BadRequest, ModelFileError, SettingsError  # noqa: E402
 from dragoman.types import Step  # noqa: E402
-from tests.engines.local.contract.subject import Heard, ids  # noqa: E402
+from tests.engines.local.contract.subject import SubmittedJob, ids  # noqa: E402
 from tests.engines.local.pytorch import test_adapters as adapters  # noqa: E402
 from tests.engines.local.pytorch.models import make  # noqa: E402
 from tests.engines.local.pytorch.test_families import IDS, read  # noqa: E402
@@ -34,16 +34,16 @@ PRODUCT = "model.layers.1.self_attn.k_proj.weight"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("llama")
-    make(made)
-    return made
+    path = tmp_path_factory.mktemp("llama")
+    make(path)
+    return path
 
 
-def meant(weights: Weights) -> dict[str, Any]:
+def meant(weights: ModelWeights) -> dict[str, Any]:
     """All weights, in float32."""
     return {
-        name: place.widen(torch.float32) if isinstance(place, Quantized) else place
-        for name, place in weights._places.items()
+        name: position.widen(torch.float32) if isinstance(position, QuantizedMatrix) else position
+        for name, position in weights._places.items()
     }
 
 
@@ -52,26 +52,26 @@ def meant(weights: Weights) -> dict[str, Any]:
 def test_logits_are_those_of_the_rounded_weights(family: str, kind: Any, tmp_path: Path) -> None:
     model = make(tmp_path, family)
     runner, _, card = open_torch(tmp_path, replace(OPTIONS, weights=kind))
-    found = read(runner, [40, 70])
+    array = read(runner, [40, 70])
     assert kind in card.details["runner"]
     plain, _, _ = open_torch(tmp_path, OPTIONS)
     plain.read_weights(meant(runner._weights))()
-    np.testing.assert_allclose(found, read(plain, [40, 70]), atol=1e-3)
+    np.testing.assert_allclose(array, read(plain, [40, 70]), atol=1e-3)
     with torch.no_grad():
         exact = model(torch.tensor([IDS])).logits[0].numpy()
-    assert np.median(np.abs(found - exact)) < 0.2 * np.std(exact)
+    assert np.median(np.abs(array - exact)) < 0.2 * np.std(exact)
 
 
 @pytest.mark.parametrize(("kind", "apart"), [("int8", 1 / 254), ("fp8", 1 / 16)])
 def test_numbers_are_rounded_to_the_nearest(kind: str, apart: float) -> None:
     values = torch.randn(5, 64)
     values[2] = 0
-    kept = Quantized(torch.empty(5, 64, dtype=KINDS[kind]), torch.empty(5, 1))
+    kept = QuantizedMatrix(torch.empty(5, 64, dtype=KINDS[kind]), torch.empty(5, 1))
     kept.copy_(values)
     largest = values.abs().amax(-1, keepdim=True)
     most = largest * apart if kind == "int8" else values.abs() * apart + largest / 448 / 512
     assert (kept.widen(torch.float32) - values).abs().le(most * 1.001).all()
-    again = Quantized(torch.empty_like(kept.numbers), torch.empty_like(kept.scales))
+    again = QuantizedMatrix(torch.empty_like(kept.numbers), torch.empty_like(kept.scales))
     again.copy_(kept.widen(torch.float32))
     assert torch.equal(again.numbers.float(), kept.numbers.float()), "what is rounded stays as it is"
 
@@ -86,7 +86,7 @@ def test_what_was_changed_is_what_would_have_been_loaded(kind: Any, folder: Path
     with closing(TrainableEngine.open(folder, options)) as engine:
         asyncio.run(engine.update_weights(named, "2"))
         assert engine.weight_version == "2"
-        changed: Weights = engine._runner._weights  # type: ignore[union-attr]
+        changed: ModelWeights = engine._runner._weights  # type: ignore[union-attr]
         loaded, _, _ = open_torch(tmp_path, options)
         expected = meant(loaded._weights)
         assert all(torch.equal(value, expected[name]) for name, value in meant(changed).items())
@@ -100,11 +100,11 @@ def test_an_adapter_is_added_to_what_they_stand_for(tmp_path: Path) -> None:
     poet = adapters.save(tmp_path / "poet", named)
     options = replace(OPTIONS, weights="int8", adapters={"poet": poet})
     with closing(LocalEngine.open(tmp_path, options)) as engine:
-        rounded: Weights = engine._runner._weights  # type: ignore[union-attr]
+        rounded: ModelWeights = engine._runner._weights  # type: ignore[union-attr]
         model.load_state_dict(meant(rounded))
 
         async def ask() -> list[Step]:
-            return await Heard(engine, adapters.job("a", ("poet", 1.0))).all()
+            return await SubmittedJob(engine, adapters.job("a", ("poet", 1.0))).all()
 
         steps = asyncio.run(ask())
     expected = forward(adapters.merged(model, (named, 1.0)), ids(steps))
@@ -136,8 +136,8 @@ def save_quantized(source: Path, target: Path, scales: str, suffix: str, kind: s
     save_file(tensors, target / "model.safetensors")
     (target / "tokenizer.json").write_bytes((source / "tokenizer.json").read_bytes())
     config = json.loads((source / "config.json").read_bytes())
-    told = {"quant_method": "fp8", "weight_block_size": [32, 16]}
-    (target / "config.json").write_text(json.dumps(config | {"quantization_config": told}))
+    fields = {"quant_method": "fp8", "weight_block_size": [32, 16]}
+    (target / "config.json").write_text(json.dumps(config | {"quantization_config": fields}))
     return expected
 
 
@@ -155,17 +155,17 @@ def test_a_folder_of_eight_bits_is_read_as_what_it_means(
 ) -> None:
     expected = save_quantized(folder, tmp_path / "m", scales, suffix, kind)
     runner, _, _ = open_torch(tmp_path / "m", OPTIONS)
-    found = meant(runner._weights)
-    assert found.keys() == expected.keys()
+    fields = meant(runner._weights)
+    assert fields.keys() == expected.keys()
     for name in expected:
-        torch.testing.assert_close(found[name], expected[name], rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(fields[name], expected[name], rtol=1e-6, atol=1e-8)
     if scales == "row":
         kept, _, _ = open_torch(tmp_path / "m", replace(OPTIONS, weights=kind))
         torch.testing.assert_close(meant(kept._weights)[PRODUCT], expected[PRODUCT], rtol=1e-6, atol=1e-8)
     with closing(TrainableEngine.open(folder, OPTIONS)) as engine:
         asyncio.run(engine.update_weights(tmp_path / "m"))
-        trained: Weights = engine._runner._weights  # type: ignore[union-attr]
-        torch.testing.assert_close(meant(trained), found)
+        trained: ModelWeights = engine._runner._weights  # type: ignore[union-attr]
+        torch.testing.assert_close(meant(trained), fields)
 
 
 def test_eight_bits_without_scales_are_told(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from examples.reinforce import Options, run
 
 
 def test_the_reward_goes_up() -> None:
-    found = run(Options(steps=50, rate=1e-2))
-    first, last = (statistics.mean(each.reward for each in part) for part in (found[:10], found[-10:]))
+    items = run(Options(steps=50, rate=1e-2))
+    first, last = (statistics.mean(each.reward for each in part) for part in (items[:10], items[-10:]))
     assert last > first + 0.05
-    assert max(each.apart for each in found) < 1e-3, "the log probabilities are those of the same weights"
+    assert max(each.apart for each in items) < 1e-3, "the log probabilities are those of the same weights"

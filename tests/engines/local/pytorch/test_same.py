@@ -15,10 +15,10 @@ torch = pytest.importorskip("torch", reason="TORCH IS NOT INSTALLED: make torch"
 from msgspec.structs import replace  # noqa: E402
 
 from dragoman.engines.local import LocalEngine, LocalOptions  # noqa: E402
-from dragoman.engines.local.guessing import StepCosts  # noqa: E402
 from dragoman.engines.local.options import WeightKind  # noqa: E402
+from dragoman.engines.local.speculation import StepCosts  # noqa: E402
 from dragoman.types import Job, Sampling, Step  # noqa: E402
-from tests.engines.local.contract.subject import Heard, ids  # noqa: E402
+from tests.engines.local.contract.subject import SubmittedJob, ids  # noqa: E402
 from tests.engines.local.pytorch.models import FAMILIES, VOCABULARY, make  # noqa: E402
 from tests.support.tiny_gguf import write_tiny  # noqa: E402
 
@@ -58,10 +58,10 @@ def test_the_same_bits_alone_and_in_company(family: str, weights: WeightKind, tm
     asked = jobs()
 
     async def one_by_one() -> list[list[object]]:
-        return [told(await Heard(engine, job).all()) for job in asked]
+        return [told(await SubmittedJob(engine, job).all()) for job in asked]
 
     async def together() -> list[list[object]]:
-        heard = [Heard(engine, job) for job in asked]
+        heard = [SubmittedJob(engine, job) for job in asked]
         return [told(await each.all()) for each in heard]
 
     with closing(LocalEngine.open(tmp_path, options)) as engine:
@@ -95,18 +95,18 @@ def test_the_same_bits_with_guesses_and_without(family: str, tmp_path: Path) -> 
 
     async def twice(engine: LocalEngine) -> list[list[Step]]:
         """The second time, what was said the first time is guessed."""
-        first = [await Heard(engine, job).all() for job in asked]
-        heard = [Heard(engine, replace(job, id=f"{job.id}-again")) for job in asked]
+        first = [await SubmittedJob(engine, job).all() for job in asked]
+        heard = [SubmittedJob(engine, replace(job, id=f"{job.id}-again")) for job in asked]
         return first + [await each.all() for each in heard]
 
-    found = []
+    items = []
     for guesses in (0, 7):
         with closing(LocalEngine.open(tmp_path, replace(OPTIONS, guesses=guesses))) as engine:
             # As if rows cost nothing here, as they do on a GPU.
             engine._scheduler._guesser._costs = StepCosts(1000, math.inf)
             answers = asyncio.run(twice(engine))
-        found.append([told(steps) for steps in answers])
-    assert found[0] == found[1]
+        items.append([told(steps) for steps in answers])
+    assert items[0] == items[1]
     several = [any(len(step.ids) > 1 for step in steps) for steps in answers]
     assert all(several[len(KINDS) :]), "of each kind some was guessed"
 
@@ -114,16 +114,16 @@ def test_the_same_bits_with_guesses_and_without(family: str, tmp_path: Path) -> 
 def test_the_same_bits_with_a_draft(tmp_path: Path) -> None:
     model = write_tiny(tmp_path / "tiny.gguf", layers=2)
     job = repeating({"temperature": 0.0}, 0)
-    found = []
+    items = []
     for draft in (None, str(model)):
         options = replace(OPTIONS, context=128, draft=draft, guesses=3 if draft else 0)
         with closing(LocalEngine.open(model, options)) as engine:
             engine._scheduler._guesser._costs = StepCosts(1000, math.inf)
             steps = asyncio.run(heard(engine, job))
-        found.append(told(steps))
-    assert found[0] == found[1]
+        items.append(told(steps))
+    assert items[0] == items[1]
     assert max(len(step.ids) for step in steps) > 1, "it was guessed"
 
 
 async def heard(engine: LocalEngine, job: Job) -> list[Step]:
-    return await Heard(engine, job).all()
+    return await SubmittedJob(engine, job).all()

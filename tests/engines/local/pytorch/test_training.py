@@ -12,10 +12,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="TORCH IS NOT INSTALLED: make torch")
 
 from dragoman.engines.local import LocalEngine, LocalOptions, TrainableEngine  # noqa: E402
-from dragoman.engines.protocol import TrainedEngine  # noqa: E402
+from dragoman.engines.protocol import PausableEngine  # noqa: E402
 from dragoman.errors import BadRequest, DragomanError, ModelFileError  # noqa: E402
 from dragoman.types import Job, Sampling, Step  # noqa: E402
-from tests.engines.local.contract.subject import Heard, ids  # noqa: E402
+from tests.engines.local.contract.subject import SubmittedJob, ids  # noqa: E402
 from tests.engines.local.pytorch.models import make  # noqa: E402
 from tests.engines.local.scripted import engine_over  # noqa: E402
 from tests.engines.local.support import FakeRunner  # noqa: E402
@@ -37,8 +37,8 @@ def model(folder: Path) -> Any:
 
 @pytest.fixture
 def engine(model: Any, folder: Path) -> Iterator[TrainableEngine]:
-    with closing(TrainableEngine.open(folder, OPTIONS)) as made:
-        yield made
+    with closing(TrainableEngine.open(folder, OPTIONS)) as trainable_engine:
+        yield trainable_engine
 
 
 def job(count: int, name: str = "a", **kinds: Any) -> Job:
@@ -61,8 +61,8 @@ def forward(model: Any, said: list[int]) -> list[float]:
     """What a plain pass over the whole says of an answer."""
     with torch.no_grad():
         rows = model(torch.tensor([[*PROMPT, *said]])).logits[0, len(PROMPT) - 1 : -1].log_softmax(-1)
-    found: list[float] = rows.gather(1, torch.tensor(said)[:, None])[:, 0].tolist()
-    return found
+    values: list[float] = rows.gather(1, torch.tensor(said)[:, None])[:, 0].tolist()
+    return values
 
 
 def changed(model: Any, by: float) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def with_weights(model: Any, named: Mapping[str, Any]) -> Any:
     return other
 
 
-class Allowed:
+class StepGate:
     """Stands before a runner's steps, and lets so many pass."""
 
     def __init__(self, runner: Any) -> None:
@@ -90,7 +90,7 @@ class Allowed:
         self._change = threading.Condition()
         self._waits = False
 
-    def __enter__(self) -> "Allowed":
+    def __enter__(self) -> "StepGate":
         self._runner.step = self._pass
         return self
 
@@ -127,7 +127,7 @@ class Allowed:
 
 def test_it_is_an_engine_that_is_trained(model: Any, folder: Path) -> None:
     with closing(LocalEngine.open(folder, OPTIONS)) as engine:
-        assert isinstance(engine, TrainedEngine)
+        assert isinstance(engine, PausableEngine)
 
 
 @pytest.mark.parametrize("heat", [0.0, 1.0])
@@ -152,8 +152,8 @@ def test_also_after_an_update(engine: TrainableEngine, model: Any) -> None:
 def test_answers_at_work_go_on_with_the_new_weights(engine: TrainableEngine, model: Any) -> None:
     named = changed(model, 0.05)
 
-    async def main(allowed: Allowed) -> list[list[Step]]:
-        heard = [Heard(engine, job(40, f"{number}")) for number in range(6)]
+    async def main(allowed: StepGate) -> list[list[Step]]:
+        heard = [SubmittedJob(engine, job(40, f"{number}")) for number in range(6)]
         await allowed.pass_through(8)
         update = asyncio.create_task(engine.update_weights(named, "new"))
         while engine._worker._mail.empty():
@@ -162,16 +162,16 @@ def test_answers_at_work_go_on_with_the_new_weights(engine: TrainableEngine, mod
         await update
         return [await each.all() for each in heard]
 
-    with Allowed(engine._runner) as allowed:
+    with StepGate(engine._runner) as allowed:
         answers = asyncio.run(main(allowed))
     assert sum(None in {step.weight_version for step in steps} for steps in answers) >= 3, "they were at work"
     for steps in answers:
-        said, versions = ids(steps), [step.weight_version for step in steps for _ in step.ids]
-        assert len(said) == 40
+        numbers, versions = ids(steps), [step.weight_version for step in steps for _ in step.ids]
+        assert len(numbers) == 40
         first = versions.index("new")
         assert versions == [None] * first + ["new"] * (len(versions) - first)
-        other = forward(with_weights(model, named), said)
-        assert logprobs(steps)[:first] == pytest.approx(forward(model, said)[:first], abs=1e-3)
+        other = forward(with_weights(model, named), numbers)
+        assert logprobs(steps)[:first] == pytest.approx(forward(model, numbers)[:first], abs=1e-3)
         assert logprobs(steps)[first:] == pytest.approx(other[first:], abs=1e-3)
 
 
@@ -184,8 +184,8 @@ def test_all_of_them_or_none(engine: TrainableEngine, model: Any) -> None:
         ({NORM: "zeros"}, "floating-point"),
         ({NORM: (print, ("x",))}, "not a handle"),
     ]
-    for more, said in wrong:
-        with pytest.raises(BadRequest, match=said):
+    for more, text in wrong:
+        with pytest.raises(BadRequest, match=text):
             asyncio.run(engine.update_weights(changed(model, 0.5) | more, "2"))
     with pytest.raises(BadRequest, match="No weights"):
         asyncio.run(engine.update_weights({}, "2"))
@@ -222,8 +222,8 @@ def test_files_that_are_none(engine: TrainableEngine, tmp_path: Path) -> None:
         (broken, ModelFileError, "cannot be read"),
         (strange, BadRequest, "no tensor 'x'"),
     ]
-    for path, error, said in tries:
-        with pytest.raises(error, match=said):
+    for path, error, text in tries:
+        with pytest.raises(error, match=text):
             asyncio.run(engine.update_weights(path))
 
 
@@ -239,13 +239,13 @@ def test_tensors_of_another_process(engine: TrainableEngine, model: Any) -> None
 def test_nothing_is_computed_between_pause_and_resume(engine: TrainableEngine, model: Any) -> None:
     async def main() -> tuple[list[Step], int, list[Step]]:
         begun = asyncio.Event()
-        heard = Heard(engine, job(60), begun.set)
+        heard = SubmittedJob(engine, job(60), begun.set)
         await begun.wait()
         await engine.pause()
         # Its mail is answered, and what was said before has arrived.
         await engine.check()
         count = len(heard.steps)
-        late = Heard(engine, job(3, "late"))
+        late = SubmittedJob(engine, job(3, "late"))
         await engine.update_weights(changed(model, 0.05))
         await engine.check()
         assert (len(heard.steps), late.steps) == (count, [])
@@ -259,8 +259,8 @@ def test_nothing_is_computed_between_pause_and_resume(engine: TrainableEngine, m
 
 
 def test_a_paused_job_can_be_cancelled(engine: TrainableEngine) -> None:
-    async def main(allowed: Allowed) -> list[Step]:
-        heard = Heard(engine, job(100))
+    async def main(allowed: StepGate) -> list[Step]:
+        heard = SubmittedJob(engine, job(100))
         await allowed.pass_through(3)
         pausing = asyncio.create_task(engine.pause())
         await asyncio.sleep(0)
@@ -269,7 +269,7 @@ def test_a_paused_job_can_be_cancelled(engine: TrainableEngine) -> None:
         heard.handle.cancel()
         return await heard.all()
 
-    with Allowed(engine._runner) as allowed:
+    with StepGate(engine._runner) as allowed:
         assert asyncio.run(main(allowed))[-1].finish == "abort"
 
 
@@ -286,4 +286,4 @@ def test_experts_as_they_are_trained(tmp_path: Path) -> None:
 
 def test_other_runners_cannot(folder: Path) -> None:
     with closing(engine_over(FakeRunner(slots=1, context=64, rows=32), OPTIONS)) as engine:
-        assert not isinstance(engine, TrainedEngine)
+        assert not isinstance(engine, PausableEngine)

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="TORCH IS NOT INSTALLED: make torch"
 
 from dragoman.engines.local.options import LocalOptions  # noqa: E402
 from dragoman.engines.local.pytorch.opening import is_known, open_torch, settle_torch  # noqa: E402
-from dragoman.engines.local.pytorch.weights import Weights, files_of, read_tensors  # noqa: E402
+from dragoman.engines.local.pytorch.weights import ModelWeights, files_of, read_tensors  # noqa: E402
 from dragoman.errors import BadRequest, ModelFileError, SettingsError  # noqa: E402
 from tests.engines.local.pytorch.models import make  # noqa: E402
 
@@ -19,12 +19,12 @@ OPTIONS = LocalOptions(runner="torch", slots=2, context=64, threads=1)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("llama")
-    make(made)
-    return made
+    path = tmp_path_factory.mktemp("llama")
+    make(path)
+    return path
 
 
-def weights_of(folder: Path) -> Weights:
+def weights_of(folder: Path) -> ModelWeights:
     runner, _, _ = open_torch(folder, OPTIONS)
     return runner._weights
 
@@ -32,10 +32,10 @@ def weights_of(folder: Path) -> Weights:
 def test_a_tensor_is_a_part_of_a_matrix(folder: Path) -> None:
     weights = weights_of(folder)
     name = "model.layers.1.self_attn.k_proj.weight"
-    found = dict(read_tensors(folder))[name]
-    assert torch.equal(weights.layers[1].projection[64:96], found)
-    weights.update([(name, found + 1)])
-    assert torch.equal(weights.layers[1].projection[64:96], found + 1)
+    result = dict(read_tensors(folder))[name]
+    assert torch.equal(weights.layers[1].projection[64:96], result)
+    weights.update([(name, result + 1)])
+    assert torch.equal(weights.layers[1].projection[64:96], result + 1)
 
 
 def test_a_tensor_of_another_model_is_refused(folder: Path) -> None:
@@ -84,8 +84,8 @@ def test_of_a_model_that_sees_the_text_is_taken(within: str, tmp_path: Path) -> 
     config = json.loads((tmp_path / "config.json").read_bytes())
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": config}))
     runner, _, _ = open_torch(tmp_path, OPTIONS)
-    for name, place in runner._weights._places.items():
-        assert torch.equal(place, alone._weights._places[name])
+    for name, position in runner._weights._places.items():
+        assert torch.equal(position, alone._weights._places[name])
 
 
 @pytest.mark.parametrize("lacking", ["tokenizer.json", "config.json", "model-2.safetensors"])

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from dragoman.engines.choosing import Change, Ids, Logits
-from dragoman.engines.choosing.edits import apply, edits
-from dragoman.engines.choosing.filters import largest
-from dragoman.engines.choosing.sampler import NoTokenLeft, Sampler, draw, logprob
-from dragoman.types import Samplers, Sampling
+from dragoman.engines.sampling import Ids, Logits, LogitsChange
+from dragoman.engines.sampling.filters import largest
+from dragoman.engines.sampling.logits_processors import apply, logits_processors
+from dragoman.engines.sampling.sampler import NoTokenLeft, Sampler, draw, logprob
+from dragoman.types import ExtraSamplers, Sampling
 
 NO_PROMPT: Ids = np.zeros(0, np.int32)
 rows = arrays(np.float32, st.integers(2, 700), elements=st.floats(-30, 30, width=32))
@@ -26,7 +26,7 @@ def sampler(vocabulary: int, index: int = 0, prompt: Ids = NO_PROMPT, **kinds: A
 
 def edited(row: list[float], output: list[int], prompt: Ids = NO_PROMPT, **kinds: Any) -> list[float]:
     """A row after the rules, which are told of the output id by id, as in a run."""
-    rules = edits(Sampling(max_tokens=9, **kinds), prompt, frozenset({0}))
+    rules = logits_processors(Sampling(max_tokens=9, **kinds), prompt, frozenset({0}))
     result = np.array(row, np.float32)
     for length in range(len(output) + 1):
         result = np.array(row, np.float32)
@@ -48,14 +48,14 @@ def softmax(row: Logits) -> Logits:
 
 
 def test_no_rules_no_edits() -> None:
-    assert edits(Sampling(max_tokens=1), NO_PROMPT, frozenset()) == []
+    assert logits_processors(Sampling(max_tokens=1), NO_PROMPT, frozenset()) == []
 
 
 def test_penalties_may_look_at_the_newest_ids_only() -> None:
     prompt: Ids = np.array([0, 1], np.int32)
-    newest = Samplers(penalty_range=2)
-    told = edited([2, 2, 2, 2], [2, 2], prompt, repetition_penalty=2.0, samplers=newest)
-    assert told == [2, 2, 1, 2]
+    newest = ExtraSamplers(penalty_range=2)
+    values = edited([2, 2, 2, 2], [2, 2], prompt, repetition_penalty=2.0, samplers=newest)
+    assert values == [2, 2, 1, 2]
     kinds = {"frequency_penalty": 0.5, "presence_penalty": 0.25}
     assert edited([2, 2, 2, 2], [3, 2, 2], prompt, **kinds, samplers=newest) == [2, 2, 0.75, 2]
 
@@ -64,7 +64,7 @@ def test_a_window_over_everything_changes_nothing() -> None:
     prompt: Ids = np.array([0, 1], np.int32)
     kinds = {"repetition_penalty": 1.5, "frequency_penalty": 0.5, "presence_penalty": 0.25}
     row, output = [2.0, -2.0, 2.0, -2.0], [3, 3, 1]
-    within = edited(row, output, prompt, **kinds, samplers=Samplers(penalty_range=100))
+    within = edited(row, output, prompt, **kinds, samplers=ExtraSamplers(penalty_range=100))
     assert within == edited(row, output, prompt, **kinds)
 
 
@@ -101,7 +101,7 @@ def test_min_tokens_forbids_ends_and_stops() -> None:
 
 def test_a_rule_of_ones_own_is_one_line() -> None:
     mine = sampler(5, temperature=0.0)
-    mine.add(lambda output: [Change(np.array([2]), alone=True)])
+    mine.add(lambda output: [LogitsChange(np.array([2]), alone=True)])
     assert mine.sample(np.array([9, 8, 1, 7, 6], np.float32), []) == 2
 
 
@@ -158,9 +158,9 @@ def test_top_k_of_one_is_a_maximum(row: Logits, uniform: float) -> None:
 @given(rows, st.integers(1, 40))
 def test_largest(row: Logits, count: int) -> None:
     count = min(count, row.size)
-    found = largest(row, count)
-    assert len(set(found.tolist())) == count
-    assert sorted(row[found].tolist()) == sorted(row.tolist())[-count:]
+    array = largest(row, count)
+    assert len(set(array.tolist())) == count
+    assert sorted(row[array].tolist()) == sorted(row.tolist())[-count:]
 
 
 @given(rows, st.integers(1, 40), uniforms)

@@ -7,9 +7,9 @@ from contextlib import ExitStack
 import pytest
 from msgspec.structs import replace
 
-from dragoman.client.problems import BrokenStream, Refused, Reply, Where
+from dragoman.client.errors import BrokenStreamError, ErrorContext, Reply, StatusError
 from dragoman.engines.remote import RemoteEngine, RemoteOptions
-from dragoman.engines.remote.pool import FAILURES, Pool, Upstream
+from dragoman.engines.remote.upstreams import FAILURES, Upstream, UpstreamPool
 from dragoman.engines.scripted import END_ID, ByteTokenizer, Script, ScriptedEngine, say
 from dragoman.errors import EngineFailed, Overloaded, Unavailable
 from dragoman.http.server import background
@@ -21,15 +21,17 @@ from tests.engines.remote.support import QUICK, becomes, ids_of, job_of, run, se
 LONG = [7] * 1024
 
 
-def pool(count: int) -> Pool:
+def pool(count: int) -> UpstreamPool:
     """Upstreams that nobody has to answer for."""
-    made = Pool([f"http://h{number}" for number in range(count)], ByteTokenizer(), RemoteOptions())
-    for upstream in made.upstreams:
-        upstream.found()
-    return made
+    upstream_pool = UpstreamPool(
+        [f"http://h{number}" for number in range(count)], ByteTokenizer(), RemoteOptions()
+    )
+    for upstream in upstream_pool.upstreams:
+        upstream.mark_up()
+    return upstream_pool
 
 
-def pick(many: Pool, ids: Sequence[int] = (1, 2, 3), tried: Collection[Upstream] = ()) -> Upstream:
+def pick(many: UpstreamPool, ids: Sequence[int] = (1, 2, 3), tried: Collection[Upstream] = ()) -> Upstream:
     key = key_of_ids(ids)
     chosen = many.pick(key, tried)
     many.router.begin(key, chosen.url)
@@ -54,9 +56,9 @@ def test_the_least_busy_is_asked() -> None:
 
 def test_the_dead_are_left_out() -> None:
     many = pool(2)
-    many.upstreams[0].lost("gone")
+    many.upstreams[0].mark_down("gone")
     assert pick(many) is many.upstreams[1]
-    many.upstreams[1].lost("gone")
+    many.upstreams[1].mark_down("gone")
     with pytest.raises(Unavailable):
         pick(many)
 
@@ -65,9 +67,9 @@ def test_one_that_was_lost_has_forgotten() -> None:
     many = pool(2)
     first = pick(many, LONG)
     many.router.end(first.url)
-    first.lost("gone")
+    first.mark_down("gone")
     other = pick(many, LONG)
-    first.found()
+    first.mark_up()
     assert pick(many, LONG) is other
 
 
@@ -75,46 +77,46 @@ def test_one_that_has_failed_is_asked_again_only_if_there_is_no_other() -> None:
     many = pool(2)
     first, second = many.upstreams
     assert pick(many, tried=[first]) is second
-    second.lost("gone")
+    second.mark_down("gone")
     assert pick(many, tried=[first]) is first
 
 
 def test_one_that_is_not_ready_gets_nothing_new_if_there_is_another() -> None:
     many = pool(2)
     first, second = many.upstreams
-    first.found(ready=False)
+    first.mark_up(ready=False)
     assert {pick(many, [number]) for number in range(6)} == {second}
-    second.lost("gone")
+    second.mark_down("gone")
     assert pick(many) is first
     assert [one["status"] for one in (first.describe(), second.describe())] == ["draining", "out"]
 
 
 def test_one_that_fails_again_and_again_is_left_out_for_longer_each_time() -> None:
     [upstream] = pool(1).upstreams
-    broken = BrokenStream("It broke.", Where("POST"))
+    broken = BrokenStreamError("It broke.", ErrorContext("POST"))
     pauses = []
     for _ in range(8):
         for _ in range(FAILURES):
             assert upstream.alive
-            upstream.failed(broken)
+            upstream.record_failure(broken)
         assert not upstream.alive
         pauses.append(upstream.pause_s)
-        upstream.found()
+        upstream.mark_up()
     assert pauses == [10, 20, 40, 60, 60, 60, 60, 60]
-    upstream.succeeded()
+    upstream.record_success()
     assert upstream.pause_s == 5
 
 
 def test_one_that_is_busy_has_not_failed() -> None:
     [upstream] = pool(1).upstreams
     for _ in range(2 * FAILURES):
-        upstream.failed(Refused(Where("POST", 429), None, Reply(status=429)))
+        upstream.record_failure(StatusError(ErrorContext("POST", 429), None, Reply(status=429)))
     assert upstream.alive
 
 
 def test_a_password_in_an_address_is_not_told() -> None:
-    made = Pool(["http://me:secret@h:1"], ByteTokenizer(), RemoteOptions())
-    assert made.upstreams[0].describe()["url"] == "http://h:1"
+    upstream_pool = UpstreamPool(["http://me:secret@h:1"], ByteTokenizer(), RemoteOptions())
+    assert upstream_pool.upstreams[0].describe()["url"] == "http://h:1"
 
 
 def served(engine: ScriptedEngine, stack: ExitStack, url: str = "") -> str:
@@ -202,7 +204,7 @@ def test_one_that_comes_back_as_another_is_left_out() -> None:
         await asyncio.to_thread(first.close)
         assert await becomes(lambda: not engine.upstreams[0].alive)
         await asyncio.to_thread(served, other, again, url)
-        assert await becomes(lambda: "differs from" in engine.upstreams[0].why)
+        assert await becomes(lambda: "differs from" in engine.upstreams[0].down_reason)
         assert not engine.upstreams[0].alive
 
     with ExitStack() as first, ExitStack() as again:
@@ -212,12 +214,12 @@ def test_one_that_comes_back_as_another_is_left_out() -> None:
 
 def test_one_late_answer_is_forgiven() -> None:
     [upstream] = pool(1).upstreams
-    upstream.missed()
+    upstream.mark_unanswered()
     assert upstream.alive
-    upstream.found()
-    upstream.missed()
+    upstream.mark_up()
+    upstream.mark_unanswered()
     assert upstream.alive
-    upstream.missed()
+    upstream.mark_unanswered()
     assert not upstream.alive
 
 
@@ -242,8 +244,8 @@ def test_no_upstream_is_not_ready() -> None:
 # Pauses that they ask for.
 
 
-def busy(status: int, seconds: float) -> Refused:
-    return Refused(Where("POST", status), None, Reply(status=status, retry_after=seconds))
+def busy(status: int, seconds: float) -> StatusError:
+    return StatusError(ErrorContext("POST", status), None, Reply(status=status, retry_after=seconds))
 
 
 @pytest.mark.parametrize("status", [429, 503])
@@ -252,7 +254,7 @@ def test_one_that_asks_for_a_pause_has_it(status: int) -> None:
         many = pool(2)
         [first, second] = many.upstreams
         for _ in range(2 * FAILURES):
-            first.failed(busy(status, 30))
+            first.record_failure(busy(status, 30))
         assert first.alive
         assert first.describe()["status"] == "resting"
         assert {pick(many, [number] * 64).url for number in range(8)} == {second.url}
@@ -264,7 +266,7 @@ def test_a_pause_ends() -> None:
     async def main() -> None:
         many = pool(2)
         [first, second] = many.upstreams
-        first.failed(busy(429, 0.05))
+        first.record_failure(busy(429, 0.05))
         assert pick(many) is second
         assert await becomes(lambda: first.describe()["status"] == "ready")
         assert await becomes(lambda: pick(many) is first)
@@ -276,7 +278,7 @@ def test_where_all_want_a_pause_clients_are_told_how_long() -> None:
     async def main() -> None:
         many = pool(2)
         for upstream, seconds in zip(many.upstreams, (30, 600), strict=True):
-            upstream.failed(busy(429, seconds))
+            upstream.record_failure(busy(429, seconds))
         with pytest.raises(Overloaded) as caught:
             pick(many)
         assert caught.value.retry_after == 30

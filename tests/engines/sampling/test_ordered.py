@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from dragoman.engines.choosing import Logits
-from dragoman.engines.choosing.filters import Ordered
-from dragoman.engines.choosing.sampler import Sampler, draw
 from dragoman.engines.local import binding
-from dragoman.types import SAMPLER_ORDER, Samplers, Sampling
+from dragoman.engines.sampling import Logits
+from dragoman.engines.sampling.filters import SamplerChain
+from dragoman.engines.sampling.sampler import Sampler, draw
+from dragoman.types import SAMPLER_ORDER, ExtraSamplers, Sampling
 
 rows = arrays(np.float32, st.integers(2, 300), elements=st.floats(-20, 20, width=32))
 uniforms = st.floats(0, 1, exclude_max=True)
@@ -26,14 +26,14 @@ ROW: Logits = np.log(np.array([0.5, 0.25, 0.15, 0.07, 0.03], np.float32))
 def possible(row: Logits, sampling: dict[str, Any] | None = None, **asked: Any) -> set[int]:
     """Every id that can come out."""
     chance = np.random.default_rng(1)
-    ordered = Ordered(Sampling(max_tokens=1, **(sampling or {})), Samplers(**asked), row.size)
+    ordered = SamplerChain(Sampling(max_tokens=1, **(sampling or {})), ExtraSamplers(**asked), row.size)
     return {ordered.draw(row, chance.random) for _ in range(800)}
 
 
 def shares(row: Logits, sampling: dict[str, Any] | None = None, **asked: Any) -> list[float]:
     """How often each id comes out of evenly spread chances."""
     uniforms = iter(np.linspace(0, 1, 4_000, endpoint=False))
-    ordered = Ordered(Sampling(max_tokens=1, **(sampling or {})), Samplers(**asked), row.size)
+    ordered = SamplerChain(Sampling(max_tokens=1, **(sampling or {})), ExtraSamplers(**asked), row.size)
     counts = np.zeros(row.size)
     for _ in range(4_000):
         counts[ordered.draw(row, lambda: float(next(uniforms)))] += 1
@@ -45,7 +45,7 @@ def test_in_the_usual_order_it_is_the_usual_draw(
     row: Logits, uniform: float, temperature: float, min_p: float, top_k: int
 ) -> None:
     sampling = Sampling(max_tokens=1, temperature=temperature, min_p=min_p, top_k=top_k)
-    ordered = Ordered(sampling, Samplers(), row.size).draw(row, lambda: uniform)
+    ordered = SamplerChain(sampling, ExtraSamplers(), row.size).draw(row, lambda: uniform)
     usual = draw(row, sampling, uniform)
     # They round otherwise, so at an edge the neighbour may come out; it is as likely then.
     beside = (max(uniform - 1e-5, 0), min(uniform + 1e-5, 1 - 1e-9))
@@ -54,7 +54,7 @@ def test_in_the_usual_order_it_is_the_usual_draw(
 
 @given(rows, st.data())
 def test_what_comes_out_was_possible(row: Logits, data: st.DataObject) -> None:
-    asked = Samplers(
+    asked = ExtraSamplers(
         order=tuple(data.draw(st.permutations(SAMPLER_ORDER))),
         top_n_sigma=data.draw(st.sampled_from([0.0, 0.5, 2.0])),
         top_a=data.draw(st.sampled_from([0.0, 0.3, 1.0])),
@@ -68,7 +68,7 @@ def test_what_comes_out_was_possible(row: Logits, data: st.DataObject) -> None:
     row = row.copy()
     row[banned] = -np.inf
     sampling = Sampling(max_tokens=1, top_p=0.9, typical_p=0.8, min_p=0.01, top_k=20)
-    ordered = Ordered(sampling, asked, row.size)
+    ordered = SamplerChain(sampling, asked, row.size)
     chances = iter([0.0, 0.5, 0.999999] * 3)
     assert all(ordered.draw(row, lambda: next(chances)) != banned for _ in range(3))
 
@@ -121,7 +121,7 @@ def test_mirostat_keeps_the_surprise_that_is_asked_for(version: Literal[1, 2]) -
     row: Logits = (-1.1 * np.log(np.arange(1, 2001))).astype(np.float32)
     probabilities = np.exp(row - row.max()) / np.exp(row - row.max()).sum()
     sampling = Sampling(max_tokens=1)
-    ordered = Ordered(sampling, Samplers(mirostat=version, mirostat_tau=3.0), row.size)
+    ordered = SamplerChain(sampling, ExtraSamplers(mirostat=version, mirostat_tau=3.0), row.size)
     surprises = [-math.log2(probabilities[ordered.draw(row, chance.random)]) for _ in range(1500)]
     # Zipf's law is an estimate, and what is left out makes the rest likelier than it was.
     assert 2.0 < np.mean(surprises[500:]) < 5.0
@@ -129,7 +129,7 @@ def test_mirostat_keeps_the_surprise_that_is_asked_for(version: Literal[1, 2]) -
 
 def test_a_seed_gives_the_same_with_chances_of_its_own() -> None:
     def drawn() -> list[int]:
-        asked = Samplers(xtc_probability=0.5, dry_multiplier=0.8)
+        asked = ExtraSamplers(xtc_probability=0.5, dry_multiplier=0.8)
         sampling = Sampling(max_tokens=9, seed=5, samplers=asked)
         sampler = Sampler(sampling, 0, np.zeros(0, np.int32), 5, frozenset())
         output: list[int] = []

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.engines.choosing import Logits, sampler
-from dragoman.engines.choosing.sampler import BLOCK, RowBlocks, draw, draw_few, largest_ids
-from dragoman.engines.choosing.together import Choosers, Continuation, TokenChoice
+from dragoman.engines.sampling import Logits, sampler
+from dragoman.engines.sampling.batched import Continuation, StepSampler, TokenChoice
+from dragoman.engines.sampling.sampler import BLOCK, BlockStats, draw, draw_few, largest_ids
 from dragoman.types import Job, Sampling
 
 SIZE = 200 * BLOCK
@@ -25,22 +25,22 @@ def several(draw_: st.DrawFn) -> Logits:
     rows *= random.choice([0.3, 2.0, 8.0], size=(len(rows), 1))
     if draw_(st.booleans()):
         rows = rows.round(draw_(st.integers(0, 1)))
-    made: Logits = rows.astype(np.float32)
-    return made
+    array: Logits = rows.astype(np.float32)
+    return array
 
 
 def maxima_of(rows: Logits) -> Logits:
-    found: Logits = rows.reshape(len(rows), -1, BLOCK).max(axis=2)
-    return found
+    array: Logits = rows.reshape(len(rows), -1, BLOCK).max(axis=2)
+    return array
 
 
-def blocks_of(rows: Logits) -> RowBlocks:
+def blocks_of(rows: Logits) -> BlockStats:
     def totals(peaks: Logits, heat: Logits) -> Logits:
         with np.errstate(invalid="ignore"):
             summed: Logits = np.exp((rows - peaks[:, None]) * heat[:, None]).sum(axis=1)
         return summed
 
-    return RowBlocks(maxima_of(rows), totals)
+    return BlockStats(maxima_of(rows), totals)
 
 
 kinds = st.builds(
@@ -91,10 +91,10 @@ def test_what_is_left_open_at_the_edge_seldom_decides(monkeypatch: pytest.Monkey
     expected = [draw(*each) for each in zip(rows, [asked] * 50, numbers, strict=True)]
     left: list[Sampling] = []
     monkeypatch.setattr(sampler, "draw", lambda _row, asked, _uniform: left.append(asked))
-    found = draw_few(rows, blocks_of(rows), range(50), [asked] * 50, numbers)
+    items = draw_few(rows, blocks_of(rows), range(50), [asked] * 50, numbers)
     assert len(left) < 5
-    assert [id_ for id_ in found if id_ is not None] == [
-        id_ for id_, mine in zip(expected, found, strict=True) if mine is not None
+    assert [id_ for id_ in items if id_ is not None] == [
+        id_ for id_, mine in zip(expected, items, strict=True) if mine is not None
     ]
 
 
@@ -134,13 +134,13 @@ CHANGED: list[dict[str, Any]] = [*NUCLEI, {"top_p": 0.9, "frequency_penalty": 0.
 
 
 def answers(count: int, kinds: list[dict[str, Any]]) -> list[TokenChoice]:
-    made = []
+    choices = []
     for number in range(count):
         asked = Sampling(max_tokens=99, seed=number, **kinds[number % len(kinds)])
         job = Job(id="job", prompt=(1,), sampling=asked)
         answer = Continuation(job, 0, PROMPT, vocabulary=SIZE, ends=frozenset(), room=99)
-        made.append(TokenChoice(answer, number))
-    return made
+        choices.append(TokenChoice(answer, number))
+    return choices
 
 
 class Early:
@@ -148,10 +148,10 @@ class Early:
 
     def __init__(self, rows: Logits, choices: list[TokenChoice]) -> None:
         self.used = 0
-        self._heat = np.array([choice.answer.heat for choice in choices], np.float32)
+        self._heat = np.array([choice.answer.inverse_temperature for choice in choices], np.float32)
         self._later = blocks_of(rows)
         self._begun = self._later.totals(np.maximum(rows.max(axis=1), LOWEST), self._heat)
-        self.blocks = RowBlocks(self._later.maxima, self._totals)
+        self.blocks = BlockStats(self._later.maxima, self._totals)
 
     def _totals(self, peaks: Logits, heat: Logits) -> Logits:
         if not np.array_equal(heat, self._heat):
@@ -164,7 +164,7 @@ class Early:
 @pytest.mark.parametrize(("kinds", "used"), [(ALL, 0), (NUCLEI, 6), (CHANGED, 0)])
 def test_a_step_is_the_same_with_blocks_and_without(kinds: list[dict[str, Any]], used: int) -> None:
     random = np.random.default_rng(2)
-    choosers, ours, theirs = Choosers(1), answers(60, kinds), answers(60, kinds)
+    choosers, ours, theirs = StepSampler(1), answers(60, kinds), answers(60, kinds)
     likely = random.normal(size=(60, SIZE), scale=3)
     for _ in range(6):
         # The same ids are likely each time, so that what was said before matters to the penalties.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dragoman.engines.steps import MOST_APART
-from dragoman.engines.vllm.core import MOST_UNSENT, Core
+from dragoman.engines.vllm.core_client import MOST_UNSENT, CoreClient
 from dragoman.engines.vllm.outputs import CoreContinuation, error_of
 from dragoman.errors import DragomanError, EngineFailed
 from dragoman.types import Job, Sampling, Sink, Step
@@ -46,10 +46,10 @@ class Client:
         self.outputs.put_nowait(SimpleNamespace(outputs=outputs, weight_version="default"))
 
     async def get_output_async(self) -> Any:
-        said = await self.outputs.get()
-        if isinstance(said, Exception):
-            raise said
-        return said
+        value = await self.outputs.get()
+        if isinstance(value, Exception):
+            raise value
+        return value
 
     async def add_request_async(self, request: Any) -> None:
         if request.request_id == self.refused:
@@ -68,17 +68,17 @@ def job(**sampling: Any) -> Job:
     return Job(id="a", prompt=(1, 2, 3), sampling=Sampling(max_tokens=9, **sampling))
 
 
-def with_core(test: Callable[[Core, Client], Awaitable[None]]) -> None:
+def with_core(test: Callable[[CoreClient, Client], Awaitable[None]]) -> None:
     async def run() -> None:
         client = Client()
-        core = Core(SimpleNamespace(engine_core=client))
+        core = CoreClient(SimpleNamespace(engine_core=client))
         await test(core, client)
         await core.stop()
 
     asyncio.run(run())
 
 
-def add(core: Core, id: str, sink: Sink) -> None:
+def add(core: CoreClient, id: str, sink: Sink) -> None:
     core.add([SimpleNamespace(request_id=id)], [CoreContinuation(job(), 0, sink)])
 
 
@@ -89,7 +89,7 @@ async def settled() -> None:
 
 
 def test_a_cancelled_job_hears_no_more_and_its_abort_comes_after_it() -> None:
-    async def run(core: Core, client: Client) -> None:
+    async def run(core: CoreClient, client: Client) -> None:
         steps: list[Step] = []
         add(core, "a", steps.append)
         await settled()
@@ -104,7 +104,7 @@ def test_a_cancelled_job_hears_no_more_and_its_abort_comes_after_it() -> None:
 
 
 def test_a_job_that_is_cancelled_at_once_is_not_sent() -> None:
-    async def run(core: Core, client: Client) -> None:
+    async def run(core: CoreClient, client: Client) -> None:
         add(core, "a", lambda step: None)
         add(core, "b", lambda step: None)
         core.abort(["a"])
@@ -115,7 +115,7 @@ def test_a_job_that_is_cancelled_at_once_is_not_sent() -> None:
 
 
 def test_jobs_that_come_together_are_sent_in_their_order() -> None:
-    async def run(core: Core, client: Client) -> None:
+    async def run(core: CoreClient, client: Client) -> None:
         ids = [str(number) for number in range(MOST_UNSENT + 3)]
         for id in ids:
             add(core, id, lambda step: None)
@@ -128,7 +128,7 @@ def test_jobs_that_come_together_are_sent_in_their_order() -> None:
 
 
 def test_a_job_that_cannot_be_sent_costs_the_others_nothing() -> None:
-    async def run(core: Core, client: Client) -> None:
+    async def run(core: CoreClient, client: Client) -> None:
         steps: list[Step] = []
         client.refused = "a"
         add(core, "a", steps.append)
@@ -141,7 +141,7 @@ def test_a_job_that_cannot_be_sent_costs_the_others_nothing() -> None:
 
 
 def test_a_job_that_is_over_is_not_aborted() -> None:
-    async def run(core: Core, client: Client) -> None:
+    async def run(core: CoreClient, client: Client) -> None:
         add(core, "a", lambda step: None)
         await settled()
         client.say(output("a", finish_reason="length"))
@@ -154,7 +154,7 @@ def test_a_job_that_is_over_is_not_aborted() -> None:
 
 
 def test_a_sink_that_raises_costs_only_its_own_job() -> None:
-    async def run(core: Core, client: Client) -> None:
+    async def run(core: CoreClient, client: Client) -> None:
         steps: list[Step] = []
 
         def broken(step: Step) -> None:
@@ -180,7 +180,7 @@ def test_a_sink_that_raises_costs_only_its_own_job() -> None:
     ],
 )
 def test_steps_stay_apart_until_too_many_wait(waiting: int, told: list[tuple[list[int], str | None]]) -> None:
-    async def run(core: Core, client: Client) -> None:
+    async def run(core: CoreClient, client: Client) -> None:
         steps: dict[str, list[Step]] = {"a": [], "b": []}
         client.outputs_queue = client.outputs
         add(core, "a", steps["a"].append)
@@ -197,7 +197,7 @@ def test_steps_stay_apart_until_too_many_wait(waiting: int, told: list[tuple[lis
 
 
 def test_an_output_that_cannot_be_read_ends_its_own_job_only() -> None:
-    async def run(core: Core, client: Client) -> None:
+    async def run(core: CoreClient, client: Client) -> None:
         ends: dict[str, list[str | None]] = {"a": [], "b": []}
         add(core, "a", lambda step: ends["a"].append(step.finish))
         add(core, "b", lambda step: ends["b"].append(step.finish))
@@ -211,7 +211,7 @@ def test_an_output_that_cannot_be_read_ends_its_own_job_only() -> None:
 
 
 def test_the_death_of_the_core_ends_every_job_and_every_question() -> None:
-    async def run(core: Core, client: Client) -> None:
+    async def run(core: CoreClient, client: Client) -> None:
         steps: list[Step] = []
         add(core, "a", steps.append)
         add(core, "b", steps.append)
@@ -228,7 +228,7 @@ def test_the_death_of_the_core_ends_every_job_and_every_question() -> None:
 
 
 def test_stopping_ends_what_runs_as_aborted() -> None:
-    async def run(core: Core, client: Client) -> None:
+    async def run(core: CoreClient, client: Client) -> None:
         steps: list[Step] = []
         add(core, "a", steps.append)
         await core.stop()
@@ -239,8 +239,8 @@ def test_stopping_ends_what_runs_as_aborted() -> None:
 
 def steps_of(asked: Job, *outputs: Any, index: int = 0) -> list[Step]:
     continuation = CoreContinuation(asked, index, lambda step: None)
-    made = [continuation.step(each, None) for each in outputs]
-    return [step for step in made if step is not None]
+    steps = [continuation.step(each, None) for each in outputs]
+    return [step for step in steps if step is not None]
 
 
 def test_a_prompt_that_is_computed_in_pieces_is_told_of_once() -> None:
@@ -252,8 +252,8 @@ def test_a_prompt_that_is_computed_in_pieces_is_told_of_once() -> None:
         output(),
     )
     assert [step.ids for step in steps] == [[1], [1]]
-    told = steps[0].prompt_logprobs
-    assert told is not None and [entry and (entry.id, entry.top[0][0]) for entry in told] == [
+    logprobs = steps[0].prompt_logprobs
+    assert logprobs is not None and [entry and (entry.id, entry.top[0][0]) for entry in logprobs] == [
         None,
         (2, 9),
         (3, 8),
@@ -323,6 +323,6 @@ class EngineDeadError(VLLMError): ...
     ],
 )
 def test_errors_have_the_status_that_they_deserve(error: Exception, status: int, param: str | None) -> None:
-    told: DragomanError = error_of(error)
-    assert (told.status, told.param) == (status, param)
-    assert "secret" not in told.message
+    dragoman_error: DragomanError = error_of(error)
+    assert (dragoman_error.status, dragoman_error.param) == (status, param)
+    assert "secret" not in dragoman_error.message

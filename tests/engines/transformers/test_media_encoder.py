@@ -50,7 +50,7 @@ class Seer(Struct):
         """Some text, and each picture with text behind it."""
         prompt, spans = list(before), []
         for each in pictures:
-            ids = self.engine.place(each)
+            ids = self.engine.media_token_ids(each)
             spans.append(MediaSpan(each, len(prompt), len(ids)))
             prompt += [*ids, *behind]
         asked = Sampling(max_tokens=6, temperature=0.0, ignore_eos=True)
@@ -65,24 +65,24 @@ class Seer(Struct):
         return [[id_ for step in steps for id_ in step.ids] for steps in asyncio.run(main())]
 
     def expected(self, job: Job) -> list[int]:
-        given: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         if job.media:
             pictures = [self.engine._senses._decode(span.media) for span in job.media]
             text = self.processor.image_token * len(pictures)
-            given = dict(self.processor(text=[text], images=pictures, return_tensors="pt"))
-            del given["input_ids"], given["attention_mask"]
-            for name in given.keys() & {"mm_token_type_ids", "token_type_ids"}:
+            fields = dict(self.processor(text=[text], images=pictures, return_tensors="pt"))
+            del fields["input_ids"], fields["attention_mask"]
+            for name in fields.keys() & {"mm_token_type_ids", "token_type_ids"}:
                 pad = self.plain.config.image_token_id
-                given[name] = torch.tensor([[int(id_ == pad) for id_ in job.prompt]])
-        return self.generates(job, given)
+                fields[name] = torch.tensor([[int(id_ == pad) for id_ in job.prompt]])
+        return self.generates(job, fields)
 
     def generates(self, job: Job, given: dict[str, Any]) -> list[int]:
         ids = torch.tensor([job.prompt])
         with torch.no_grad():
-            said = self.plain.generate(
+            result = self.plain.generate(
                 input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=6, **given
             )
-        return [int(id_) for id_ in said[0, len(job.prompt) :]]
+        return [int(id_) for id_ in result[0, len(job.prompt) :]]
 
 
 async def collect(engine: TransformersEngine, job: Job) -> list[Step]:
@@ -106,7 +106,7 @@ def opened(
         processor = maker(folder)
         if processor is not None:
             loader = SimpleNamespace(from_pretrained=lambda *_args, **_kwargs: processor)
-            patch.setattr("dragoman.engines.transformers.senses.AutoProcessor", loader)
+            patch.setattr("dragoman.engines.transformers.media_encoder.AutoProcessor", loader)
         engine = TransformersEngine.open(str(folder), options)
     yield engine
     engine.close()
@@ -140,10 +140,10 @@ def test_beside_others_they_are_the_same(seer: Seer) -> None:
 def test_the_same_words_about_another_picture_are_another_prompt(seer: Seer) -> None:
     one, other = seer.shows(ONE), seer.shows(OTHER)
     assert one.prompt == other.prompt
-    said = seer.says(one)
+    items = seer.says(one)
     assert seer.says(other) == [seer.expected(other)]
-    assert said != seer.says(other)
-    assert seer.says(one) == said
+    assert items != seer.says(other)
+    assert seer.says(one) == items
 
 
 def test_a_picture_is_encoded_once(seer: Seer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,9 +151,9 @@ def test_a_picture_is_encoded_once(seer: Seer, monkeypatch: pytest.MonkeyPatch) 
     senses = seer.engine._senses
     encode = senses._encode
 
-    def count_it(found: Any) -> None:
+    def count_it(result: Any) -> None:
         encoded.append(1)
-        encode(found)
+        encode(result)
 
     monkeypatch.setattr(senses, "_encode", count_it)
     fresh = picture(3)
@@ -164,7 +164,7 @@ def test_a_picture_is_encoded_once(seer: Seer, monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_is_kept_is_bounded(seer: Seer, monkeypatch: pytest.MonkeyPatch) -> None:
     senses = seer.engine._senses
-    monkeypatch.setattr("dragoman.engines.transformers.senses.KEPT_BYTES", 1)
+    monkeypatch.setattr("dragoman.engines.transformers.media_encoder.KEPT_BYTES", 1)
     senses.forget()
     job = seer.shows(ONE)
     assert seer.says(job) == [seer.expected(job)]
@@ -174,24 +174,24 @@ def test_what_is_kept_is_bounded(seer: Seer, monkeypatch: pytest.MonkeyPatch) ->
 def test_when_numbers_run_out_all_begins_anew(seer: Seer) -> None:
     senses = seer.engine._senses
     one = seer.shows(picture(4))
-    said = seer.says(one)
+    items = seer.says(one)
     senses._next = 2**31 - 2
     other = seer.shows(picture(5))
     assert seer.says(other) == [seer.expected(other)]
     assert senses._next < 2**20
-    assert seer.says(one) == said
+    assert seer.says(one) == items
 
 
 def test_a_picture_whose_asker_is_gone_is_not_computed_with(seer: Seer) -> None:
     job = seer.shows(picture(6))
 
     async def main() -> list[Step]:
-        said: list[Step] = []
+        steps: list[Step] = []
         with seer.engine._senses.still():
-            handle = seer.engine.submit(job, said.append)
+            handle = seer.engine.submit(job, steps.append)
             handle.cancel()
         await collect(seer.engine, seer.shows())
-        return said
+        return steps
 
     assert asyncio.run(main()) == []
     assert seer.engine.live == 0
@@ -211,16 +211,16 @@ def test_ids_of_a_picture_without_one_are_ids_like_others(seer: Seer) -> None:
 def test_a_second_question_begins_with_the_pages_of_the_first(
     seer: Seer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dragoman.engines.transformers.senses import View
+    from dragoman.engines.transformers.media_encoder import PromptMediaView
 
     fresh, begun = picture(7), list[int]()
-    within = View.within
+    within = PromptMediaView.within
 
     def note(view: Any, begin: int, end: int) -> Any:
         begun.append(begin)
         return within(view, begin, end)
 
-    monkeypatch.setattr(View, "within", note)
+    monkeypatch.setattr(PromptMediaView, "within", note)
     seer.says(seer.shows(fresh))
     begun.clear()
     again = seer.shows(fresh, behind=[90] * 8)
@@ -235,16 +235,16 @@ def test_what_is_read_in_both_directions_is_never_cut(
 ) -> None:
     import transformers
 
-    from dragoman.engines.transformers.senses import View
+    from dragoman.engines.transformers.media_encoder import PromptMediaView
 
-    steps: list[tuple[View, int, int]] = []
-    see_whole = View.see_whole
+    steps: list[tuple[PromptMediaView, int, int]] = []
+    see_whole = PromptMediaView.see_whole
 
     def note(view: Any, mask: Any, begin: int) -> None:
         steps.append((view, begin, begin + mask.shape[0]))
         see_whole(view, mask, begin)
 
-    monkeypatch.setattr(View, "see_whole", note)
+    monkeypatch.setattr(PromptMediaView, "see_whole", note)
     with opened(make_gemma, tmp_path, replace(OPTIONS, batch=24, slots=3)) as engine:
         plain = transformers.AutoModelForImageTextToText.from_pretrained(str(tmp_path)).eval()
         seer = Seer(engine, plain, engine._senses._processor)
@@ -273,12 +273,12 @@ def test_a_model_that_hears(tmp_path: Path) -> None:
         assert engine.card.modalities == {"audio"}
         hearer = Seer(engine, transformers.Qwen2AudioForConditionalGeneration.from_pretrained(tmp_path), None)
         jobs = [hearer.shows(each) for each in heard]
-        said = hearer.says(*jobs)
-        for job, ids in zip(jobs, said, strict=True):
-            made = engine._senses._process("audio", engine._senses._decode(job.media[0].media)).inputs
-            given = {name: made[name] for name in ("input_features", "feature_attention_mask")}
-            assert ids == hearer.generates(job, given)
-    assert said[0] != said[1]
+        items = hearer.says(*jobs)
+        for job, ids in zip(jobs, items, strict=True):
+            result = engine._senses._process("audio", engine._senses._decode(job.media[0].media)).inputs
+            fields = {name: result[name] for name in ("input_features", "feature_attention_mask")}
+            assert ids == hearer.generates(job, fields)
+    assert items[0] != items[1]
 
 
 def test_a_picture_comes_all_the_way_from_a_request(tmp_path: Path) -> None:
@@ -292,16 +292,16 @@ def test_a_picture_comes_all_the_way_from_a_request(tmp_path: Path) -> None:
     content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "Hi!"}]
     body = {"messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 6}
     with opened(lambda _: None, tmp_path) as engine, dragoman.background(engine) as server:
-        told = httpx.post(f"{server}/v1/chat/completions", json=body | {"return_token_ids": True}).json()
+        reply = httpx.post(f"{server}/v1/chat/completions", json=body | {"return_token_ids": True}).json()
     import transformers
 
     plain = transformers.AutoModelForImageTextToText.from_pretrained(str(tmp_path)).eval()
     seer = Seer(engine, plain, engine._senses._processor)
     job = Job(
         id="1",
-        prompt=tuple(told["prompt_token_ids"]),
+        prompt=tuple(reply["prompt_token_ids"]),
         sampling=Sampling(max_tokens=6),
         media=(MediaSpan(ONE, 0, 16),),
     )
-    assert told["usage"]["prompt_tokens"] == 16 + len(engine.tokenizer.encode("Hi!"))
-    assert told["choices"][0]["token_ids"] == seer.expected(job)
+    assert reply["usage"]["prompt_tokens"] == 16 + len(engine.tokenizer.encode("Hi!"))
+    assert reply["choices"][0]["token_ids"] == seer.expected(job)

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.engines.choosing import Change, Logits, RowRules, sampler
-from dragoman.engines.choosing.edits import apply
-from dragoman.engines.choosing.together import Drawn
+from dragoman.engines.sampling import Logits, LogitsChange, RowChanges, sampler
+from dragoman.engines.sampling.batched import SamplingBatch
+from dragoman.engines.sampling.logits_processors import apply
 from dragoman.types import Sampling
 
 torch = pytest.importorskip("torch")
@@ -37,7 +37,7 @@ several = st.lists(st.tuples(st.integers(0, 2**32 - 1).map(spaced), samplings), 
 
 
 def drawn(rows: Any, asked: list[Sampling], numbers: list[float]) -> list[int]:
-    from dragoman.engines.choosing.tensors import draw_rows
+    from dragoman.engines.sampling.torch_sampler import draw_rows
 
     ids: list[int] = draw_rows(torch.tensor(np.array(rows, np.float32)), asked, numbers).tolist()
     return ids
@@ -65,8 +65,8 @@ def test_top_k_and_the_other_filters_leave_what_they_leave_one_by_one() -> None:
     kinds: dict[str, Any] = {"temperature": 2.0, "top_k": 8, "top_p": 0.8, "min_p": 0.05}
     asked = Sampling(max_tokens=1, **kinds)
     ids = [sampler.draw(row, asked, number / 4000) for number in range(4000)]
-    found = shares(list(row), **kinds)
-    assert found == pytest.approx({id_: ids.count(id_) / 4000 for id_ in set(ids)}, abs=1e-3)
+    mapping = shares(list(row), **kinds)
+    assert mapping == pytest.approx({id_: ids.count(id_) / 4000 for id_ in set(ids)}, abs=1e-3)
 
 
 def test_the_shares_are_those_of_the_weights() -> None:
@@ -95,28 +95,28 @@ def test_what_cannot_come_does_not_come_at_either_end() -> None:
 
 
 def test_log_probabilities_are_told_of_those_that_ask() -> None:
-    from dragoman.engines.choosing.tensors import choose
+    from dragoman.engines.sampling.torch_sampler import choose
 
     rows = np.random.default_rng(0).normal(size=(3, 50)).astype(np.float32)
     asked = [Sampling(max_tokens=1, temperature=0.0, logprobs=count) for count in (None, 0, 4)]
     (_, nothing), (second, own), (third, more) = choose(torch.tensor(rows), asked, [0.0] * 3)
     assert nothing is None
-    for told, expected in (
+    for logprob, expected in (
         (own, sampler.logprob(rows[1], second, 0)),
         (more, sampler.logprob(rows[2], third, 4)),
     ):
-        assert told is not None
-        assert told.logprob == pytest.approx(expected.logprob, abs=1e-5)
-        assert [id_ for id_, _ in told.top] == [id_ for id_, _ in expected.top]
+        assert logprob is not None
+        assert logprob.logprob == pytest.approx(expected.logprob, abs=1e-5)
+        assert [id_ for id_, _ in logprob.top] == [id_ for id_, _ in expected.top]
 
 
 def test_equally_likely_ids_are_told_in_their_order() -> None:
-    from dragoman.engines.choosing.tensors import choose
+    from dragoman.engines.sampling.torch_sampler import choose
 
     asked = [Sampling(max_tokens=1, temperature=0.0, logprobs=3)]
-    ((_, told),) = choose(torch.tensor([[1.0, 2.0, 2.0]]), asked, [0.0])
-    assert told is not None
-    assert [id_ for id_, _ in told.top] == [1, 2, 0]
+    ((_, logprob),) = choose(torch.tensor([[1.0, 2.0, 2.0]]), asked, [0.0])
+    assert logprob is not None
+    assert [id_ for id_, _ in logprob.top] == [1, 2, 0]
 
 
 changes = st.lists(
@@ -128,35 +128,35 @@ changes = st.lists(
 )
 
 
-def change_of(ids: list[int], kind: str) -> Change:
-    places = np.array(ids)
+def change_of(ids: list[int], kind: str) -> LogitsChange:
+    indices = np.array(ids)
     if kind in ("add", "forbid"):
-        amounts = np.full(places.size, -np.inf if kind == "forbid" else -1.25, np.float32)
-        return Change(places, amounts)
-    return Change(places, factor=1.7) if kind == "scale" else Change(places, alone=True)
+        amounts = np.full(indices.size, -np.inf if kind == "forbid" else -1.25, np.float32)
+        return LogitsChange(indices, amounts)
+    return LogitsChange(indices, factor=1.7) if kind == "scale" else LogitsChange(indices, alone=True)
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(changes, st.none() | st.integers(0, 2**40 - 1)), min_size=1, max_size=4))
 def test_rows_are_changed_as_one_by_one(asked: list[tuple[Any, int | None]]) -> None:
-    from dragoman.engines.choosing.tensors import chosen_ids, edit
+    from dragoman.engines.sampling.torch_sampler import chosen_ids, edit
 
     rules = []
     for several, bits in asked:
         words = None if bits is None else np.array([bits & (2**32 - 1), bits >> 32], np.uint32)
-        rules.append(RowRules([change_of(*one) for one in several], words))
+        rules.append(RowChanges([change_of(*one) for one in several], words))
     rows = np.stack([spaced(seed) for seed in range(len(rules))])
     expected = rows.copy()
     for row, rule in zip(expected, rules, strict=True):
         apply(row, rule.changes)
-        if rule.words is not None:
-            row[np.unpackbits(rule.words.view(np.uint8), bitorder="little")[:40] == 0] = -np.inf
-    found = edit(torch.tensor(rows), rules)
-    np.testing.assert_array_equal(found.numpy(), expected)
+        if rule.bitmask is not None:
+            row[np.unpackbits(rule.bitmask.view(np.uint8), bitorder="little")[:40] == 0] = -np.inf
+    result = edit(torch.tensor(rows), rules)
+    np.testing.assert_array_equal(result.numpy(), expected)
     greedy = Sampling(max_tokens=1, temperature=0.0)
-    places = [*range(len(rules))]
-    drawn = Drawn([*places, 0, 0], [greedy] * (len(rules) + 2), [0.0] * (len(rules) + 2))
-    drawn.rules, drawn.known = dict(zip(places, rules, strict=True)), {len(rules): 7}
+    positions = [*range(len(rules))]
+    drawn = SamplingBatch([*positions, 0, 0], [greedy] * (len(rules) + 2), [0.0] * (len(rules) + 2))
+    drawn.row_changes, drawn.known = dict(zip(positions, rules, strict=True)), {len(rules): 7}
     ids = chosen_ids(torch.tensor(np.stack([*rows, rows[0], rows[0]])), drawn).tolist()
     best = [-1 if row.max() == -np.inf else int(row.argmax()) for row in expected]
     assert ids == [*best, 7, int(rows[0].argmax())]

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from dragoman.engines.local import LocalEngine, LocalOptions
-from dragoman.engines.local.memory import WORTH_SHARING
+from dragoman.engines.local.kv_cache import WORTH_SHARING
 from dragoman.engines.local.options import RunnerName
-from dragoman.engines.local.sequence import Group
+from dragoman.engines.local.sequence import SequenceGroup
 from dragoman.types import Step
 from tests.engines.local.paged import FlyingDesk, PagedDesk
 from tests.engines.local.scripted import engine_over, expected
@@ -25,11 +25,11 @@ LONGER = [*SYSTEM, *SAID, 1, 2, 3]
 
 def make(kind: type[Desk], **sizes: Any) -> Desk:
     desk = kind(**sizes)
-    desk.runner.rereads = True
+    desk.runner.decode_kv_differs = True
     return desk
 
 
-def say(desk: Desk, **kinds: Any) -> Group:
+def say(desk: Desk, **kinds: Any) -> SequenceGroup:
     group = desk.ask(SYSTEM, 40, stop_token_ids=frozenset({SAID[-1]}), **kinds)
     desk.run()
     return group
@@ -48,10 +48,10 @@ def test_an_answer_is_read_again_when_there_is_nothing_else_to_do(kind: type[Des
     desk = make(kind)
     group = say(desk)
     assert (desk.ids(group), desk.finish(group)) == (SAID, "stop")
-    told = len(desk.said)
-    desk.scheduler.reread()
+    count = len(desk.said)
+    desk.scheduler.start_idle_prefill()
     desk.run()
-    assert len(desk.said) == told
+    assert len(desk.said) == count
     assert goes_on(desk) == len(SYSTEM) + len(SAID)
 
 
@@ -59,7 +59,7 @@ def test_an_answer_is_read_again_when_there_is_nothing_else_to_do(kind: type[Des
 def test_what_comes_breaks_it_off_and_has_what_was_read_by_then(kind: type[Desk]) -> None:
     desk = make(kind, chunk=8)
     say(desk)
-    desk.scheduler.reread()
+    desk.scheduler.start_idle_prefill()
     desk.step()
     assert goes_on(desk) == len(SYSTEM) + 8
     # What was broken off is read when there is time again.
@@ -109,7 +109,7 @@ def test_no_more_than_a_few_answers_wait_for_it() -> None:
         say(desk)
     count = 0
     while desk.scheduler.rereading:
-        desk.scheduler.reread()
+        desk.scheduler.start_idle_prefill()
         desk.run()
         count += 1
     assert count == 8
@@ -118,8 +118,8 @@ def test_no_more_than_a_few_answers_wait_for_it() -> None:
 def test_new_weights_make_it_useless() -> None:
     desk = make(Desk)
     say(desk)
-    desk.scheduler.reread()
-    desk.scheduler.start_over()
+    desk.scheduler.start_idle_prefill()
+    desk.scheduler.discard_cache()
     assert not desk.scheduler.rereading
     assert not desk.scheduler.busy
 
@@ -138,8 +138,10 @@ def test_the_thread_begins_by_itself_and_a_request_does_not_wait_for_the_step() 
                 seen.append(runner.interrupted)
 
         runner.before_step = hold
-        said = [step async for step in engine.generate(job(SYSTEM, 40, stop_token_ids=frozenset({SAID[-1]})))]
-        assert [id_ for step in said for id_ in step.ids] == SAID
+        result = [
+            step async for step in engine.generate(job(SYSTEM, 40, stop_token_ids=frozenset({SAID[-1]})))
+        ]
+        assert [id_ for step in result for id_ in step.ids] == SAID
         await asyncio.to_thread(reading.wait, 10)
         steps: list[Step] = []
         engine.submit(job(LONGER, 2), steps.append)
@@ -161,11 +163,11 @@ def test_with_a_real_model_the_next_turn_finds_the_answer(weights: Path, runner:
         free = [id_ async for step in engine.generate(job(prompt, 60)) for id_ in step.ids]
         end = next(id_ for at, id_ in enumerate(free) if at >= 20 and id_ not in free[:at])
         stopped = job(prompt, 60, stop_token_ids=frozenset({end}))
-        said = [id_ async for step in engine.generate(stopped) for id_ in step.ids]
+        numbers = [id_ async for step in engine.generate(stopped) for id_ in step.ids]
         await becomes_async(lambda: not (engine._scheduler.rereading or engine._scheduler.busy))
-        longer = [*prompt, *said, *prompt]
+        longer = [*prompt, *numbers, *prompt]
         steps = [step async for step in engine.generate(job(longer, 12))]
-        assert steps[0].cached_tokens == len(prompt) + len(said)
+        assert steps[0].cached_tokens == len(prompt) + len(numbers)
         fresh = [step async for step in engine.generate(job(longer, 12, reuse_prefix=False))]
         assert fresh[0].cached_tokens == 0
         assert [step.ids for step in steps] == [step.ids for step in fresh]

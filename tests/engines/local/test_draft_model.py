@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.engines.local import LocalEngine, LocalOptions
-from dragoman.engines.local.drafting import READ_ROWS, Drafter, check_vocabulary
+from dragoman.engines.local.draft_model import READ_ROWS, Drafter, check_vocabulary
 from dragoman.errors import ModelFileError
 from dragoman.types import Job, Sampling
 from tests.engines.local.paged import PagedDesk
@@ -66,9 +66,9 @@ def test_whatever_a_draft_says_the_answers_are_the_same(kind: str, data: st.Data
     each.run()
     tried(any(len(step.ids) > 1 for _, step in each.said))
     for group, prompt in groups:
-        said = each.ids(group)
-        assert said == expected(prompt, 24, recalls=recalls)[: len(said)]
-        assert len(said) == 24 or left[id(group)]
+        numbers = each.ids(group)
+        assert numbers == expected(prompt, 24, recalls=recalls)[: len(numbers)]
+        assert len(numbers) == 24 or left[id(group)]
 
 
 @pytest.mark.parametrize("kind", DESKS)

@@ -187,7 +187,7 @@ def test_a_step_that_was_just_begun_is_broken_off_as_well() -> None:
 def test_a_thread_that_is_stuck_is_left_behind(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("dragoman.engines.local.worker.STOP_S", 0.05)
+    monkeypatch.setattr("dragoman.engines.local.engine_thread.STOP_S", 0.05)
     inside, go = threading.Event(), threading.Event()
 
     def stick() -> None:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.engines.local.shares import TURN
-from dragoman.engines.protocol import BEHIND
+from dragoman.engines.local.fair_share import TURN
+from dragoman.engines.protocol import BACKGROUND_PRIORITY
 from tests.engines.local.paged import PagedDesk
 from tests.engines.local.scripted import expected
 from tests.engines.local.support import Desk
@@ -41,8 +41,8 @@ def test_slots_are_shared_out_equally_and_nobody_is_pushed_back_and_forth(kind: 
     desk.said.clear()
     for _ in range(8):
         desk.step()
-    said = [group.job.owner for group, step in desk.said if step.ids]
-    assert (said.count("first"), said.count("second")) == (16, 16)
+    texts = [group.job.owner for group, step in desk.said if step.ids]
+    assert (texts.count("first"), texts.count("second")) == (16, 16)
 
 
 @KINDS
@@ -168,7 +168,7 @@ def test_where_several_come_and_go_no_step_is_long(kind: type[Desk]) -> None:
 @pytest.mark.parametrize("owner", ["", "key"])
 def test_what_nobody_waits_for_delays_nobody_by_more_than_a_step(kind: type[Desk], owner: str) -> None:
     desk = kind(slots=4)
-    lines = [desk.ask([n, 2], 30, owner=owner, priority=BEHIND + n) for n in range(8)]
+    lines = [desk.ask([n, 2], 30, owner=owner, priority=BACKGROUND_PRIORITY + n) for n in range(8)]
     desk.step()
     desk.step()
     chats = [desk.ask([50 + n, 51], 3, owner=owner) for n in range(4)]
@@ -185,18 +185,18 @@ def test_what_nobody_waits_for_has_what_is_left(kind: type[Desk]) -> None:
     for n in range(3):
         desk.ask([n, 2], 12, owner="key")
     for n in range(8):
-        desk.ask([10 + n, 2], 12, owner="other", priority=BEHIND)
+        desk.ask([10 + n, 2], 12, owner="other", priority=BACKGROUND_PRIORITY)
     for _ in range(6):
         desk.step()
-    said = [group.job.priority >= BEHIND for group, step in desk.said if step.ids]
+    items = [group.job.priority >= BACKGROUND_PRIORITY for group, step in desk.said if step.ids]
     # The prompt was read after all others.
-    assert (said.count(False), said.count(True)) == (18, 5)
+    assert (items.count(False), items.count(True)) == (18, 5)
 
 
 @KINDS
 def test_a_long_prompt_that_nobody_waits_for_is_read_after_another_s(kind: type[Desk]) -> None:
     desk = kind(slots=4, chunk=8, batch=8)
-    desk.ask([1, *LONG], 2, owner="key", priority=BEHIND)
+    desk.ask([1, *LONG], 2, owner="key", priority=BACKGROUND_PRIORITY)
     desk.step()
     chat = desk.ask(LONG[:8], 2, owner="key")
     desk.step()

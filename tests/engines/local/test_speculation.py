@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dragoman.engines.local.guessing import Phrases, StepCosts, find_repeated, judge
+from dragoman.engines.local.speculation import NgramCache, StepCosts, find_ngram, update_acceptance
 from tests.engines.local.paged import PagedDesk
 from tests.engines.local.scripted import expected
 
 # Who minds only the newest token says what is 7 more, and after 100 tokens the same again.
-START = [7 * place % 100 for place in range(102)]
+START = [7 * index % 100 for index in range(102)]
 
 
 def desk(guesses: int = 7, **kinds: int) -> PagedDesk:
@@ -38,11 +38,11 @@ def said(count: int) -> list[int]:
     ],
 )
 def test_a_guess_is_what_followed_the_two_newest_tokens(known: list[int], guess: list[int]) -> None:
-    assert find_repeated(np.array(known, np.int32), 9) == guess
+    assert find_ngram(np.array(known, np.int32), 9) == guess
 
 
 def test_a_guess_has_a_limit() -> None:
-    assert find_repeated(np.array([7, 8, 9, 5, 7, 8], np.int32), 2) == [9, 5]
+    assert find_ngram(np.array([7, 8, 9, 5, 7, 8], np.int32), 2) == [9, 5]
 
 
 def test_what_repeats_itself_takes_fewer_steps() -> None:
@@ -151,14 +151,14 @@ def test_nobody_steps_back_for_a_guess() -> None:
 def test_trust_grows_with_right_guesses_and_comes_back_after_wrong_ones() -> None:
     sequence = desk().ask(START, 1).sequences[0]
     for _ in range(4):
-        judge(sequence, guessed=3, right=3)
-    assert sequence.trust is not None and sequence.trust > 0.8
+        update_acceptance(sequence, guessed=3, right=3)
+    assert sequence.acceptance_rate is not None and sequence.acceptance_rate > 0.8
     for _ in range(30):
-        judge(sequence, guessed=1, right=0)
-    assert sequence.trust < 0.1
+        update_acceptance(sequence, guessed=1, right=0)
+    assert sequence.acceptance_rate < 0.1
     for _ in range(200):
-        judge(sequence, guessed=0, right=0)
-    assert 0.3 < sequence.trust <= 0.5
+        update_acceptance(sequence, guessed=0, right=0)
+    assert 0.3 < sequence.acceptance_rate <= 0.5
 
 
 def test_who_comes_later_begins_with_what_guesses_were_worth_before() -> None:
@@ -206,7 +206,7 @@ def test_what_was_seen_long_ago_counts_no_more() -> None:
 
 
 def test_a_phrase_is_what_followed_the_last_time() -> None:
-    phrases = Phrases(9)
+    phrases = NgramCache(9)
     phrases.note(b"", [1, 2, 3, 4, 5])
     assert phrases.after(b"", [1, 2], 9) == [3, 4, 5]
     assert phrases.after(b"", [1, 2], 2) == [3, 4]
@@ -215,13 +215,13 @@ def test_a_phrase_is_what_followed_the_last_time() -> None:
 
 
 def test_phrases_go_round_in_circles_only_as_far_as_wanted() -> None:
-    phrases = Phrases(9)
+    phrases = NgramCache(9)
     phrases.note(b"", [1, 2, 1, 2])
     assert phrases.after(b"", [1, 2], 5) == [1, 2, 1, 2, 1]
 
 
 def test_the_oldest_phrases_are_forgotten() -> None:
-    phrases = Phrases(2)
+    phrases = NgramCache(2)
     phrases.note(b"", [1, 2, 3, 4, 5])
     assert [phrases.after(b"", pair, 1) for pair in ([1, 2], [2, 3], [3, 4])] == [[], [4], [5]]
 
@@ -248,19 +248,19 @@ def test_phrases_are_shared_like_prefixes(
     assert (max(len(step.ids) for step in each.steps_of(group)) > 1) == shared
 
 
-class Dictated:
+class DictatedConstraint:
     """A constraint that lets one answer pass, and can tell so."""
 
-    accepting = over = False
+    is_accepting = is_complete = False
     source = None
 
     def __init__(self, ids: list[int]) -> None:
         self._ids = ids
 
-    def start(self) -> "Dictated":
-        return Dictated(self._ids)
+    def new_matcher(self) -> "DictatedConstraint":
+        return DictatedConstraint(self._ids)
 
-    def foresee(self, most: int) -> list[int]:
+    def forced_tokens(self, most: int) -> list[int]:
         return self._ids[:most]
 
     def mask(self, row: Any) -> None:
@@ -272,9 +272,9 @@ class Dictated:
 
 @pytest.mark.parametrize(("guesses", "steps"), [(0, 22), (7, 8)])
 def test_what_a_constraint_makes_come_takes_fewer_steps(guesses: int, steps: int) -> None:
-    ids = [place**2 % 97 for place in range(30)]
+    ids = [index**2 % 97 for index in range(30)]
     each = desk(guesses)
-    group = each.ask([1, 2, 3], 22, constraint=Dictated(ids))
+    group = each.ask([1, 2, 3], 22, constraint=DictatedConstraint(ids))
     each.run()
     assert each.ids(group) == ids[:22]
     assert len(each.runner.steps) <= steps

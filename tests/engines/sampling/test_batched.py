@@ -6,8 +6,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from dragoman.engines.choosing import Logits
-from dragoman.engines.choosing.together import Choosers, Continuation, TokenChoice
+from dragoman.engines.sampling import Logits
+from dragoman.engines.sampling.batched import Continuation, StepSampler, TokenChoice
 from dragoman.errors import EngineFailed
 from dragoman.types import Job, Sampling, Step
 
@@ -20,7 +20,7 @@ def rows(count: int) -> Logits:
 
 
 def choices(count: int) -> list[TokenChoice]:
-    made = []
+    token_choices = []
     for number in range(count):
         heat = 0.0 if number % 3 == 0 else 0.8
         sampling = Sampling(
@@ -29,8 +29,8 @@ def choices(count: int) -> list[TokenChoice]:
         answer = Continuation(
             Job(id="job", prompt=(1,), sampling=sampling), 0, PROMPT, vocabulary=500, ends=frozenset(), room=9
         )
-        made.append(TokenChoice(answer, number))
-    return made
+        token_choices.append(TokenChoice(answer, number))
+    return token_choices
 
 
 def said(steps: list[Step]) -> list[tuple[list[int], bool]]:
@@ -40,7 +40,7 @@ def said(steps: list[Step]) -> list[tuple[list[int], bool]]:
 @pytest.mark.parametrize("count", [0, 1, 3, 8, 33])
 @pytest.mark.parametrize("threads", [2, 3, 40])
 def test_the_order_and_the_choices_are_those_of_one_thread(count: int, threads: int) -> None:
-    many, one = Choosers(threads), Choosers(1)
+    many, one = StepSampler(threads), StepSampler(1)
     ours, theirs = choices(count), choices(count)
     for _ in range(3):
         assert said(many.advance(ours, rows(count))) == said(one.advance(theirs, rows(count)))
@@ -52,12 +52,12 @@ class Slow:
     def __init__(self, allowed: int) -> None:
         self.allowed = allowed
         self.prepared: list[str] = []
-        self.accepting, self.over = False, False
+        self.is_accepting, self.is_complete = False, False
 
     def start(self) -> "Slow":
         return self
 
-    def prepare(self) -> None:
+    def precompute_mask(self) -> None:
         self.prepared.append(threading.current_thread().name)
 
     def mask(self, row: Any) -> None:
@@ -75,14 +75,16 @@ def constrained(constraint: Slow, most: int = 9) -> TokenChoice:
 
 def test_masks_are_prepared_by_other_threads_before_the_next_choice() -> None:
     constraints = [Slow(number) for number in range(5)]
-    choosers, made = Choosers(2), [constrained(each) for each in constraints]
+    choosers, token_choices = StepSampler(2), [constrained(each) for each in constraints]
     for _ in range(2):
-        assert [step.ids for step in choosers.advance(made, SAME)] == [[each.allowed] for each in constraints]
+        assert [step.ids for step in choosers.advance(token_choices, SAME)] == [
+            [each.allowed] for each in constraints
+        ]
     assert all(each.prepared[0].startswith("dragoman-mask") for each in constraints)
 
 
 def test_nothing_is_prepared_for_an_answer_that_has_ended() -> None:
-    constraint, choosers = Slow(3), Choosers(2)
+    constraint, choosers = Slow(3), StepSampler(2)
     choosers.advance([constrained(constraint, most=1)], SAME)
     choosers.advance([], SAME)
     assert constraint.prepared == []
@@ -95,7 +97,7 @@ def test_a_row_that_cannot_be_sampled_ends_its_answer_and_no_other(
         def mask(self, row: Any) -> None:
             raise ZeroDivisionError
 
-    failed, good = Choosers(3).advance([constrained(Broken(1)), constrained(Slow(2))], rows(1))
+    failed, good = StepSampler(3).advance([constrained(Broken(1)), constrained(Slow(2))], rows(1))
     assert failed.finish == "error" and isinstance(failed.error, EngineFailed)
     assert good.ids == [2] and good.error is None
     assert caplog.records

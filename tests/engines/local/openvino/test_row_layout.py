@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.engines.choosing import Logits
 from dragoman.engines.local.openvino.adapters import read_adapters
-from dragoman.engines.local.openvino.compiled import compile_graph
-from dragoman.engines.local.openvino.converted import ensure_converted
-from dragoman.engines.local.openvino.family import NotForOpenVino
-from dragoman.engines.local.openvino.layout import READ, Layout
+from dragoman.engines.local.openvino.architectures import OpenVinoUnsupported
+from dragoman.engines.local.openvino.compiled_graph import compile_graph
+from dragoman.engines.local.openvino.conversion_cache import ensure_converted
+from dragoman.engines.local.openvino.row_layout import READ, Layout
 from dragoman.engines.local.openvino.runner import OpenVinoRunner
-from dragoman.engines.local.runner import Rows
+from dragoman.engines.local.runner import StepRows
+from dragoman.engines.sampling import Logits
 from tests.engines.local.openvino.conftest import write_adapter, write_model
 
 PROMPT, ANSWER = list(range(2000, 2075)), [7, 8, 9, 10, 11, 12]
@@ -50,12 +50,12 @@ def runner(
     read = read_adapters(files, architecture)
     try:
         compiled = compile_graph(ensure_converted(file), threads=threads, kv_cache=kv_cache, adapters=read)
-    except NotForOpenVino:
+    except OpenVinoUnsupported:
         pytest.skip(f"THIS CPU HAS NO {kv_cache}, so keys and values in it are not tested")
-    made = OpenVinoRunner(compiled, slots=8, context=128, pages=32, batch=128)
-    made.warm_up()
-    with closing(made):
-        yield made
+    open_vino_runner = OpenVinoRunner(compiled, slots=8, context=128, pages=32, batch=128)
+    open_vino_runner.warm_up()
+    with closing(open_vino_runner):
+        yield open_vino_runner
 
 
 @pytest.fixture(scope="module")
@@ -63,20 +63,22 @@ def alone(runner: OpenVinoRunner) -> Logits:
     return logits(runner, steps([], 0, None, runner.adapters))
 
 
-def steps(sizes: list[int], guesses: int, company: Random | None, names: tuple[str, ...]) -> Iterator[Rows]:
+def steps(
+    sizes: list[int], guesses: int, company: Random | None, names: tuple[str, ...]
+) -> Iterator[StepRows]:
     """A prompt in pieces of these sizes, then its answer, so many tokens a step; and others.
 
     It has all the adapters, the others none.
     """
     adapters = tuple((name, 0.5) for name in names)
-    places = [(place, place + size) for place, size in _pieces(sizes)]
-    places += [(at, min(at + 1 + guesses, LENGTH)) for at in range(len(PROMPT), LENGTH, 1 + guesses)]
-    for begin, end in places:
-        rows = Rows()
+    positions = [(index, index + size) for index, size in _pieces(sizes)]
+    positions += [(at, min(at + 1 + guesses, LENGTH)) for at in range(len(PROMPT), LENGTH, 1 + guesses)]
+    for begin, end in positions:
+        rows = StepRows()
         _add_others(rows, company, before=True)
-        said = begin >= len(PROMPT)
-        wanted = [place + 1 >= len(PROMPT) for place in range(begin, end)]
-        rows.extend(1, begin, [*PROMPT, *ANSWER][begin:end], wanted, said=said)
+        result = begin >= len(PROMPT)
+        wanted = [position + 1 >= len(PROMPT) for position in range(begin, end)]
+        rows.extend(1, begin, [*PROMPT, *ANSWER][begin:end], wanted, outcome=result)
         rows.tables[1] = PLACES[: -(-end // 32)]
         rows.adapters[1] = adapters
         _add_others(rows, company, before=False)
@@ -84,22 +86,22 @@ def steps(sizes: list[int], guesses: int, company: Random | None, names: tuple[s
 
 
 def _pieces(sizes: list[int]) -> Iterator[tuple[int, int]]:
-    place = 0
+    index = 0
     for size in [*sizes, len(PROMPT)]:
-        if size := min(size, len(PROMPT) - place):
-            yield place, size
-        place += size
+        if size := min(size, len(PROMPT) - index):
+            yield index, size
+        index += size
 
 
-def _add_others(rows: Rows, company: Random | None, *, before: bool) -> None:
+def _add_others(rows: StepRows, company: Random | None, *, before: bool) -> None:
     for slot in ((0,) if before else (2, 3)) if company else ():
         count = company.choice([0, 1, 1, 5, 40])  # type: ignore[union-attr]
         tokens = [company.randrange(40_000) for _ in range(count)]  # type: ignore[union-attr]
-        rows.extend(slot, 0, tokens, [False] * count, said=count == 1 and not before)
+        rows.extend(slot, 0, tokens, [False] * count, outcome=count == 1 and not before)
         rows.tables[slot] = [5 + 2 * slot, 6 + 2 * slot]
 
 
-def logits(runner: OpenVinoRunner, steps: Iterator[Rows]) -> Logits:
+def logits(runner: OpenVinoRunner, steps: Iterator[StepRows]) -> Logits:
     """Of the prompt's last token and the answer."""
     return np.concatenate([runner.step(rows).copy() for rows in steps])
 
@@ -112,34 +114,34 @@ def test_bits_are_those_of_the_sequence_alone(
     assert np.array_equal(logits(runner, steps(sizes, guesses, company, runner.adapters)), alone)
 
 
-def laid_out(layout: Layout, rows: Rows) -> list[int]:
+def laid_out(layout: Layout, rows: StepRows) -> list[int]:
     """How many rows each piece has."""
     return [int(size) for size in np.diff(layout.of(rows)[0]["subsequence_begins"])]
 
 
 def test_rows_of_answers_are_pieces_of_their_own() -> None:
-    rows = Rows()
-    rows.extend(0, 5, [1, 2, 3], [True] * 3, said=True)
+    rows = StepRows()
+    rows.extend(0, 5, [1, 2, 3], [True] * 3, outcome=True)
     rows.extend(1, 0, [4, 5], [False] * 2)
     rows.tables.update({0: [0], 1: [1]})
     assert laid_out(Layout(32, 9), rows) == [1, 1, 1, 2]
 
 
 def test_a_single_row_of_a_prompt_gets_another_behind_it() -> None:
-    rows = Rows()
+    rows = StepRows()
     rows.extend(0, 31, [7], [True])
     rows.add(1, 3, 8)
     rows.tables.update({0: [4], 1: [5]})
-    inputs, places = Layout(32, 9).of(rows)
+    inputs, indices = Layout(32, 9).of(rows)
     assert inputs["position_ids"].tolist() == [31, 32, 3]
     assert inputs["block_indices"].tolist() == [4, 9, 5]
-    assert places.tolist() == [0, 2]
+    assert indices.tolist() == [0, 2]
 
 
 @pytest.mark.parametrize(("least", "pieces"), [(0, [1, 0]), (2, [1, 1, 0]), (6, [1, 5])])
 def test_a_step_is_filled_up(least: int, pieces: list[int]) -> None:
     """And has a piece of no rows where it would have single ones only."""
-    rows = Rows()
+    rows = StepRows()
     rows.add(0, 0, 7)
     rows.tables[0] = [0]
     layout = Layout(32, 9)
@@ -150,7 +152,7 @@ def test_a_step_is_filled_up(least: int, pieces: list[int]) -> None:
 @pytest.mark.parametrize(("least", "read"), [(0, 1), (6, 6)])
 def test_rows_that_nobody_reads_are_told(least: int, read: int) -> None:
     """But for those that are there for the bits of others."""
-    rows = Rows()
+    rows = StepRows()
     rows.add(0, 0, 7)
     rows.tables[0] = [0]
     layout = Layout(32, 9)

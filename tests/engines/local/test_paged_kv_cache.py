@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.engines.local.paging import PageStore, root_of
+from dragoman.engines.local.paged_kv_cache import KVPagePool, root_of
 from dragoman.types import Adapters
 from tests.engines.local.paged import PagedDesk
 from tests.engines.local.scripted import expected
@@ -90,8 +90,8 @@ def test_who_waits_for_room_is_not_overtaken() -> None:
     second = desk.ask([2] * 24, 1)
     third = desk.ask([3], 1)
     desk.run()
-    said = [group for group, _ in desk.said]
-    assert said.index(second) < said.index(third)
+    groups = [group for group, _ in desk.said]
+    assert groups.index(second) < groups.index(third)
 
 
 def test_prompt_log_probabilities_survive_a_step_back() -> None:
@@ -99,15 +99,15 @@ def test_prompt_log_probabilities_survive_a_step_back() -> None:
     groups = [desk.ask([first, 1, 2], 30, prompt_logprobs=0) for first in (10, 11, 12)]
     desk.run(400)
     for group in groups:
-        found = desk.steps_of(group)[0].prompt_logprobs
-        assert found is not None and len(found) == 3
+        logprobs = desk.steps_of(group)[0].prompt_logprobs
+        assert logprobs is not None and len(logprobs) == 3
 
 
 def test_a_page_in_use_is_never_given_away() -> None:
-    store = PageStore(2, 4)
+    store = KVPagePool(2, 4)
     first, second = store.take(), store.take()
     assert first is not None and second is not None
-    store.publish(first, root_of(()), ids(1, 2, 3, 4))
+    store.register(first, root_of(()), ids(1, 2, 3, 4))
     assert store.take() is None
     store.use(first)
     store.leave(first)
@@ -119,12 +119,12 @@ def test_a_page_in_use_is_never_given_away() -> None:
 
 
 def test_equal_pages_after_different_ones_are_different() -> None:
-    store = PageStore(4, 2)
+    store = KVPagePool(4, 2)
     chain = root_of(())
     for tokens in (ids(1, 2), ids(7, 8)):
         page = store.take()
         assert page is not None
-        chain = store.publish(page, chain, tokens)
+        chain = store.register(page, chain, tokens)
     assert len(store.find(root_of(()), ids(1, 2, 7, 8)).pages) == 2
     assert store.find(root_of(()), ids(7, 8)).pages == []
 
@@ -161,7 +161,7 @@ def test_sharing_guessing_and_stepping_back_never_change_an_answer(
         pass_rows=16,
         recalls=recalls,
     )
-    desk.runner.mixes_adapters = data.draw(st.booleans())
+    desk.runner.batches_adapters = data.draw(st.booleans())
     groups = []
     for prompt, count, n, chosen, wait in wanted:
         groups.append(desk.ask(prompt[: context - 1], count, n=n, adapters=chosen))

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dragoman.engines.choosing import Logits, sampler
-from dragoman.engines.choosing.filters import Undecided, largest, nucleus, pick, typical
-from dragoman.engines.choosing.sampler import draw
+from dragoman.engines.sampling import Logits, sampler
+from dragoman.engines.sampling.filters import FullRowNeeded, largest, nucleus, pick, typical
+from dragoman.engines.sampling.sampler import draw
 from dragoman.types import Sampling
 
 LAST = 1 - 2**-53
@@ -111,7 +111,7 @@ def test_a_nucleus_says_what_else_might_be_in_it(row: Logits, top_p: float, rest
     weights = np.exp(row - row.max())
     try:
         certain, more = nucleus(weights, top_p, rest)
-    except Undecided:
+    except FullRowNeeded:
         return
     for part in (0.0, 0.4, 1.0):
         # The rest comes in pieces that are smaller than whatever is in the nucleus.

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from dragoman.engines.local import LocalEngine, LocalOptions
-from dragoman.engines.local.runner import Rows, StepInterrupted
+from dragoman.engines.local.runner import StepInterrupted, StepRows
 from dragoman.media import Media, MediaSpan
-from dragoman.media.decode import Pixels, Samples
+from dragoman.media.decode import DecodedAudio, DecodedImage
 from dragoman.types import Job, Sampling
 from tests.engines.local.by_hand import ByHand
 from tests.support.tiny_projectors import Kind, write_pair
@@ -32,13 +32,13 @@ class RawDecoder:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def decode_image(self, media: Media) -> Pixels:
+    def decode_image(self, media: Media) -> DecodedImage:
         self.asked.append(media.digest)
-        return Pixels(media.width, media.height, media.data)
+        return DecodedImage(media.width, media.height, media.data)
 
-    def decode_audio(self, media: Media, rate: int) -> Samples:
+    def decode_audio(self, media: Media, rate: int) -> DecodedAudio:
         self.asked.append(media.digest)
-        return Samples(rate, media.data)
+        return DecodedAudio(rate, media.data)
 
     def close(self) -> None: ...
 
@@ -74,7 +74,7 @@ class Viewer:
                 prompt += self._encode(part)
                 continue
             media = as_media(part)
-            ids = self.engine.place(media)
+            ids = self.engine.media_token_ids(media)
             spans.append(MediaSpan(media, len(prompt), len(ids)))
             prompt += ids
         sampling = Sampling(max_tokens=count, temperature=0.0, ignore_eos=True, logprobs=0)
@@ -89,9 +89,9 @@ class Viewer:
 
     async def hear(self, job: Job) -> "Answer":
         steps = [step async for step in self.engine.generate(job)]
-        said = [one for step in steps for one in step.logprobs or ()]
+        logprobs = [one for step in steps for one in step.logprobs or ()]
         cached = next(step.cached_tokens for step in steps if step.cached_tokens is not None)
-        return Answer([id_ for step in steps for id_ in step.ids], [one.logprob for one in said], cached)
+        return Answer([id_ for step in steps for id_ in step.ids], [one.logprob for one in logprobs], cached)
 
     def expect(self, *parts: str | NDArray[Any], count: int = 6) -> "Answer":
         ids, rows = self.by_hand.answer(list(parts), count)
@@ -123,36 +123,36 @@ def as_media(shown: NDArray[Any]) -> Media:
     return Media(kind="image", format="raw", data=data, digest=digest, width=width, height=height)
 
 
-def check_same(found: Answer, expected: Answer) -> None:
-    assert found.ids == expected.ids
-    assert found.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+def check_same(answer: Answer, expected: Answer) -> None:
+    assert answer.ids == expected.ids
+    assert answer.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
 
 
 @pytest.fixture(scope="module", params=["plain", "mrope", "whole"])
 def seer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewer]:
-    with closing(Viewer(tmp_path_factory.mktemp("tiny"), request.param)) as made:
-        yield made
+    with closing(Viewer(tmp_path_factory.mktemp("tiny"), request.param)) as result:
+        yield result
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def viewer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewer]:
-    with closing(Viewer(tmp_path_factory.mktemp("tiny"), request.param)) as made:
-        yield made
+    with closing(Viewer(tmp_path_factory.mktemp("tiny"), request.param)) as result:
+        yield result
 
 
 def test_the_same_as_by_hand(viewer: Viewer) -> None:
     shown = viewer.make(1)
-    (found,) = viewer.ask(viewer.job("a b", shown, "what is it?", salt="alone"))
-    check_same(found, viewer.expect("a b", shown, "what is it?"))
-    assert found.cached == 0
+    (answer,) = viewer.ask(viewer.job("a b", shown, "what is it?", salt="alone"))
+    check_same(answer, viewer.expect("a b", shown, "what is it?"))
+    assert answer.cached == 0
 
 
 def test_at_the_end_of_a_prompt(seer: Viewer) -> None:
     shown = seer.make(1)
     job = seer.job("a b", shown, salt="end", count=1)
     # The helper has no logits for what ends with a picture, so the next id is the same as with more behind.
-    (found,), (again,) = seer.ask(job), seer.ask(replace(job, cache_salt="end again"))
-    assert found.ids == again.ids
+    (answer,), (again,) = seer.ask(job), seer.ask(replace(job, cache_salt="end again"))
+    assert answer.ids == again.ids
 
 
 def test_beside_others(seer: Viewer) -> None:
@@ -163,8 +163,8 @@ def test_beside_others(seer: Viewer) -> None:
         ("nothing to see here",),
         (first, "b", second, "a"),
     ]
-    found = seer.ask(*(seer.job(*parts, salt=f"beside {n}") for n, parts in enumerate(asked)))
-    for parts, answer in zip(asked, found, strict=True):
+    answers = seer.ask(*(seer.job(*parts, salt=f"beside {n}") for n, parts in enumerate(asked)))
+    for parts, answer in zip(asked, answers, strict=True):
         check_same(answer, seer.expect(*parts))
 
 
@@ -174,20 +174,20 @@ def test_a_second_question_encodes_nothing(viewer: Viewer) -> None:
     viewer.ask(first)
     encoded, decoded = viewer.pictures.encoded, len(viewer.decoder.asked)
     second = viewer.job("a", shown, "how large is it?", salt="second")
-    (found,) = viewer.ask(second)
+    (answer,) = viewer.ask(second)
     assert (viewer.pictures.encoded, len(viewer.decoder.asked)) == (encoded, decoded)
-    assert found.cached >= second.media[0].start + second.media[0].count
-    check_same(found, viewer.expect("a", shown, "how large is it?"))
+    assert answer.cached >= second.media[0].start + second.media[0].count
+    check_same(answer, viewer.expect("a", shown, "how large is it?"))
 
 
 def test_another_picture_shares_nothing_behind_its_begin(viewer: Viewer) -> None:
     first, second = viewer.make(4), viewer.make(5)
     viewer.ask(viewer.job("a b", first, "what is it?", salt="other"))
     job = viewer.job("a b", second, "what is it?", salt="other")
-    (found,) = viewer.ask(job)
+    (answer,) = viewer.ask(job)
     around = len(viewer.pictures._measure(job.media[0].media)[0].ids)
-    assert found.cached <= job.media[0].start + around
-    check_same(found, viewer.expect("a b", second, "what is it?"))
+    assert answer.cached <= job.media[0].start + around
+    check_same(answer, viewer.expect("a b", second, "what is it?"))
 
 
 def test_a_prefix_that_is_copied(seer: Viewer) -> None:
@@ -199,30 +199,30 @@ def test_a_prefix_that_is_copied(seer: Viewer) -> None:
         heard = asyncio.Event()
         handle = seer.engine.submit(long, lambda step: heard.set())
         await heard.wait()
-        found = await seer.hear(seer.job("a", shown, "in short", salt="copy"))
+        answer = await seer.hear(seer.job("a", shown, "in short", salt="copy"))
         handle.cancel()
-        return found, await seer.hear(seer.job("a", shown, "in short", salt="copied not"))
+        return answer, await seer.hear(seer.job("a", shown, "in short", salt="copied not"))
 
-    found, alone = asyncio.run(main())
-    assert found.cached >= long.media[0].start + long.media[0].count
-    check_same(found, alone)
-    check_same(found, seer.expect("a", shown, "in short"))
+    answer, alone = asyncio.run(main())
+    assert answer.cached >= long.media[0].start + long.media[0].count
+    check_same(answer, alone)
+    check_same(answer, seer.expect("a", shown, "in short"))
 
 
 def test_several_who_wait_for_one_picture_cause_one_encoding(seer: Viewer) -> None:
     shown, before = seer.make(7), seer.pictures.encoded
     jobs = [seer.job(text, shown, "a", salt="one") for text in ("see", "look", "what")]
-    found = seer.ask(*jobs, replace(jobs[0], n=2))
+    answers = seer.ask(*jobs, replace(jobs[0], n=2))
     assert seer.pictures.encoded == before + 1
-    check_same(found[2], seer.expect("what", shown, "a"))
+    check_same(answers[2], seer.expect("what", shown, "a"))
 
 
 def test_a_picture_that_is_interrupted_begins_again(seer: Viewer, monkeypatch: pytest.MonkeyPatch) -> None:
     runner: Any = seer.engine._runner
     step, left = runner.step, [2]
 
-    def interrupted(rows: Rows) -> Any:
-        if not rows.shown or not left[0]:
+    def interrupted(rows: StepRows) -> Any:
+        if not rows.media_rows or not left[0]:
             return step(rows)
         left[0] -= 1
         if left[0]:
@@ -234,9 +234,9 @@ def test_a_picture_that_is_interrupted_begins_again(seer: Viewer, monkeypatch: p
 
     monkeypatch.setattr(runner, "step", interrupted)
     shown = seer.make(8)
-    (found,) = seer.ask(seer.job("a b", shown, shown, "what is it?", salt="interrupted"))
+    (answer,) = seer.ask(seer.job("a b", shown, shown, "what is it?", salt="interrupted"))
     assert left == [0]
-    check_same(found, seer.expect("a b", shown, shown, "what is it?"))
+    check_same(answer, seer.expect("a b", shown, shown, "what is it?"))
 
 
 def test_who_steps_back_sees_again(seer: Viewer) -> None:
@@ -244,7 +244,7 @@ def test_who_steps_back_sees_again(seer: Viewer) -> None:
     shown = seer.make(9)
     jobs = [seer.job("a", shown, "b" * n, salt=f"way {n}", owner="many", count=40) for n in range(1, 5)]
     others = [seer.job("a", shown, "what", salt=f"way of {owner}", owner=owner) for owner in "xyz"]
-    found = seer.ask(*jobs, *others)
-    for number, answer in enumerate(found[:4], 1):
+    answers = seer.ask(*jobs, *others)
+    for number, answer in enumerate(answers[:4], 1):
         assert answer.ids == seer.expect("a", shown, "b" * number, count=40).ids
-    check_same(found[4], seer.expect("a", shown, "what"))
+    check_same(answers[4], seer.expect("a", shown, "what"))
