@@ -32,14 +32,14 @@ def greeter() -> Iterator[str]:
         yield url
 
 
-class Served(Struct):
+class RunningServer(Struct):
     engine: ScriptedEngine
     url: str
 
 
 @pytest.fixture(scope="session")
-def parrot() -> Iterator[Served]:
+def parrot() -> Iterator[RunningServer]:
     """A server whose model says what the last message says."""
     engine = make_parrot()
     with background(engine, Settings(port=0, store="memory")) as url:
-        yield Served(engine, url)
+        yield RunningServer(engine, url)

@@ -14,7 +14,7 @@ from dragoman.engines.scripted import ScriptedEngine
 from dragoman.http.admission import Admission, Metrics
 from dragoman.limits import Limits
 from dragoman.settings import Settings
-from dragoman.turns.queue import Workers
+from dragoman.turns.queue import WorkerPool
 from tests.http.conftest import Serve
 from tests.support.http import post
 from tests.support.parrot import HANG, parrot
@@ -184,11 +184,11 @@ def test_a_request_that_is_done_leaves_no_trace(narrow: Narrow) -> None:
 
 def test_the_threads_know_whether_other_keys_wait_for_answers() -> None:
     async def play() -> None:
-        workers = Workers()
+        workers = WorkerPool()
         admission = Admission(Settings(), Metrics(), workers, keys=2)
-        assert not workers.others_wait("a")
-        with admission.admitted("a"), admission.admitted("b", "looks"):
-            assert not workers.others_wait("a")
-            assert workers.others_wait("b")
+        assert not workers.has_waiting_others("a")
+        with admission.admit("a"), admission.admit("b", "looks"):
+            assert not workers.has_waiting_others("a")
+            assert workers.has_waiting_others("b")
 
     asyncio.run(play())

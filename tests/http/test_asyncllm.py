@@ -22,8 +22,8 @@ COMPLETIONS = "/v1/completions"
 
 def choice(reply: httpx.Response) -> dict[str, Any]:
     assert reply.status_code == 200, reply.text
-    found: dict[str, Any] = reply.json()["choices"][0]
-    return found
+    fields: dict[str, Any] = reply.json()["choices"][0]
+    return fields
 
 
 def broken(url: str, **fields: Any) -> list[dict[str, Any]]:
@@ -62,8 +62,8 @@ def test_a_request_that_the_engine_refuses_is_no_fault_of_the_server(serve: Serv
 
 def test_an_error_after_the_first_token_ends_the_stream_with_an_event(serve: Serve) -> None:
     url = serve(AsyncLLMEngine(FakeAsyncLLM(Manner(fault=RuntimeError("cuda"), fault_at=2))))
-    *said, last = broken(url)
-    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in said) == "He"
+    *rows, last = broken(url)
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in rows) == "He"
     assert last["error"]["code"] == "engine_failed"
     assert post(url, CHAT, HELLO).status_code == 500
 
@@ -76,8 +76,8 @@ def test_a_logprob_that_is_no_number_is_an_event_and_no_hole(serve: Serve) -> No
 
 def test_a_logprob_of_minus_infinity_can_be_said(serve: Serve) -> None:
     url = serve(AsyncLLMEngine(FakeAsyncLLM(Manner(logprob=float("-inf")))))
-    told = choice(post(url, CHAT, {**HELLO, "logprobs": True}))["logprobs"]["content"]
-    assert {entry["logprob"] for entry in told} == {-9999.0}
+    result = choice(post(url, CHAT, {**HELLO, "logprobs": True}))["logprobs"]["content"]
+    assert {entry["logprob"] for entry in result} == {-9999.0}
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -85,20 +85,20 @@ def test_logprobs_stand_beside_their_tokens(serve: Serve, whole: bool) -> None:
     manner = Manner(cuts=(2, 3), whole_ids=whole, whole_logprobs=whole)
     url = serve(AsyncLLMEngine(FakeAsyncLLM(manner)))
     body = {**HELLO, "logprobs": True, "top_logprobs": 2}
-    told = choice(post(url, CHAT, body))["logprobs"]["content"]
-    assert "".join(entry["token"] for entry in told[:5]) == "Hello"
-    assert all(len(entry["top_logprobs"]) == 2 for entry in told)
+    result = choice(post(url, CHAT, body))["logprobs"]["content"]
+    assert "".join(entry["token"] for entry in result[:5]) == "Hello"
+    assert all(len(entry["top_logprobs"]) == 2 for entry in result)
     streamed = [
         e for c in stream(url, CHAT, body) for e in (c["choices"][0].get("logprobs") or {}).get("content", [])
     ]
-    assert streamed == told
+    assert streamed == result
 
 
 def test_the_prompt_has_logprobs_too(serve: Serve) -> None:
     url = serve(AsyncLLMEngine(FakeAsyncLLM()))
-    told = choice(post(url, COMPLETIONS, {"prompt": "abc", "echo": True, "logprobs": 1}))["logprobs"]
-    assert told["tokens"][:4] == ["a", "b", "c", "H"]
-    assert told["token_logprobs"][:4] == [None, -1.5, -1.5, -0.5]
+    result = choice(post(url, COMPLETIONS, {"prompt": "abc", "echo": True, "logprobs": 1}))["logprobs"]
+    assert result["tokens"][:4] == ["a", "b", "c", "H"]
+    assert result["token_logprobs"][:4] == [None, -1.5, -1.5, -0.5]
 
 
 def test_choices_are_requests_of_their_own(serve: Serve) -> None:

@@ -14,14 +14,14 @@ import openai
 import pytest
 from openai.types import Batch
 
-from dragoman.api.batches import Asked
+from dragoman.api.batches import LineRequest
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import CHATML, ScriptedEngine, say
 from dragoman.http.app import App
 from dragoman.http.server import background
 from dragoman.limits import Limits
 from dragoman.settings import Settings
-from dragoman.turns.queue import behind
+from dragoman.turns.queue import background_cancel
 from tests.batches.support import CHAT as PATH
 from tests.batches.support import jsonl, line, read_lines
 from tests.http.conftest import Serve
@@ -38,7 +38,7 @@ def connected(url: str, key: str = "any") -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
 
 
-class Embedding(ScriptedEngine):
+class EmbeddingEngine(ScriptedEngine):
     """It gives vectors, too."""
 
     async def embed(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -48,14 +48,14 @@ class Embedding(ScriptedEngine):
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     card = ModelCard(name=NAME, max_model_len=4096, templates={"default": CHATML})
-    with background(Embedding(say("Hello"), card=card), Settings(port=0, store="memory")) as made:
-        yield made
+    with background(EmbeddingEngine(say("Hello"), card=card), Settings(port=0, store="memory")) as text:
+        yield text
 
 
 @pytest.fixture
 def client(url: str) -> Iterator[openai.OpenAI]:
-    with connected(url) as made:
-        yield made
+    with connected(url) as open_ai:
+        yield open_ai
 
 
 def begun(
@@ -76,20 +76,20 @@ def ended(client: openai.OpenAI, id_: str) -> Batch:
 
 def lines_in(client: openai.OpenAI, file: str | None) -> dict[str, dict[str, Any]]:
     """What came of each line, by its id; each is there once."""
-    found = read_lines(client.files.content(file).read()) if file else []
-    by_id = {one["custom_id"]: one for one in found}
-    assert len(by_id) == len(found)
+    lines = read_lines(client.files.content(file).read()) if file else []
+    by_id = {one["custom_id"]: one for one in lines}
+    assert len(by_id) == len(lines)
     return by_id
 
 
 def test_what_is_asked_in_a_batch_is_answered_as_it_is_by_itself(client: openai.OpenAI, url: str) -> None:
     asked = [line("good", "Hello"), line("wrong", temperature=9), line("odd", rolez="x")]
-    made = begun(client, asked, metadata={"a": "b"})
-    assert (made.object, made.endpoint, made.completion_window, made.metadata) == (
+    batch = begun(client, asked, metadata={"a": "b"})
+    assert (batch.object, batch.endpoint, batch.completion_window, batch.metadata) == (
         *("batch", CHAT, "24h"),
         {"a": "b"},
     )
-    over = ended(client, made.id)
+    over = ended(client, batch.id)
     assert over.status == "completed" and over.model == NAME
     counts = over.request_counts
     assert counts and (counts.total, counts.completed, counts.failed) == (3, 2, 1)
@@ -123,8 +123,8 @@ def test_a_batch_is_for_any_of_these(
 ) -> None:
     asked = {"custom_id": "1", "method": "POST", "url": endpoint, "body": {"model": NAME, **body}}
     over = ended(client, begun(client, [asked], endpoint).id)
-    (found,) = lines_in(client, over.output_file_id).values()
-    assert found["response"]["body"]["object"] == told
+    (fields,) = lines_in(client, over.output_file_id).values()
+    assert fields["response"]["body"]["object"] == told
 
 
 def without(name: str) -> dict[str, Any]:
@@ -186,13 +186,13 @@ def test_every_wrong_line_is_told(client: openai.OpenAI) -> None:
 )
 def test_what_is_no_batch_is_refused(url: str, changed: dict[str, Any], param: str) -> None:
     good = {"input_file_id": "file-1", "endpoint": CHAT, "completion_window": "24h"}
-    status, told = refusal(post(url, "/v1/batches", {**good, **changed}))
-    assert status == 400 and told is not None and told.startswith(param)
+    status, text = refusal(post(url, "/v1/batches", {**good, **changed}))
+    assert status == 400 and text is not None and text.startswith(param)
 
 
 def test_a_file_that_nobody_has_makes_a_batch_that_failed(client: openai.OpenAI) -> None:
-    made = client.batches.create(input_file_id="file-nobody", endpoint=CHAT, completion_window="24h")
-    over = ended(client, made.id)
+    batch = client.batches.create(input_file_id="file-nobody", endpoint=CHAT, completion_window="24h")
+    over = ended(client, batch.id)
     assert over.errors and over.errors.data
     (fault,) = over.errors.data
     assert (over.status, fault.code) == ("failed", "invalid_request")
@@ -201,9 +201,9 @@ def test_a_file_that_nobody_has_makes_a_batch_that_failed(client: openai.OpenAI)
 
 def test_a_batch_is_made_though_its_file_is_deleted(serve: Serve) -> None:
     client = connected(serve(make_parrot(interval=0.01), store="memory"))
-    made = begun(client, [line("a"), line("b")])
-    assert client.files.delete(made.input_file_id).deleted
-    assert ended(client, made.id).status == "completed"
+    batch = begun(client, [line("a"), line("b")])
+    assert client.files.delete(batch.input_file_id).deleted
+    assert ended(client, batch.id).status == "completed"
 
 
 def test_a_batch_that_nobody_has_is_not_found(client: openai.OpenAI) -> None:
@@ -220,11 +220,11 @@ def test_what_is_over_cannot_be_cancelled(client: openai.OpenAI) -> None:
 
 def test_a_batch_at_work_is_cancelled_and_tells_how_far_it_is(serve: Serve) -> None:
     client = connected(serve(make_parrot(interval=0.005), store="memory", limits=Limits(in_flight=2)))
-    made = begun(client, [line(str(number), "word " * 10) for number in range(500)])
-    assert becomes(lambda: (client.batches.retrieve(made.id).request_counts or made).completed > 2)  # type: ignore[union-attr]
-    told = client.batches.cancel(made.id)
-    assert told.status == "cancelling" and told.cancelling_at
-    over = ended(client, made.id)
+    batch = begun(client, [line(str(number), "word " * 10) for number in range(500)])
+    assert becomes(lambda: (client.batches.retrieve(batch.id).request_counts or batch).completed > 2)  # type: ignore[union-attr]
+    result = client.batches.cancel(batch.id)
+    assert result.status == "cancelling" and result.cancelling_at
+    over = ended(client, batch.id)
     assert over.status == "cancelled" and over.cancelled_at
     done, undone = lines_in(client, over.output_file_id), lines_in(client, over.error_file_id)
     assert done and len(done) + len(undone) == 500
@@ -253,15 +253,15 @@ def test_the_same_key_again_is_the_same_batch(client: openai.OpenAI) -> None:
 
 def test_one_key_never_sees_another_s_batches(serve: Serve) -> None:
     url = serve(make_parrot(), store="memory", api_key=["one", "two"])
-    made = begun(connected(url, "one"), [line("a")])
-    over = ended(connected(url, "one"), made.id)
+    batch = begun(connected(url, "one"), [line("a")])
+    over = ended(connected(url, "one"), batch.id)
     other = {"authorization": "Bearer two"}
-    assert get(url, f"/v1/batches/{made.id}", **other).status_code == 404
+    assert get(url, f"/v1/batches/{batch.id}", **other).status_code == 404
     assert get(url, "/v1/batches", **other).json()["data"] == []
     assert get(url, f"/v1/files/{over.output_file_id}/content", **other).status_code == 404
     # And of a file of another's there is no batch.
     stolen = connected(url, "two").batches.create(
-        input_file_id=made.input_file_id, endpoint=CHAT, completion_window="24h"
+        input_file_id=batch.input_file_id, endpoint=CHAT, completion_window="24h"
     )
     assert ended(connected(url, "two"), stolen.id).status == "failed"
 
@@ -304,19 +304,19 @@ def test_an_engine_that_is_gone_for_a_while_fails_no_line(serve: Serve) -> None:
     engine = make_parrot()
     client = connected(serve(engine, store="memory"))
     engine._dead = True
-    made = begun(client, [line("a"), line("b")])
+    batch = begun(client, [line("a"), line("b")])
     time.sleep(0.2)
-    assert client.batches.retrieve(made.id).status == "in_progress"
+    assert client.batches.retrieve(batch.id).status == "in_progress"
     engine._dead = False
-    assert len(lines_in(client, ended(client, made.id).output_file_id)) == 2
+    assert len(lines_in(client, ended(client, batch.id).output_file_id)) == 2
 
 
 def test_counts_are_there_while_it_runs(serve: Serve) -> None:
     client = connected(serve(make_parrot(interval=0.02), store="memory", limits=Limits(in_flight=1)))
-    made = begun(client, [line(str(number)) for number in range(20)])
-    assert becomes(lambda: 0 < _completed(client, made.id) < 20)
-    assert json.loads(client.batches.retrieve(made.id).to_json())["request_counts"]["total"] == 20
-    client.batches.cancel(made.id)
+    batch = begun(client, [line(str(number)) for number in range(20)])
+    assert becomes(lambda: 0 < _completed(client, batch.id) < 20)
+    assert json.loads(client.batches.retrieve(batch.id).to_json())["request_counts"]["total"] == 20
+    client.batches.cancel(batch.id)
 
 
 def test_what_people_said_is_not_pushed_out_of_memory(tmp_path: Path) -> None:
@@ -325,15 +325,15 @@ def test_what_people_said_is_not_pushed_out_of_memory(tmp_path: Path) -> None:
     async def scenario() -> None:
         app = App(make_parrot(), Settings(store="memory", files_dir=str(tmp_path)))
         await app.host.start()
-        asked = Asked("a", PATH, json.dumps(line("a")["body"]).encode())
-        told = behind.set(lambda: None)
+        asked = LineRequest("a", PATH, json.dumps(line("a")["body"]).encode())
+        token = background_cancel.set(lambda: None)
         reply = await app.host.answer_line("", asked)
-        behind.reset(told)
+        background_cancel.reset(token)
         loaded = app.host.pool.default.loaded
         assert loaded is not None
-        assert reply.status == 200 and not loaded.model.planner.trails._kept
+        assert reply.status == 200 and not loaded.model.planner.turn_cache._kept
         await app.host.answer_line("", asked)
-        assert loaded.model.planner.trails._kept
+        assert loaded.model.planner.turn_cache._kept
         await app.host.stop()
 
     asyncio.run(scenario())

@@ -131,17 +131,17 @@ def test_context_overflow_has_the_code_that_clients_key_on(greeter: str, stream_
 
 
 def test_a_prompt_that_cannot_fit_is_refused_before_it_is_encoded(serve: Serve) -> None:
-    class Watched(ByteTokenizer):
+    class WatchedTokenizer(ByteTokenizer):
         longest_encoded = 0
 
         def encode(self, text: str) -> list[int]:
-            Watched.longest_encoded = max(Watched.longest_encoded, len(text))
+            WatchedTokenizer.longest_encoded = max(WatchedTokenizer.longest_encoded, len(text))
             return super().encode(text)
 
-    url = serve(ScriptedEngine(say("hi"), tokenizer=Watched()))
+    url = serve(ScriptedEngine(say("hi"), tokenizer=WatchedTokenizer()))
     body = {"messages": [{"role": "user", "content": "x" * 1_000_000}]}
     assert post(url, PATH, body).json()["error"]["code"] == "context_length_exceeded"
-    assert Watched.longest_encoded < 1000
+    assert WatchedTokenizer.longest_encoded < 1000
 
 
 def test_unknown_model_is_404(greeter: str) -> None:

@@ -87,8 +87,8 @@ def test_a_call_that_fails_is_told_to_the_model(serve: Serve, config: str) -> No
 def test_the_clients_own_calls_are_the_clients(serve: Serve, config: str) -> None:
     url, _ = started(serve, config, CALL, OWN)
     reply = post(url, "/v1/chat/completions", asked(server(), MINE)).json()
-    (made,) = reply["choices"][0]["message"]["tool_calls"]
-    assert (made["function"]["name"], reply["choices"][0]["finish_reason"]) == ("mine", "tool_calls")
+    (result,) = reply["choices"][0]["message"]["tool_calls"]
+    assert (result["function"]["name"], reply["choices"][0]["finish_reason"]) == ("mine", "tool_calls")
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,8 @@ def test_what_cannot_be_done_is_refused(serve: Serve, config: str, tool: dict[st
 def test_tools_that_are_not_allowed_are_not_offered(serve: Serve, config: str) -> None:
     url, _ = started(serve, config, CALL, "no second turn")
     reply = post(url, "/v1/chat/completions", asked(server(allowed_tools=["parts"]))).json()
-    (made,) = reply["choices"][0]["message"]["tool_calls"]
-    assert made["function"]["name"] == "add"
+    (result,) = reply["choices"][0]["message"]["tool_calls"]
+    assert result["function"]["name"] == "add"
 
 
 # Bounds
@@ -145,10 +145,10 @@ def test_a_required_call_is_required_once(serve: Serve, config: str) -> None:
 def test_calls_beside_those_of_the_client_are_not_made(serve: Serve, config: str) -> None:
     """Nobody could tell the model of their results: the client, who goes on, has not seen them."""
     url, jobs = started(serve, config, f"{CALL}\n{OWN}")
-    (made,) = post(url, "/v1/chat/completions", asked(server(), MINE)).json()["choices"][0]["message"][
+    (result,) = post(url, "/v1/chat/completions", asked(server(), MINE)).json()["choices"][0]["message"][
         "tool_calls"
     ]
-    assert (made["function"]["name"], len(jobs)) == ("mine", 1)
+    assert (result["function"]["name"], len(jobs)) == ("mine", 1)
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -201,8 +201,8 @@ def test_what_was_thought_in_all_turns_comes_back_with_the_answer(
     serve: Serve, config: str, streams: bool
 ) -> None:
     """As if the client had sent the reasoning that it has seen."""
-    said = [f"<think>\nOne.\n</think>\nI add. {CALL}", f"<think>\nTwo.\n</think>\n{OWN}", "Done."]
-    url, jobs = started(serve, config, *said, *said)
+    texts = [f"<think>\nOne.\n</think>\nI add. {CALL}", f"<think>\nTwo.\n</think>\n{OWN}", "Done."]
+    url, jobs = started(serve, config, *texts, *texts)
     prompts = []
     for number, kept in enumerate(({}, {"reasoning_content": "One.Two.", "restore_reasoning": "off"})):
         body = asked(server(), MINE, cache_salt=str(number))

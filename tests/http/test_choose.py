@@ -34,10 +34,10 @@ def test_settings_name_the_dialect(named: dict[str, str], name: str) -> None:
 
 def test_calls_of_the_one_and_reasoning_of_the_other() -> None:
     named = Settings(tool_call_parser="hermes", reasoning_parser="mistral_v13")
-    made = choose_dialect(named, CARD, ByteTokenizer()).dialect
+    dialect = choose_dialect(named, CARD, ByteTokenizer()).dialect
     own = choose_dialect(Settings(dialect="hermes"), CARD, ByteTokenizer()).dialect
     other = choose_dialect(Settings(dialect="mistral_v13"), CARD, ByteTokenizer()).dialect
-    assert (made.calls, made.reasoning) == (own.calls, other.reasoning)
+    assert (dialect.calls, dialect.reasoning) == (own.calls, other.reasoning)
 
 
 @pytest.mark.parametrize("setting", ["dialect", "tool_call_parser", "reasoning_parser"])
@@ -47,8 +47,8 @@ def test_an_unknown_name_fails_with_the_names_there_are(setting: str) -> None:
 
 
 def test_a_template_that_is_given_counts_more_than_the_models() -> None:
-    found = choose_dialect(Settings(), CARD, ByteTokenizer(), HERMES)
-    assert (found.dialect.name, bool(found.how)) == ("hermes", True)
+    dialect = choose_dialect(Settings(), CARD, ByteTokenizer(), HERMES)
+    assert (dialect.dialect.name, bool(dialect.how)) == ("hermes", True)
 
 
 def test_models_tell_the_dialect(serve: Serve) -> None:

@@ -50,13 +50,13 @@ def constraining(text: str) -> ScriptedEngine:
 def takes(job: Job, text: str) -> bool:
     """Whether the job's constraint lets the engine say this, and end there."""
     assert job.constraint is not None
-    matcher = job.constraint.start()
+    matcher = job.constraint.new_matcher()
     try:
         for byte in text.encode():
             matcher.accept(byte)
     except ConstraintFailed:
         return False
-    return matcher.accepting
+    return matcher.is_accepting
 
 
 @pytest.mark.parametrize("fields", [*WANTED, REQUIRED, NAMED], ids=str)
@@ -186,8 +186,8 @@ def test_the_text_of_a_custom_tool_is_in_its_grammar(serve: Serve) -> None:
     tool = {"type": "custom", "custom": {"name": "apply_patch", "format": lark}}
     for choice in ("auto", "required", tool):
         body = {**HELLO, "tools": [tool], "tool_choice": choice}
-        [made] = post(url, PATH, body).json()["choices"][0]["message"]["tool_calls"]
-        assert made["custom"] == {"name": "apply_patch", "input": PATCH}
+        [result] = post(url, PATH, body).json()["choices"][0]["message"]["tool_calls"]
+        assert result["custom"] == {"name": "apply_patch", "input": PATCH}
         assert takes(engine.jobs[-1], call)
         assert not takes(engine.jobs[-1], call.replace("@@", "@"))
 
@@ -213,12 +213,12 @@ def test_the_place_of_a_function_is_that_of_its_field(serve: Serve) -> None:
 def test_a_constraint_that_fails_midway_is_an_error_and_no_answer(serve: Serve) -> None:
     card = ModelCard(name="scripted", max_model_len=4096, templates={"default": CHATML}, constrains=True)
 
-    class Breaking(ScriptedEngine):
+    class BreakingEngine(ScriptedEngine):
         def _break(self, run: Any, fault: Any) -> None:
             self._end(run, "error", ConstraintFailed("The constraint took too long."))
 
     script = Script([*b"yes", END_ID], fault="exception", fault_at=2)
-    url = serve(Breaking(script, card=card))
+    url = serve(BreakingEngine(script, card=card))
     body = {**HELLO, "guided_choice": ["yes"]}
     whole = post(url, PATH, body)
     assert (whole.status_code, whole.json()["error"]["code"]) == (500, "constraint_failed")
@@ -249,7 +249,7 @@ def test_a_marker_that_the_answer_quotes_is_a_part_of_it(serve: Serve) -> None:
 def allowed(job: Job, said: str) -> bytes:
     """The bytes that may come next after this."""
     assert job.constraint is not None
-    matcher = job.constraint.start()
+    matcher = job.constraint.new_matcher()
     row = np.zeros(259, np.float32)
     matcher.mask(row)
     for byte in said.encode():

@@ -10,7 +10,7 @@ from dragoman.engines.scripted import ScriptedEngine, say
 from dragoman.http.server import background
 from dragoman.settings import Settings
 from tests.http.conftest import Serve
-from tests.support.http import delete, found, get, post, refusal, send
+from tests.support.http import delete, get, get_json, post, refusal, send
 from tests.support.wait import becomes
 
 PATH = "/v1/conversations"
@@ -44,23 +44,23 @@ def test_a_conversation_is_shown_as_it_was_made(url: str) -> None:
         "metadata": {"topic": "tea"},
     }
     assert (shown["id"].startswith("conv_"), type(shown["created_at"])) == (True, int)
-    assert found(url, f"{PATH}/{shown['id']}") == shown
+    assert get_json(url, f"{PATH}/{shown['id']}") == shown
 
 
 def test_an_item_is_in_a_conversation_once(url: str) -> None:
     path = made(url, "one")
-    [item] = found(url, f"{path}/items")["data"]
+    [item] = get_json(url, f"{path}/items")["data"]
     again = {"items": [HI, {**item, "content": "two"}]}
     assert refusal(post(url, f"{path}/items", again)) == (400, "items[1].id")
     twice = {"items": [{**HI, "id": "msg_1"}, {**HI, "id": "msg_1"}]}
     assert refusal(post(url, f"{path}/items", twice)) == (400, "items[1].id")
-    assert said(found(url, f"{path}/items")) == ["one"]
+    assert said(get_json(url, f"{path}/items")) == ["one"]
     assert post(url, made(url) + "/items", again).status_code == 200
 
 
 def test_an_empty_conversation_needs_no_body(url: str) -> None:
-    made = send("POST", url, PATH).json()
-    assert found(url, f"{PATH}/{made['id']}/items") == {
+    body = send("POST", url, PATH).json()
+    assert get_json(url, f"{PATH}/{body['id']}/items") == {
         "object": "list",
         "data": [],
         "first_id": None,
@@ -72,7 +72,7 @@ def test_an_empty_conversation_needs_no_body(url: str) -> None:
 def test_metadata_is_replaced_as_a_whole(url: str) -> None:
     path = made(url, metadata={"a": "1", "b": "2"})
     assert post(url, path, {"metadata": {"b": "3"}}).json()["metadata"] == {"b": "3"}
-    assert found(url, path)["metadata"] == {"b": "3"}
+    assert get_json(url, path)["metadata"] == {"b": "3"}
 
 
 def test_null_leaves_no_metadata(url: str) -> None:
@@ -96,8 +96,8 @@ def test_items_get_a_type_an_id_and_a_status(url: str) -> None:
 def test_the_last_item_comes_first_unless_asked_otherwise(url: str) -> None:
     path = made(url, "one", "two") + "/items"
     post(url, path, {"items": [{"role": "user", "content": "three"}]})
-    assert said(found(url, path)) == ["three", "two", "one"]
-    assert said(found(url, path, order="asc")) == ["one", "two", "three"]
+    assert said(get_json(url, path)) == ["three", "two", "one"]
+    assert said(get_json(url, path, order="asc")) == ["one", "two", "three"]
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
@@ -106,7 +106,7 @@ def test_pages_make_up_the_list(url: str, order: str) -> None:
     seen: list[str] = []
     query: dict[str, object] = {"order": order, "limit": 3}
     while True:
-        page = found(url, path, **query)
+        page = get_json(url, path, **query)
         seen += said(page)
         query["after"] = page["last_id"]
         if not page["has_more"]:
@@ -116,24 +116,24 @@ def test_pages_make_up_the_list(url: str, order: str) -> None:
 
 def test_an_item_is_found_by_its_id(url: str) -> None:
     path = made(url, "one", "two") + "/items"
-    for item in found(url, path)["data"]:
-        assert found(url, f"{path}/{item['id']}") == item
+    for item in get_json(url, path)["data"]:
+        assert get_json(url, f"{path}/{item['id']}") == item
 
 
 def test_a_deleted_item_is_gone_and_the_others_stay(url: str) -> None:
     path = made(url, "one", "two", "three")
-    items = found(url, path + "/items", order="asc")["data"]
+    items = get_json(url, path + "/items", order="asc")["data"]
     gone = f"{path}/items/{items[1]['id']}"
-    assert delete(url, gone).json() == found(url, path)
+    assert delete(url, gone).json() == get_json(url, path)
     assert get(url, gone).status_code == 404
     assert delete(url, gone).status_code == 404
-    assert said(found(url, path + "/items", order="asc")) == ["one", "three"]
+    assert said(get_json(url, path + "/items", order="asc")) == ["one", "three"]
 
 
 def test_a_deleted_conversation_is_gone_with_its_items(url: str) -> None:
     path = made(url, "one")
     id_ = path.removeprefix(PATH + "/")
-    item = found(url, path + "/items")["data"][0]["id"]
+    item = get_json(url, path + "/items")["data"][0]["id"]
     assert delete(url, path).json() == {
         "id": id_,
         "object": "conversation.deleted",
@@ -146,7 +146,7 @@ def test_a_deleted_conversation_is_gone_with_its_items(url: str) -> None:
 
 
 def test_a_reference_is_replaced_by_what_it_stands_for(url: str) -> None:
-    item = found(url, made(url, "to be quoted") + "/items")["data"][0]
+    item = get_json(url, made(url, "to be quoted") + "/items")["data"][0]
     added = post(url, made(url) + "/items", {"items": [{"type": "item_reference", "id": item["id"]}]})
     assert added.json()["data"] == [item]
 
@@ -156,14 +156,14 @@ def test_a_response_reads_a_conversation_and_adds_to_it(url: str) -> None:
     id_ = path.removeprefix(PATH + "/")
     reply = post(url, "/v1/responses", {"input": "two", "conversation": id_})
     assert reply.status_code == 200, reply.text
-    assert said(found(url, path + "/items", order="asc")) == ["one", "two", "Hello"]
+    assert said(get_json(url, path + "/items", order="asc")) == ["one", "two", "Hello"]
 
 
 def test_items_do_not_change_while_a_response_is_made(serve: Serve) -> None:
     url = serve(ScriptedEngine(say("Hello", fault="hang", fault_at=2)), store="memory")
     path = made(url, "one")
     body = {"input": "two", "conversation": path.removeprefix(PATH + "/"), "stream": True}
-    item = found(url, path + "/items")["data"][0]["id"]
+    item = get_json(url, path + "/items")["data"][0]["id"]
 
     def add() -> httpx.Response:
         return post(url, path + "/items", {"items": [HI]})
@@ -227,7 +227,7 @@ def test_items_that_cannot_be_added_are_a_400_and_add_nothing(
 ) -> None:
     path = made(url)
     assert refusal(post(url, path + "/items", body)) == (400, param)
-    assert found(url, path + "/items")["data"] == []
+    assert get_json(url, path + "/items")["data"] == []
 
 
 @pytest.mark.parametrize(("body", "param"), [({}, "metadata"), ({"metadata": {}, "items": []}, "items")])

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from dragoman.dialects.declare import Dialect
+from dragoman.dialects.declarations import Dialect
 from dragoman.dialects.registry import list_dialects
 from dragoman.dialects.render import render
 from dragoman.engines.scripted import ScriptedEngine, say
@@ -43,7 +43,7 @@ def ask(dialect: Dialect, answer: Answer, **fields: Any) -> tuple[dict[str, Any]
 
 @pytest.mark.parametrize("dialect", CALLING, ids=name)
 def test_text_and_two_calls(dialect: Dialect) -> None:
-    calls = [ToolCall(id=None, name=name, arguments=json.dumps(given)) for name, given in CALLS.items()]
+    calls = [ToolCall(id=None, name=name, arguments=json.dumps(result)) for name, result in CALLS.items()]
     choice, streamed = ask(dialect, Answer(text="Let me see.", calls=calls), tools=TOOLS)
     message = choice["message"]
     assert {name: json.loads(arguments) for name, arguments in told(message)} == CALLS

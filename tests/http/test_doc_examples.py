@@ -54,8 +54,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("adapters")
     (folder / "poet").mkdir()
     settings = Settings(port=0, store="memory", lora_dir=str(folder), files_dir=str(folder / "files"))
-    with background(make_able_engine(), settings) as made:
-        yield made
+    with background(make_able_engine(), settings) as text:
+        yield text
 
 
 @pytest.fixture(scope="module")
@@ -109,9 +109,9 @@ def prepare(url: str, step: dict[str, Any], words: dict[str, str]) -> None:
         if all(reply.json()[name] == value for name, value in step.get("until", {}).items()):
             break
         time.sleep(0.05)
-    for word, place in step.get("take", {}).items():
+    for word, position in step.get("take", {}).items():
         value = reply.json()
-        for name in place.split("."):
+        for name in position.split("."):
             value = value[int(name) if name.isdigit() else name]
         words[word] = value
 

@@ -6,7 +6,7 @@ import pytest
 
 from dragoman.engines.scripted import CHATML, END_ID, ScriptedEngine, say
 from tests.http.conftest import Serve
-from tests.support.http import found, post, refusal
+from tests.support.http import get_json, post, refusal
 
 PATH = "/inference/v1/generate"
 IDS = [*b"Say hi."]
@@ -32,8 +32,8 @@ def test_ids_are_answered_with_ids(serve: Serve) -> None:
 def test_each_id_has_its_log_probability(serve: Serve) -> None:
     params = {"logprobs": 1, "stop_token_ids": [END_ID], "temperature": 1.0, "max_tokens": 5}
     [choice] = asked(serve(ScriptedEngine(say("hi"))), sampling_params=params)["choices"]
-    told = [entry["token"] for entry in choice["logprobs"]["content"]]
-    assert told == [f"token_id:{id_}" for id_ in choice["token_ids"]]
+    items = [entry["token"] for entry in choice["logprobs"]["content"]]
+    assert items == [f"token_id:{id_}" for id_ in choice["token_ids"]]
 
 
 def test_several_answers_are_numbered(serve: Serve) -> None:
@@ -63,8 +63,8 @@ def test_what_is_wrong_is_named(greeter: str, fields: dict[str, Any], param: str
 
 
 def test_the_tokenizer_is_described(greeter: str) -> None:
-    told = found(greeter, "/tokenizer_info")
-    assert (told["eos_token"], told["bos_token"]) == ("<|im_end|>", None)
-    assert (told["chat_template"], told["model_max_length"]) == (CHATML, 4096)
-    eos = post(greeter, "/tokenize", {"prompt": told["eos_token"], "add_special_tokens": False}).json()
+    json = get_json(greeter, "/tokenizer_info")
+    assert (json["eos_token"], json["bos_token"]) == ("<|im_end|>", None)
+    assert (json["chat_template"], json["model_max_length"]) == (CHATML, 4096)
+    eos = post(greeter, "/tokenize", {"prompt": json["eos_token"], "add_special_tokens": False}).json()
     assert eos["tokens"] == [END_ID]

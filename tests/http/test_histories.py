@@ -49,22 +49,22 @@ class Talk:
         text = self.model.text(self._meant)
         self._ids = self.model.vocabulary.sample(self.model.writes(WRITES[0], self._meant, answer))
         asked = {"messages": self._sent, "tools": [TOOL], "return_token_ids": True}
-        made = post(self._url, "/v1/chat/completions", asked).json()
-        said = {name: value for name, value in made["choices"][0]["message"].items() if value}
-        calls = said.get("tool_calls", [])
+        body = post(self._url, "/v1/chat/completions", asked).json()
+        mapping = {name: value for name, value in body["choices"][0]["message"].items() if value}
+        calls = mapping.get("tool_calls", [])
         results = [{"role": "tool", "tool_call_id": one["id"], "content": "12 °C"} for one in calls]
         following = results or [{"role": "user", "content": "And then?"}]
         meant = Message(
             role="assistant",
-            content=said.get("content"),
-            reasoning=said.get("reasoning_content") or said.get("reasoning"),
+            content=mapping.get("content"),
+            reasoning=mapping.get("reasoning_content") or mapping.get("reasoning"),
             tool_calls=tuple(ToolCall(id=one["id"], **one["function"]) for one in calls),
         )
         if self._client == "drops it":
-            said = {name: value for name, value in said.items() if not name.startswith("reasoning")}
-        self._sent += [said, *following]
+            mapping = {name: value for name, value in mapping.items() if not name.startswith("reasoning")}
+        self._sent += [mapping, *following]
         self._meant += [meant, *(Message(**{"name": None, **one}) for one in following)]
-        return made["prompt_token_ids"], list(self._ids), text
+        return body["prompt_token_ids"], list(self._ids), text
 
 
 @pytest.mark.parametrize("client", ["sends it back", "drops it"])
@@ -78,9 +78,9 @@ def test_a_loop_of_calls_goes_on_wherever_the_template_keeps_its_text(
     for answer in answers(client)[:3]:
         prompt, ids, text = talk.turn(answer)
         # An answer that says the same is kept as it was sampled: some templates write a newline more.
-        said = talk.model.decode(prompt)
-        assert said == text or "gemma-4" in path.stem
-        assert "".join(said.split()) == "".join(text.split())
+        value = talk.model.decode(prompt)
+        assert value == text or "gemma-4" in path.stem
+        assert "".join(value.split()) == "".join(text.split())
         assert prompt[: len(before)] == before or not text.startswith(known)
         end = int(ids[-1] in talk.model.vocabulary.end_ids)
         before = [*prompt, *ids[: len(ids) - end]]

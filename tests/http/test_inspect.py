@@ -4,7 +4,7 @@ from pathlib import Path
 import httpx
 
 from dragoman.engines.scripted import ScriptedEngine, say
-from dragoman.engines.supervised import Supervised
+from dragoman.engines.supervisor import SupervisedEngine
 from tests.http.conftest import Serve
 from tests.support.http import HELLO, get, post
 from tests.support.wait import becomes
@@ -32,8 +32,8 @@ def test_unknown_model_is_404(greeter: str) -> None:
 
 def test_tokenize_text(greeter: str) -> None:
     reply = post(greeter, "/tokenize", {"prompt": "hi", "return_token_strs": True}).json()
-    told = {"token_strs": ["h", "i"], "special": []}
-    assert reply == {"count": 2, "max_model_len": 4096, "tokens": [104, 105], **told}
+    fields = {"token_strs": ["h", "i"], "special": []}
+    assert reply == {"count": 2, "max_model_len": 4096, "tokens": [104, 105], **fields}
 
 
 def test_tokenize_conversation_is_what_render_gives(greeter: str) -> None:
@@ -95,7 +95,7 @@ def test_an_engine_that_comes_back_is_healthy_all_the_while(serve: Serve) -> Non
         go.wait()
         return ScriptedEngine(say("back"))
 
-    url = serve(Supervised(open))
+    url = serve(SupervisedEngine(open))
     assert post(url, "/v1/chat/completions", HELLO).status_code == 503
     refused = post(url, "/v1/chat/completions", HELLO)
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
@@ -131,8 +131,11 @@ def test_metrics_tell_a_route_from_one_that_looks_like_it(serve: Serve) -> None:
 
 def test_openapi_has_the_parts_of_a_path_and_of_a_query(greeter: str) -> None:
     described = get(greeter, "/openapi.json").json()["paths"]["/v1/conversations/{id}/items"]["get"]
-    places = [(one["name"], one["in"]) for one in described["parameters"]]
-    assert places == [("id", "path"), *((name, "query") for name in ("after", "limit", "order", "include"))]
+    positions = [(one["name"], one["in"]) for one in described["parameters"]]
+    assert positions == [
+        ("id", "path"),
+        *((name, "query") for name in ("after", "limit", "order", "include")),
+    ]
 
 
 def test_openapi_describes_every_post_route(greeter: str) -> None:

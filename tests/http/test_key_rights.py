@@ -12,7 +12,7 @@ from dragoman.engines.scripted import ScriptedEngine, say
 from dragoman.errors import Forbidden, SettingsError, Unauthorized
 from dragoman.http import keys as keys_module
 from dragoman.http.key_file import add_key, describe_key, hash_key, new_key, read_key_file, revoke_key
-from dragoman.http.keys import Keys
+from dragoman.http.keys import ApiKeys
 from dragoman.http.server import background
 from dragoman.settings import Settings
 from tests.support.http import get, post
@@ -27,7 +27,7 @@ def sent(key: str) -> dict[bytes, bytes]:
 
 @pytest.fixture(autouse=True)
 def _looks_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys_module, "LOOK_S", 0.0)
+    monkeypatch.setattr(keys_module, "POLL_INTERVAL_S", 0.0)
 
 
 @pytest.fixture
@@ -54,9 +54,9 @@ def test_a_key_that_was_plain_is_the_same_as_its_hash(tmp_path: Path) -> None:
     plain.write_text(f"# ours\n{ONE}\n")
     add_key(str(plain), describe_key(TWO, name="two"))
     assert plain.read_text().startswith(f"# ours\n{ONE}\n")
-    keys = Keys(Settings(api_key_file=str(plain)))
-    assert keys.of(sent(ONE)).sha256 == hash_key(ONE)
-    assert keys.of(sent(TWO)).name == "two"
+    keys = ApiKeys(Settings(api_key_file=str(plain)))
+    assert keys.authenticate(sent(ONE)).sha256 == hash_key(ONE)
+    assert keys.authenticate(sent(TWO)).name == "two"
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_line_that_is_wrong_is_refused_and_not_shown(tmp_path: Path, line: str
     name = tmp_path / "keys"
     name.write_text(f"{line}\n")
     with pytest.raises(SettingsError) as refused:
-        Keys(Settings(api_key_file=str(name)))
+        ApiKeys(Settings(api_key_file=str(name)))
     assert "0000" not in refused.value.message
 
 
@@ -83,9 +83,9 @@ def test_two_keys_of_one_name_are_refused(file: str) -> None:
 
 
 def test_new_keys_cannot_be_guessed() -> None:
-    made = {new_key() for _ in range(100)}
-    assert len(made) == 100
-    assert all(len(key) >= 40 and key.startswith("sk-dgm-") for key in made)
+    texts = {new_key() for _ in range(100)}
+    assert len(texts) == 100
+    assert all(len(key) >= 40 and key.startswith("sk-dgm-") for key in texts)
 
 
 # Changes hold at once
@@ -112,25 +112,25 @@ def test_keys_come_and_go_without_a_restart(file: str) -> None:
 def test_a_file_that_cannot_be_read_changes_nothing(
     file: str, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
-    keys = Keys(Settings(api_key_file=file))
+    keys = ApiKeys(Settings(api_key_file=file))
     if how == "gone":
         Path(file).unlink()
     else:
         Path(file).write_bytes(b"{" if how == "broken" else b"\xff\xfe")
     with caplog.at_level(logging.ERROR, "dragoman"):
-        assert keys.of(sent(ONE)).name == "one"
-        assert keys.of(sent(ONE)).name == "one"
+        assert keys.authenticate(sent(ONE)).name == "one"
+        assert keys.authenticate(sent(ONE)).name == "one"
     assert caplog.text.count("not reloaded") == 1
 
 
 def test_what_is_shared_out_follows_the_number_of_keys(file: str) -> None:
-    keys = Keys(Settings(api_key_file=file))
+    keys = ApiKeys(Settings(api_key_file=file))
     counts: list[int] = []
     keys.on_change = lambda: counts.append(len(keys))
     add_key(file, describe_key(TWO, name="two"))
-    keys.of(sent(ONE))
+    keys.authenticate(sent(ONE))
     revoke_key(file, "two")
-    keys.of(sent(ONE))
+    keys.authenticate(sent(ONE))
     assert counts == [2, 1]
 
 
@@ -166,10 +166,10 @@ def test_an_admin_key_alone_closes_nothing() -> None:
 
 def test_without_an_admin_key_nobody_is_one() -> None:
     with pytest.raises(Forbidden, match="DRAGOMAN_ADMIN_KEY") as refused:
-        Keys(Settings(api_key=[ONE])).require_admin(sent(ONE))
+        ApiKeys(Settings(api_key=[ONE])).require_admin(sent(ONE))
     assert refused.value.code == "no_admin_key"
     with pytest.raises(Forbidden, match="DRAGOMAN_ADMIN_KEY"):
-        Keys(Settings()).require_admin({})
+        ApiKeys(Settings()).require_admin({})
 
 
 def test_who_is_an_admin(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_who_is_an_admin(tmp_path: Path) -> None:
     admins.write_text(f"{ADMIN}\n")
     add_key(clients, describe_key(ONE, name="one", admin=True))
     add_key(clients, describe_key(TWO, name="two"))
-    keys = Keys(Settings(api_key_file=clients, admin_key_file=str(admins)))
+    keys = ApiKeys(Settings(api_key_file=clients, admin_key_file=str(admins)))
     keys.require_admin(sent(ONE))
     keys.require_admin(sent(ADMIN))
     with pytest.raises(Forbidden, match="is not one"):
@@ -191,7 +191,7 @@ def test_who_is_an_admin(tmp_path: Path) -> None:
 )
 def test_an_admin_key_that_cannot_be_is_refused(name: str, value: Any) -> None:
     with pytest.raises(SettingsError):
-        Keys(Settings(**{name: value}))
+        ApiKeys(Settings(**{name: value}))
 
 
 # Models
@@ -210,7 +210,7 @@ def test_a_key_for_some_models_is_no_operators(tmp_path: Path) -> None:
     file = str(tmp_path / "keys")
     add_key(file, describe_key(ONE, name="one", models=["a"]))
     with pytest.raises(Forbidden):
-        Keys(Settings(api_key_file=file)).check_operator(sent(ONE))
+        ApiKeys(Settings(api_key_file=file)).check_operator(sent(ONE))
 
 
 def test_the_file_is_lines_of_json(file: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 import dragoman
 from dragoman.engines.scripted import ScriptedEngine, say
 from dragoman.errors import SettingsError
-from dragoman.http.keys import Keys, check_closed, is_loopback, keys_of
+from dragoman.http.keys import ApiKeys, check_closed, is_loopback, keys_of
 from dragoman.http.server import background
 from dragoman.settings import Settings
 from tests.support.http import get
@@ -29,7 +29,7 @@ def test_keys_come_from_the_settings_and_from_a_file(tmp_path: Path) -> None:
 def test_a_file_without_a_key_is_refused(tmp_path: Path, text: str) -> None:
     """Who names one does not mean an open server."""
     with pytest.raises(SettingsError, match="no key"):
-        Keys(Settings(api_key_file=keys_in(tmp_path, text)))
+        ApiKeys(Settings(api_key_file=keys_in(tmp_path, text)))
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:

@@ -31,16 +31,16 @@ def act(action: str, one: Connection) -> None:
     if counted is None or one.closed:
         return
     if action.startswith("show"):
-        counted.show(action[-1])
+        counted.set_owner(action[-1])
         one.known = one.works = True
     elif action == "works":
-        counted.works()
+        counted.mark_busy()
         one.works = True
     elif action == "rests":
-        counted.rests()
+        counted.mark_idle()
         one.works = False
     elif action == "socket" and one.known:
-        counted.works()
+        counted.mark_busy()
         one.works = True
         counted.open_socket()
     elif action == "leave":
@@ -51,26 +51,26 @@ def act(action: str, one: Connection) -> None:
 @given(st.lists(st.tuples(ACTIONS, st.integers(0, 30)), max_size=120))
 def test_counts_are_right_whatever_comes(actions: list[tuple[str, int]]) -> None:
     limiter = ConnectionLimiter(MOST, keys=2)
-    made: list[Connection] = []
+    connections: list[Connection] = []
     for action, number in actions:
         if action == "enter":
-            made.append(Connection(limiter))
-        elif made:
+            connections.append(Connection(limiter))
+        elif connections:
             with suppress(Overloaded):
-                act(action, made[number % len(made)])
-        there = [one for one in made if one.counted is not None and not one.closed]
+                act(action, connections[number % len(connections)])
+        there = [one for one in connections if one.counted is not None and not one.closed]
         assert len(limiter.strangers) + limiter.of_key.total() == len(there) <= MOST
         assert len(limiter.strangers) <= limiter.most_strangers
         assert all(count <= limiter.most_of_key for count in limiter.of_key.values())
-    for one in made:
+    for one in connections:
         act("leave", one)
     assert not (limiter.strangers or limiter.of_key or limiter.sockets or limiter.resting)
 
 
 def shown(limiter: ConnectionLimiter, owner: str) -> Connection:
-    made = Connection(limiter)
-    act(f"show {owner}", made)
-    return made
+    connection = Connection(limiter)
+    act(f"show {owner}", connection)
+    return connection
 
 
 def test_the_stranger_that_came_first_is_closed_first() -> None:

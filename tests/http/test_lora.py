@@ -11,8 +11,8 @@ from dragoman.engines.scripted import CHATML, ScriptedEngine, say
 from dragoman.http.server import background
 from dragoman.settings import Settings
 from dragoman.types import Adapters
-from tests.http.conftest import Serve, Served
-from tests.support.http import HELLO, found, post, refusal
+from tests.http.conftest import RunningServer, Serve
+from tests.support.http import HELLO, get_json, post, refusal
 
 APIS = {
     "/v1/chat/completions": HELLO,
@@ -27,24 +27,24 @@ def adapted(*, mixes: bool = True) -> ScriptedEngine:
         max_model_len=4096,
         templates={"default": CHATML},
         adapters=("poet", "clerk"),
-        mixes_adapters=mixes,
+        combines_adapters=mixes,
     )
     return ScriptedEngine(say("hi"), card=card)
 
 
 @pytest.fixture(scope="module")
-def mixer() -> Iterator[Served]:
+def mixer() -> Iterator[RunningServer]:
     engine = adapted()
     with background(engine, Settings(port=0)) as url:
-        yield Served(engine, url)
+        yield RunningServer(engine, url)
 
 
 def asked(url: str, lora: Any, **more: object) -> httpx.Response:
     return post(url, "/v1/chat/completions", {**HELLO, "lora": lora, **more})
 
 
-def test_the_models_list_names_their_parent_and_number(mixer: Served) -> None:
-    _, *adapters = found(mixer.url, "/v1/models")["data"]
+def test_the_models_list_names_their_parent_and_number(mixer: RunningServer) -> None:
+    _, *adapters = get_json(mixer.url, "/v1/models")["data"]
     assert [(model["id"], model["parent"], model["lora_id"]) for model in adapters] == [
         ("poet", "scripted", 0),
         ("clerk", "scripted", 1),
@@ -64,7 +64,9 @@ def test_the_models_list_names_their_parent_and_number(mixer: Served) -> None:
         ({"lora": [], "model": "scripted"}, ()),
     ],
 )
-def test_the_engine_is_told(mixer: Served, path: str, fields: dict[str, Any], adapters: Adapters) -> None:
+def test_the_engine_is_told(
+    mixer: RunningServer, path: str, fields: dict[str, Any], adapters: Adapters
+) -> None:
     assert post(mixer.url, path, {**APIS[path], **fields}).status_code == 200
     assert mixer.engine.jobs[-1].adapters == adapters
 
@@ -84,17 +86,17 @@ def test_the_engine_is_told(mixer: Served, path: str, fields: dict[str, Any], ad
         ({"name": "poet"}, "lora"),
     ],
 )
-def test_what_is_wrong_is_named(mixer: Served, lora: Any, place: str) -> None:
+def test_what_is_wrong_is_named(mixer: RunningServer, lora: Any, place: str) -> None:
     assert refusal(asked(mixer.url, lora)) == (400, place)
 
 
 @pytest.mark.parametrize("scale", ["NaN", "Infinity", "1e999"])
-def test_a_scale_is_a_finite_number(mixer: Served, scale: str) -> None:
+def test_a_scale_is_a_finite_number(mixer: RunningServer, scale: str) -> None:
     body = b'{"prompt": "hi", "lora": [{"name": "poet", "scale": %s}]}' % scale.encode()
     assert httpx.post(mixer.url + "/v1/completions", content=body).status_code == 400
 
 
-def test_an_adapter_in_model_and_in_lora_is_one_too_many(mixer: Served) -> None:
+def test_an_adapter_in_model_and_in_lora_is_one_too_many(mixer: RunningServer) -> None:
     assert refusal(asked(mixer.url, "poet", model="clerk")) == (400, "lora")
 
 

@@ -8,15 +8,15 @@ from typing import Any
 import httpx
 import pytest
 
-from dragoman.engines.protocol import AdaptableEngine, ModelCard
+from dragoman.engines.protocol import AdapterEngine, ModelCard
 from dragoman.engines.scripted import CHATML, ScriptedEngine, say
-from dragoman.engines.supervised import Supervised
+from dragoman.engines.supervisor import SupervisedEngine
 from dragoman.errors import ModelFileError
 from dragoman.http.server import background
 from dragoman.limits import Limits
 from dragoman.settings import Settings
 from tests.http.conftest import Serve
-from tests.support.http import HELLO, found, get, post, refusal, send
+from tests.support.http import HELLO, get, get_json, post, refusal, send
 from tests.support.wait import becomes
 
 LOAD, UNLOAD, SCALES = "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/lora-adapters"
@@ -32,7 +32,7 @@ class Adaptable(ScriptedEngine):
             max_model_len=4096,
             templates={"default": CHATML},
             adapters=("clerk",),
-            mixes_adapters=mixes,
+            combines_adapters=mixes,
         )
         super().__init__(say(text), card=card, interval=interval)
         self.loaded = {"clerk": "clerk.gguf"}
@@ -51,14 +51,14 @@ class Adaptable(ScriptedEngine):
         return self.jobs[-1].adapters
 
 
-def fill(place: Path) -> Path:
-    inside = place / "adapters"
+def fill(path: Path) -> Path:
+    inside = path / "adapters"
     (inside / "deep").mkdir(parents=True)
     for name in ("poet.gguf", "monk.gguf", "deep/poet.gguf"):
         (inside / name).write_bytes(b"lora")
     (inside / "broken.gguf").write_bytes(b"else")
-    (place / "secret.gguf").write_bytes(b"lora")
-    (inside / "way_out.gguf").symlink_to(place / "secret.gguf")
+    (path / "secret.gguf").write_bytes(b"lora")
+    (inside / "way_out.gguf").symlink_to(path / "secret.gguf")
     return inside
 
 
@@ -92,7 +92,7 @@ def ask(url: str, **fields: object) -> httpx.Response:
 
 
 def names(url: str) -> list[str]:
-    return [model["id"] for model in found(url, "/v1/models")["data"]]
+    return [model["id"] for model in get_json(url, "/v1/models")["data"]]
 
 
 def test_an_adapter_comes_and_goes_in_the_words_of_vllm(serve: Serve, folder: Path) -> None:
@@ -172,7 +172,7 @@ def test_a_path_may_be_deep_or_absolute(serve: Serve, folder: Path) -> None:
     assert (
         load(url, "a", "deep/poet.gguf").status_code == load(url, "b", str(folder / "poet.gguf")).status_code
     )
-    assert [each["path"] for each in found(url, SCALES)][1:] == ["deep/poet.gguf", "poet.gguf"]  # type: ignore[index]
+    assert [each["path"] for each in get_json(url, SCALES)][1:] == ["deep/poet.gguf", "poet.gguf"]  # type: ignore[index]
 
 
 def test_what_the_engine_cannot_load_is_told(strict: str) -> None:
@@ -184,7 +184,7 @@ def test_what_the_engine_cannot_load_is_told(strict: str) -> None:
 
 def test_an_engine_without_such_methods_says_so(serve: Serve, folder: Path) -> None:
     engine = ScriptedEngine(say("hi"))
-    assert not isinstance(engine, AdaptableEngine)
+    assert not isinstance(engine, AdapterEngine)
     reply = load(serve(engine, lora_dir=str(folder)))
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "unsupported_model")
     assert "--lora NAME=FILE" in reply.json()["error"]["message"]
@@ -223,7 +223,7 @@ def test_numbers_stay_when_others_go(serve: Serve, folder: Path) -> None:
     load(url)
     unload(url, "clerk")
     load(url, "monk")
-    assert {model["id"]: model.get("lora_id") for model in found(url, "/v1/models")["data"]} == {
+    assert {model["id"]: model.get("lora_id") for model in get_json(url, "/v1/models")["data"]} == {
         "scripted": None,
         "poet": 1,
         "monk": 2,
@@ -314,16 +314,16 @@ def test_an_engine_that_does_not_mix_has_one_at_its_full_strength(serve: Serve, 
 
 
 def test_an_engine_that_comes_back_has_them_again(serve: Serve, folder: Path) -> None:
-    made: list[Adaptable] = []
+    adaptables: list[Adaptable] = []
 
     def open_engine() -> Adaptable:
-        made.append(Adaptable())
-        return made[-1]
+        adaptables.append(Adaptable())
+        return adaptables[-1]
 
-    url = serve(Supervised(open_engine), lora_dir=str(folder))
+    url = serve(SupervisedEngine(open_engine), lora_dir=str(folder))
     load(url)
     load(url, "monk")
     unload(url, "monk")
-    made[0]._dead = True
-    assert becomes(lambda: len(made) == 2 and ask(url, model="poet").status_code == 200)
-    assert list(made[1].loaded) == ["clerk", "poet"]
+    adaptables[0]._dead = True
+    assert becomes(lambda: len(adaptables) == 2 and ask(url, model="poet").status_code == 200)
+    assert list(adaptables[1].loaded) == ["clerk", "poet"]

@@ -12,18 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.api.documents import FoundFiles, Inline
+from dragoman.api.attachments import BodyAttachments, InlineMedia
 from dragoman.errors import BadRequest
-from dragoman.http.documents import Documents
-from dragoman.http.host import Host
+from dragoman.http.app_state import AppState
+from dragoman.http.attachments import AttachmentResolver
 from dragoman.limits import Limits
 from dragoman.media import MediaKind
 from dragoman.media.fetch import MediaFetcher
-from dragoman.media.read import read_media
+from dragoman.media.headers import read_media
 from dragoman.settings import Settings
-from dragoman.store.files import FileShelf, IncomingFile, Quota
+from dragoman.store.files import FileStore, IncomingFile, Quota
 from tests.http.conftest import Serve
-from tests.http.test_documents import CHAT, RESPONSES, asked, data, pdf, said
+from tests.http.test_attachments import CHAT, RESPONSES, asked, data, pdf, said
 from tests.media.samples import picture, sound
 from tests.media.test_fetch import FileServer, file_server, plain
 from tests.support.http import post
@@ -33,16 +33,16 @@ from tests.support.parrot import parrot
 R = TypeVar("R")
 OWNER = "somebody"
 PNG = picture("png")
-INLINE = Inline("image", "png", "image/png", "QUJD")
+INLINE = InlineMedia("image", "png", "image/png", "QUJD")
 
 
 @pytest.fixture
 def files() -> Iterator[FileServer]:
-    with file_server() as made:
-        made.answers["/a.png"] = lambda handler: plain(handler, PNG, content_type="text/html")
-        made.answers["/a.pdf"] = lambda handler: plain(handler, pdf("A potter"))
-        made.answers["/a.txt"] = lambda handler: plain(handler, b"words of another")
-        yield made
+    with file_server() as server:
+        server.answers["/a.png"] = lambda handler: plain(handler, PNG, content_type="text/html")
+        server.answers["/a.pdf"] = lambda handler: plain(handler, pdf("A potter"))
+        server.answers["/a.txt"] = lambda handler: plain(handler, b"words of another")
+        yield server
 
 
 async def aside(_: int, work: Callable[[], R]) -> R:
@@ -53,19 +53,19 @@ def filled(body: dict[str, Any], folder: Path, *kept: bytes, sees: bool = True, 
     """The body with what is in its files; `kept` are those that were uploaded, as `FILE0` and so on."""
 
     async def fill() -> bytes:
-        shelf = FileShelf(folder, Quota(files=10, bytes=10**8, file_bytes=10**8))
+        shelf = FileStore(folder, Quota(files=10, bytes=10**8, file_bytes=10**8))
         await shelf.start()
         text = json.dumps(body)
         for number, content in enumerate(kept):
             async with IncomingFile(shelf, OWNER, 10**8) as upload:
                 await upload.write(content)
-                made = await upload.keep(f"{number}.bin", "user_data", None)
-            text = text.replace(f"FILE{number}", made.id)
+                file = await upload.commit(f"{number}.bin", "user_data", None)
+            text = text.replace(f"FILE{number}", file.id)
 
         async def told(_: str, __: str | None) -> bool:
             return sees
 
-        documents = Documents(shelf, Limits(**limits), MediaFetcher(["http://127.0.0.1:*"]), told)
+        documents = AttachmentResolver(shelf, Limits(**limits), MediaFetcher(["http://127.0.0.1:*"]), told)
         try:
             return await documents.fill(OWNER, text.encode(), aside)
         finally:
@@ -85,10 +85,10 @@ def bytes_in(url: str) -> bytes:
 
 def test_a_picture_that_may_be_fetched_stands_in_its_place(files: FileServer, tmp_path: Path) -> None:
     part = {"type": "image_url", "image_url": {"url": files.url("/a.png"), "detail": "low"}}
-    (made,) = filled(chat(part), tmp_path)["messages"][0]["content"]
-    assert made["image_url"]["detail"] == "low"
-    assert made["image_url"]["url"].startswith("data:image/png;base64,")
-    assert bytes_in(made["image_url"]["url"]) == PNG
+    (result,) = filled(chat(part), tmp_path)["messages"][0]["content"]
+    assert result["image_url"]["detail"] == "low"
+    assert result["image_url"]["url"].startswith("data:image/png;base64,")
+    assert bytes_in(result["image_url"]["url"]) == PNG
 
 
 def test_pictures_of_every_api_stand_in_their_place(files: FileServer, tmp_path: Path) -> None:
@@ -118,12 +118,12 @@ def test_pictures_of_every_api_stand_in_their_place(files: FileServer, tmp_path:
             },
         ],
     }
-    made = filled(body, tmp_path, PNG)
-    blocks = [message["content"][0] for message in made["messages"]]
+    result = filled(body, tmp_path, PNG)
+    blocks = [message["content"][0] for message in result["messages"]]
     blocks[2] = blocks[2]["content"][0]
     source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(PNG).decode()}
     assert blocks == [{"type": "image", "source": source}] * 3
-    parts = [*(item["content"][0] for item in made["input"][:2]), made["input"][2]["output"][0]]
+    parts = [*(item["content"][0] for item in result["input"][:2]), result["input"][2]["output"][0]]
     assert [bytes_in(part["image_url"]) for part in parts] == [PNG] * 3
     assert parts[0]["detail"] == "high" and all("file_id" not in part for part in parts)
 
@@ -145,31 +145,33 @@ def test_what_is_no_picture_is_refused_where_one_is_named(files: FileServer, tmp
 
 def test_a_model_that_sees_gets_the_pages_of_a_pdf(tmp_path: Path) -> None:
     part = {"type": "file", "file": {"file_data": data(pdf("A potter", 2)), "filename": "a.pdf"}}
-    said = filled(chat(part), tmp_path)["messages"][0]["content"]
-    assert [one["type"] for one in said] == ["text", "image_url"] * 2
-    assert said[0]["text"] == 'File "a.pdf":\n\nPage 1:\n\nA potter' and said[2]["text"].startswith("Page 2:")
-    page = read_media(bytes_in(said[1]["image_url"]["url"]), "image", Limits(), "x")
+    result = filled(chat(part), tmp_path)["messages"][0]["content"]
+    assert [one["type"] for one in result] == ["text", "image_url"] * 2
+    assert result[0]["text"] == 'File "a.pdf":\n\nPage 1:\n\nA potter' and result[2]["text"].startswith(
+        "Page 2:"
+    )
+    page = read_media(bytes_in(result[1]["image_url"]["url"]), "image", Limits(), "x")
     assert (page.format, max(page.width, page.height)) == ("jpeg", 1536)
 
 
 def test_one_that_does_not_see_gets_its_text(tmp_path: Path) -> None:
     part = {"type": "file", "file": {"file_data": data(pdf("A potter", 2)), "filename": "a.pdf"}}
-    (made,) = filled(chat(part), tmp_path, sees=False)["messages"][0]["content"]
-    assert made == {"type": "text", "text": 'File "a.pdf":\n\nA potter\n\nA potter'}
+    (result,) = filled(chat(part), tmp_path, sees=False)["messages"][0]["content"]
+    assert result == {"type": "text", "text": 'File "a.pdf":\n\nA potter\n\nA potter'}
 
 
 def test_a_pdf_of_many_pages_is_text_alone(tmp_path: Path) -> None:
     part = {"type": "file", "file": {"file_data": data(pdf("A potter", 3))}}
-    (made,) = filled(chat(part), tmp_path, media_files=2)["messages"][0]["content"]
-    assert made["type"] == "text"
+    (result,) = filled(chat(part), tmp_path, media_files=2)["messages"][0]["content"]
+    assert result["type"] == "text"
 
 
 def test_a_document_keeps_its_title_and_has_its_pages(tmp_path: Path) -> None:
     source = {"type": "base64", "media_type": "application/pdf", "data": data(pdf("A", 2)).partition(",")[2]}
     part = {"type": "document", "title": "T", "source": source}
-    made = filled(chat(part), tmp_path)["messages"][0]["content"]
-    assert [one["type"] for one in made] == ["document", "image", "text", "image"]
-    assert made[0]["title"] == "T" and made[0]["source"]["type"] == "text"
+    result = filled(chat(part), tmp_path)["messages"][0]["content"]
+    assert [one["type"] for one in result] == ["document", "image", "text", "image"]
+    assert result[0]["title"] == "T" and result[0]["source"]["type"] == "text"
 
 
 def test_only_so_many_are_fetched_for_a_request(files: FileServer, tmp_path: Path) -> None:
@@ -199,7 +201,7 @@ def test_whether_a_model_sees_is_on_its_card(modalities: frozenset[MediaKind]) -
     async def seen() -> bool:
         engine = parrot()
         engine.card = msgspec.structs.replace(engine.card, modalities=modalities)
-        host = Host(engine, Settings(store="memory"))
+        host = AppState(engine, Settings(store="memory"))
         await host.start()
         try:
             return await host.sees("", None)
@@ -221,9 +223,9 @@ NAMED = {"type": "image_url", "image_url": {"url": "https://a.example/b"}}
 @given(st.lists(st.lists(WORDS | st.just(NAMED), max_size=4), max_size=3), WORDS)
 def test_all_else_stays_as_it_was(contents: list[list[Any]], more: Any) -> None:
     body = {"messages": [{"role": "user", "content": parts} for parts in contents], "more": more}
-    found = FoundFiles(json.dumps(body).encode())
+    attachments = BodyAttachments(json.dumps(body).encode())
     count = sum(part == NAMED for parts in contents for part in parts)
-    assert len(found.parts) == count
+    assert len(attachments.parts) == count
     if count:
         written = json.dumps(body).replace("https://a.example/b", INLINE.url)
-        assert json.loads(found.filled([[INLINE]] * count)) == json.loads(written)
+        assert json.loads(attachments.filled([[INLINE]] * count)) == json.loads(written)

@@ -14,7 +14,7 @@ from tools.walks import ask
 from dragoman.engines.scripted import say
 from dragoman.http import upkeep
 from dragoman.http.app import App
-from dragoman.http.upkeep import Garbage, SpareMemory
+from dragoman.http.upkeep import GcController, MemoryTrimmer
 from dragoman.settings import Settings
 from tests.support.tool_model import tool_model
 
@@ -33,11 +33,11 @@ def real(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def collector(real: None) -> Iterator[Garbage]:
-    made = Garbage()
-    made.begin()
-    yield made
-    made.end()
+def collector(real: None) -> Iterator[GcController]:
+    controller = GcController()
+    controller.begin()
+    yield controller
+    controller.end()
 
 
 def _old_cycle() -> "weakref.ref[Node]":
@@ -45,12 +45,12 @@ def _old_cycle() -> "weakref.ref[Node]":
     node = Node()
     gc.collect(1)
     gc.collect(1)
-    found = weakref.ref(node)
+    reference_type = weakref.ref(node)
     del node
-    return found
+    return reference_type
 
 
-def test_many_objects_do_not_make_a_full_collection(collector: Garbage) -> None:
+def test_many_objects_do_not_make_a_full_collection(collector: GcController) -> None:
     seen: list[int] = []
 
     def note(phase: str, info: dict[str, Any]) -> None:
@@ -65,7 +65,7 @@ def test_many_objects_do_not_make_a_full_collection(collector: Garbage) -> None:
     assert set(seen) == {0}
 
 
-def test_a_cycle_goes_in_a_quiet_moment(collector: Garbage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cycle_goes_in_a_quiet_moment(collector: GcController, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "PAUSE_S", 0.0)
     cycle = _old_cycle()
     for _ in range(upkeep.LOOKS + 1):
@@ -76,7 +76,7 @@ def test_a_cycle_goes_in_a_quiet_moment(collector: Garbage, monkeypatch: pytest.
     assert cycle() is None
 
 
-def test_a_cycle_goes_when_memory_grows(collector: Garbage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cycle_goes_when_memory_grows(collector: GcController, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "LATEST_S", 0.0)
     cycle = _old_cycle()
     collector.collect(quiet=False)
@@ -90,44 +90,44 @@ def test_a_cycle_goes_when_memory_grows(collector: Garbage, monkeypatch: pytest.
 def test_in_the_end_all_is_as_before() -> None:
     gc.unfreeze()
     before = gc.get_threshold(), gc.get_freeze_count()
-    made = Garbage()
-    made.begin()
-    made.end()
+    controller = GcController()
+    controller.begin()
+    controller.end()
     assert (gc.get_threshold(), gc.get_freeze_count()) == before
 
 
-def tried(spare: SpareMemory, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+def tried(spare: MemoryTrimmer, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """What comes of a look each second, at so much memory before each."""
     clock = itertools.count(1000.0)
     monkeypatch.setattr(upkeep, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     monkeypatch.setattr(upkeep, "give_back", lambda: None)
-    found = []
+    items = []
     for size in sizes:
         monkeypatch.setattr(upkeep, "resident", lambda size=size: size)
-        found.append(asyncio.run(spare.give_back()))
-    return found
+        items.append(asyncio.run(spare.give_back()))
+    return items
 
 
 def test_memory_that_has_grown_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert tried(SpareMemory(), [upkeep.SPARE_BYTES], monkeypatch) == [True]
+    assert tried(MemoryTrimmer(), [upkeep.SPARE_BYTES], monkeypatch) == [True]
 
 
 def test_memory_that_has_hardly_grown_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "GIVE_BACK_S", 0.0)
     big = 10 * upkeep.SPARE_BYTES
-    assert tried(SpareMemory(), [big, big + upkeep.SPARE_BYTES - 1], monkeypatch) == [True, False]
+    assert tried(MemoryTrimmer(), [big, big + upkeep.SPARE_BYTES - 1], monkeypatch) == [True, False]
 
 
 def test_memory_is_given_back_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "GIVE_BACK_S", 2.0)
     sizes = [upkeep.SPARE_BYTES * factor for factor in (1, 2, 3, 4)]
-    assert tried(SpareMemory(), sizes, monkeypatch) == [True, False, True, False]
+    assert tried(MemoryTrimmer(), sizes, monkeypatch) == [True, False, True, False]
 
 
 def test_growth_counts_from_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "GIVE_BACK_S", 0.0)
     sizes = [upkeep.SPARE_BYTES * factor for factor in (10, 1, 2)]
-    assert tried(SpareMemory(), sizes, monkeypatch) == [True, False, True]
+    assert tried(MemoryTrimmer(), sizes, monkeypatch) == [True, False, True]
 
 
 REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -155,7 +155,7 @@ async def leave_garbage(path: str, body: dict[str, Any], *before: dict[str, Any]
         await ask(app, path, body)
         await asyncio.sleep(0.05)
         gc.collect()
-        return [found for found in gc.garbage if type(found).__module__.startswith("dragoman.")]
+        return [result for result in gc.garbage if type(result).__module__.startswith("dragoman.")]
     finally:
         gc.set_debug(0)
         gc.garbage.clear()

@@ -9,7 +9,7 @@ import pytest
 
 from dragoman.engines.scripted import ScriptedEngine, say
 from dragoman.limits import Limits
-from tests.http.conftest import Serve, Served
+from tests.http.conftest import RunningServer, Serve
 from tests.support.http import get, post, send
 from tests.support.parrot import call, messages_of, parrot
 from tests.support.tool_model import prompt_of, tool_model
@@ -27,20 +27,20 @@ def body(said: Any = "hi", **more: Any) -> dict[str, Any]:
 def events(response: httpx.Response) -> list[dict[str, Any]]:
     """The events of a stream, each of which is named by its type."""
     assert response.headers["content-type"].startswith("text/event-stream"), response.text
-    found = []
+    items = []
     for event in response.text.split("\n\n")[:-1]:
         name, data = event.split("\n")
-        found.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {found[-1]['type']}"
-    return found
+        items.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {items[-1]['type']}"
+    return items
 
 
-def fold(found: list[dict[str, Any]]) -> dict[str, Any]:
+def fold(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The message that events add up to."""
-    assert [found[0]["type"], found[-1]["type"]] == ["message_start", "message_stop"]
-    message: dict[str, Any] = found[0]["message"]
+    assert [rows[0]["type"], rows[-1]["type"]] == ["message_start", "message_stop"]
+    message: dict[str, Any] = rows[0]["message"]
     inputs: dict[int, str] = {}
-    for event in found:
+    for event in rows:
         if event["type"] == "content_block_start":
             assert event["index"] == len(message["content"])
             message["content"].append(event["content_block"])
@@ -78,7 +78,7 @@ def comparable(message: dict[str, Any]) -> Any:
         call("look", city="Paris") + "\nThat was it.",
     ],
 )
-def test_the_whole_message_is_what_its_events_add_up_to(parrot: Served, said: str) -> None:
+def test_the_whole_message_is_what_its_events_add_up_to(parrot: RunningServer, said: str) -> None:
     asked = body(said or [], tools=[TOOL]) if said else body("<think></think>", tools=[TOOL])
     whole = post(parrot.url, PATH, asked).json()
     streamed = fold(events(post(parrot.url, PATH, {**asked, "stream": True})))
@@ -86,9 +86,9 @@ def test_the_whole_message_is_what_its_events_add_up_to(parrot: Served, said: st
     assert whole["content"]
 
 
-def test_blocks_come_in_the_order_of_what_was_said(parrot: Served) -> None:
-    said = THOUGHT + "I look." + call("look", city="Paris")
-    reply = post(parrot.url, PATH, body(said, tools=[TOOL])).json()
+def test_blocks_come_in_the_order_of_what_was_said(parrot: RunningServer) -> None:
+    value = THOUGHT + "I look." + call("look", city="Paris")
+    reply = post(parrot.url, PATH, body(value, tools=[TOOL])).json()
     thinking, text, use = reply["content"]
     assert (thinking["type"], thinking["thinking"]) == ("thinking", "Hm.")
     assert (text["type"], text["text"]) == ("text", "I look.")
@@ -107,13 +107,15 @@ def test_blocks_come_in_the_order_of_what_was_said(parrot: Served) -> None:
         ({"max_tokens": 100_000, "messages": [{"role": "user", "content": "x" * 2500}]}, None),
     ],
 )
-def test_why_it_ended(parrot: Served, more: dict[str, Any], reason: tuple[str, str | None] | None) -> None:
+def test_why_it_ended(
+    parrot: RunningServer, more: dict[str, Any], reason: tuple[str, str | None] | None
+) -> None:
     reply = post(parrot.url, PATH, body("This is the END of it.", **more)).json()
     expected = reason or ("model_context_window_exceeded", None)
     assert (reply["stop_reason"], reply["stop_sequence"]) == expected
 
 
-def test_a_prompt_is_computed_and_nothing_said(parrot: Served) -> None:
+def test_a_prompt_is_computed_and_nothing_said(parrot: RunningServer) -> None:
     for stream in (False, True):
         reply = post(parrot.url, PATH, body(max_tokens=0, stream=stream))
         message = fold(events(reply)) if stream else reply.json()
@@ -121,7 +123,7 @@ def test_a_prompt_is_computed_and_nothing_said(parrot: Served) -> None:
         assert message["usage"]["output_tokens"] == 0
 
 
-def test_thinking_that_is_not_shown_comes_back_all_the_same(parrot: Served) -> None:
+def test_thinking_that_is_not_shown_comes_back_all_the_same(parrot: RunningServer) -> None:
     hidden = body(THOUGHT + "Yes.", thinking={"type": "adaptive", "display": "omitted"})
     for stream in (False, True):
         reply = post(parrot.url, PATH, {**hidden, "stream": stream})
@@ -144,10 +146,12 @@ def test_the_next_prompt_goes_on_from_the_ids_of_the_answer(serve: Serve) -> Non
     later = [{"role": "assistant", "content": content}, {"role": "user", "content": [result]}]
     post(url, PATH, {**first, "messages": first["messages"] + later})
     asked, again = engine.jobs[-2:]
-    said = again.prompt[len(asked.prompt) :]
+    numbers = again.prompt[len(asked.prompt) :]
     assert again.prompt[: len(asked.prompt)] == asked.prompt
     assert (
-        bytes(id_ for id_ in said if id_ < 256).decode().startswith("<think>\nHm. </think>\n\n<tool_call>{")
+        bytes(id_ for id_ in numbers if id_ < 256)
+        .decode()
+        .startswith("<think>\nHm. </think>\n\n<tool_call>{")
     )
 
 
@@ -159,9 +163,9 @@ def parrot_of(said: str) -> ScriptedEngine:
 
 
 def failure(reply: httpx.Response) -> tuple[int, str]:
-    found = reply.json()
-    assert found["type"] == "error"
-    return reply.status_code, found["error"]["type"]
+    result = reply.json()
+    assert result["type"] == "error"
+    return reply.status_code, result["error"]["type"]
 
 
 def test_errors_are_anthropics(serve: Serve) -> None:
@@ -182,7 +186,7 @@ def test_a_body_that_is_too_large(serve: Serve) -> None:
     assert failure(post(url, PATH, body("x" * 2000))) == (413, "request_too_large")
 
 
-def test_a_prompt_that_is_too_long_is_told_in_the_words_that_clients_look_for(parrot: Served) -> None:
+def test_a_prompt_that_is_too_long_is_told_in_the_words_that_clients_look_for(parrot: RunningServer) -> None:
     for length in (5000, 500_000):
         reply = post(parrot.url, PATH, body("x" * length))
         assert failure(reply) == (400, "invalid_request_error")
@@ -190,15 +194,15 @@ def test_a_prompt_that_is_too_long_is_told_in_the_words_that_clients_look_for(pa
         assert " tokens > " in reply.json()["error"]["message"]
 
 
-def test_an_engine_that_fails_in_the_middle_is_an_event(parrot: Served) -> None:
-    found = events(post(parrot.url, PATH, body("This BREAKs.", stream=True)))
-    assert found[-1]["type"] == "error"
-    assert found[-1]["error"]["type"] == "api_error"
-    assert not [event for event in found if event["type"] in ("message_delta", "message_stop")]
+def test_an_engine_that_fails_in_the_middle_is_an_event(parrot: RunningServer) -> None:
+    rows = events(post(parrot.url, PATH, body("This BREAKs.", stream=True)))
+    assert rows[-1]["type"] == "error"
+    assert rows[-1]["error"]["type"] == "api_error"
+    assert not [event for event in rows if event["type"] in ("message_delta", "message_stop")]
 
 
 def test_a_full_server_and_a_key_with_too_much_are_told_apart(serve: Serve) -> None:
-    for settings, told in (
+    for settings, pair in (
         ({"limits": Limits(in_flight=1, queue=0)}, (529, "overloaded_error")),
         ({"limits": Limits(per_key=1), "api_key": ["k", "l"]}, (429, "rate_limit_error")),
     ):
@@ -209,11 +213,11 @@ def test_a_full_server_and_a_key_with_too_much_are_told_apart(serve: Serve) -> N
             pieces = held.iter_bytes()
             next(pieces)
             reply = post(url, PATH, body(), **{"x-api-key": "k"})
-            assert failure(reply) == told
+            assert failure(reply) == pair
             assert reply.headers["retry-after"]
 
 
-def test_the_head_has_anthropics_names(parrot: Served) -> None:
+def test_the_head_has_anthropics_names(parrot: RunningServer) -> None:
     head = post(parrot.url, PATH, body()).headers
     assert head["request-id"] == head["x-request-id"]
     assert int(head["anthropic-ratelimit-requests-remaining"]) < int(
@@ -230,7 +234,7 @@ def test_a_stream_with_nothing_to_say_pings(serve: Serve) -> None:
         assert "event: ping" in (next(lines) for _ in range(40))
 
 
-def test_what_is_too_long_to_be_answered_is_counted(parrot: Served) -> None:
+def test_what_is_too_long_to_be_answered_is_counted(parrot: RunningServer) -> None:
     assert post(parrot.url, COUNT, body("x" * 5000)).json()["input_tokens"] > 5000
 
 
@@ -259,7 +263,7 @@ def test_whether_somebody_is_there(serve: Serve) -> None:
     assert get(url, "/").status_code == 200
 
 
-def test_tokens_are_counted_as_the_answer_has_them(parrot: Served) -> None:
+def test_tokens_are_counted_as_the_answer_has_them(parrot: RunningServer) -> None:
     asked = body("hello", system="Be kind.", tools=[TOOL])
     used = post(parrot.url, PATH, asked).json()["usage"]
     counted = post(
@@ -268,18 +272,18 @@ def test_tokens_are_counted_as_the_answer_has_them(parrot: Served) -> None:
     assert counted.json() == {"input_tokens": used["input_tokens"] + used["cache_read_input_tokens"]}
 
 
-def test_many_counts_at_once(parrot: Served) -> None:
+def test_many_counts_at_once(parrot: RunningServer) -> None:
     """As Claude Code asks for them, to tell what its context is made of."""
     with ThreadPoolExecutor(24) as pool:
         counts = [pool.submit(post, parrot.url, COUNT, body("x" * n, tools=[TOOL])) for n in range(1, 25)]
-        found = [each.result().json()["input_tokens"] for each in counts]
-    assert found == [*range(found[0], found[0] + 24)]
+        items = [each.result().json()["input_tokens"] for each in counts]
+    assert items == [*range(items[0], items[0] + 24)]
 
 
 # Long conversations.
 
 
-def test_edits_are_told_and_counted(parrot: Served) -> None:
+def test_edits_are_told_and_counted(parrot: RunningServer) -> None:
     content = [
         {"type": "thinking", "thinking": "Long ago.", "signature": ""},
         {"type": "text", "text": "Yes."},
@@ -359,6 +363,6 @@ def test_thinking_that_is_cleared_is_not_given_back_from_memory(serve: Serve) ->
     assert reply["context_management"]["applied_edits"]
     assert "Hm." not in prompt_of(engine.jobs[-1])
     forgotten = [{"role": "assistant", "content": content[1:]}, {"role": "user", "content": [result]}]
-    told = post(url, PATH, {**first, "messages": first["messages"] + forgotten}).json()
+    outcome = post(url, PATH, {**first, "messages": first["messages"] + forgotten}).json()
     assert "Hm." in prompt_of(engine.jobs[-1])
-    assert told["usage"]["restored_reasoning_tokens"] > 0
+    assert outcome["usage"]["restored_reasoning_tokens"] > 0

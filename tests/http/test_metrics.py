@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dragoman.engines.scripted import ScriptedEngine, say
-from dragoman.engines.supervised import Supervised
+from dragoman.engines.supervisor import SupervisedEngine
 from dragoman.http.server import background
 from dragoman.settings import Settings
 from tests.engines.local.paged import PagedDesk
@@ -33,7 +33,7 @@ def read(text: str) -> SAMPLES:
 def exposition(names: str = "vllm") -> str:
     """Of a server that has answered one chat, a stream, and a request that was wrong."""
     settings = Settings(port=0, store="memory", metrics_names=names)  # type: ignore[arg-type]
-    with background(Supervised(lambda: Busy(say("hello"))), settings) as url:
+    with background(SupervisedEngine(lambda: Busy(say("hello"))), settings) as url:
         post(url, CHAT, HELLO)
         stream(url, CHAT, {**HELLO, "max_tokens": 2})
         post(url, CHAT, {"messages": 1})

@@ -20,13 +20,15 @@ KEY, ADMIN = "sk-some-0123456789-0123456789", "sk-admin-0123456789-0123456789"
 MINE, SECRET = "shared", "secret-model"
 
 
-class Embedding(ScriptedEngine):
+class EmbeddingEngine(ScriptedEngine):
     async def embed(self, prompts: Any) -> list[list[float]]:
         return [[1.0, 2.0] for _ in prompts]
 
 
 def engine(name: str) -> ScriptedEngine:
-    return Embedding(say("hi"), card=ModelCard(name=name, max_model_len=512, templates={"default": CHATML}))
+    return EmbeddingEngine(
+        say("hi"), card=ModelCard(name=name, max_model_len=512, templates={"default": CHATML})
+    )
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +37,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     add_key(str(file), describe_key(KEY, name="some", models=["share*"]))
     add_key(str(file), describe_key(ADMIN, name="all", models=["nothing"], admin=True))
     settings = Settings(port=0, store="memory", api_key_file=str(file))
-    with background({SECRET: engine(SECRET), MINE: engine(MINE)}, settings) as made:
-        yield made
+    with background({SECRET: engine(SECRET), MINE: engine(MINE)}, settings) as text:
+        yield text
 
 
 ASKED: list[tuple[str, dict[str, Any]]] = [
@@ -86,13 +88,13 @@ def test_one_model_is_looked_at_by_those_who_may_use_it(url: str) -> None:
 
 
 def test_a_socket_has_the_models_of_its_key(url: str) -> None:
-    told = []
+    items = []
     with connect(url.replace("http", "ws") + "/v1/responses", additional_headers={"x-api-key": KEY}) as talk:
         for model in (SECRET, "no-such-model"):
             talk.send(json.dumps({"type": "response.create", "input": "hi", "model": model}))
-            told.append(json.loads(talk.recv(timeout=30)))
-    assert told[0]["type"] == "error" and told[0]["status"] == 404
-    assert told[0] == told[1]
+            items.append(json.loads(talk.recv(timeout=30)))
+    assert items[0]["type"] == "error" and items[0]["status"] == 404
+    assert items[0] == items[1]
 
 
 def test_who_names_no_model_has_the_default_if_it_may(url: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dragoman.engines.scripted import ScriptedEngine, say
-from tests.http.conftest import Serve, Served
+from tests.http.conftest import RunningServer, Serve
 from tests.support.http import get, post, send
 
 MODEL = "scripted"
@@ -40,14 +40,14 @@ def test_the_whole_is_what_the_lines_say(greeter: str) -> None:
 
 
 def test_what_was_used_is_told_in_counts_and_nanoseconds(greeter: str) -> None:
-    told = post(greeter, "/api/chat", {**HELLO, "stream": False}).json()
-    assert told["prompt_eval_count"] > 0
-    assert told["eval_count"] == len("Hello, wörld!".encode()) + 1
-    assert told["total_duration"] >= told["eval_duration"] >= 0
-    assert told["total_duration"] >= told["prompt_eval_duration"] >= 0
+    body = post(greeter, "/api/chat", {**HELLO, "stream": False}).json()
+    assert body["prompt_eval_count"] > 0
+    assert body["eval_count"] == len("Hello, wörld!".encode()) + 1
+    assert body["total_duration"] >= body["eval_duration"] >= 0
+    assert body["total_duration"] >= body["prompt_eval_duration"] >= 0
 
 
-def test_options_are_the_sampling(parrot: Served) -> None:
+def test_options_are_the_sampling(parrot: RunningServer) -> None:
     options = {
         "num_predict": 1,
         "temperature": 0.5,
@@ -56,9 +56,9 @@ def test_options_are_the_sampling(parrot: Served) -> None:
         "stop": ["x"],
         "seed": 4,
     }
-    told = post(parrot.url, "/api/chat", {**HELLO, **PARROT, "options": options, "stream": False}).json()
+    body = post(parrot.url, "/api/chat", {**HELLO, **PARROT, "options": options, "stream": False}).json()
     asked = parrot.engine.jobs[-1].sampling
-    assert (told["done_reason"], asked.max_tokens, asked.temperature) == ("length", 1, 0.5)
+    assert (body["done_reason"], asked.max_tokens, asked.temperature) == ("length", 1, 0.5)
     assert (asked.top_k, asked.repetition_penalty, asked.seed) == (7, 1.5, 4)
 
 
@@ -70,9 +70,9 @@ def test_options_without_effect_are_named(greeter: str) -> None:
 @pytest.mark.parametrize("streams", [True, False])
 def test_reasoning_is_thinking(serve: Serve, streams: bool) -> None:
     url = serve(ScriptedEngine(say("<think>Hm.</think>Yes.")), dialect="qwen3")
-    told = lines(url, "/api/chat", {**HELLO, "stream": True})
+    rows = lines(url, "/api/chat", {**HELLO, "stream": True})
     whole = post(url, "/api/chat", {**HELLO, "stream": False}).json()["message"]
-    thought = "".join(line["message"].get("thinking", "") for line in told) if streams else whole["thinking"]
+    thought = "".join(line["message"].get("thinking", "") for line in rows) if streams else whole["thinking"]
     assert thought == "Hm."
 
 
@@ -94,20 +94,20 @@ def test_arguments_that_are_cut_off_are_text(serve: Serve, streams: bool) -> Non
     url = serve(ScriptedEngine(say(CALL)), dialect="hermes")
     ask = {**HELLO, "tools": TOOLS, "options": {"num_predict": CALL.index("Paris")}, "stream": streams}
     reply = post(url, "/api/chat", ask).text.splitlines()
-    told = [json.loads(line)["message"] for line in reply]
-    assert "".join(message["content"] for message in told) == '{"city": "'
-    assert not any("tool_calls" in message for message in told)
+    items = [json.loads(line)["message"] for line in reply]
+    assert "".join(message["content"] for message in items) == '{"city": "'
+    assert not any("tool_calls" in message for message in items)
 
 
-def test_a_loop_of_calls_comes_back(parrot: Served) -> None:
+def test_a_loop_of_calls_comes_back(parrot: RunningServer) -> None:
     call = {"function": {"name": "weather", "arguments": {"city": "Paris"}}}
-    said = [
+    items = [
         *HELLO["messages"],
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": "Sun.", "tool_name": "weather"},
     ]
     reply = post(
-        parrot.url, "/api/chat", {**HELLO, **PARROT, "messages": said, "tools": TOOLS, "stream": False}
+        parrot.url, "/api/chat", {**HELLO, **PARROT, "messages": items, "tools": TOOLS, "stream": False}
     )
     assert reply.json()["message"]["content"] == "The tool says: Sun."
 
@@ -119,24 +119,24 @@ def test_a_schema_is_the_format(serve: Serve) -> None:
     assert "format" in reply.json()["error"]
 
 
-def test_a_prompt_is_a_question_of_one_message(parrot: Served) -> None:
+def test_a_prompt_is_a_question_of_one_message(parrot: RunningServer) -> None:
     asked = {**PROMPT, **PARROT, "system": "Be short."}
-    told = lines(parrot.url, "/api/generate", asked)
-    assert "".join(line["response"] for line in told) == "hi"
+    items = lines(parrot.url, "/api/generate", asked)
+    assert "".join(line["response"] for line in items) == "hi"
     prompt = parrot.engine.jobs[-1].prompt
-    said = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "hi"}]
-    post(parrot.url, "/v1/chat/completions", {"messages": said})
+    rows = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "hi"}]
+    post(parrot.url, "/v1/chat/completions", {"messages": rows})
     assert parrot.engine.jobs[-1].prompt == prompt
 
 
-def test_a_raw_prompt_has_no_template(parrot: Served) -> None:
+def test_a_raw_prompt_has_no_template(parrot: RunningServer) -> None:
     post(parrot.url, "/api/generate", {**PROMPT, **PARROT, "raw": True})
     raw = parrot.engine.jobs[-1].prompt
     post(parrot.url, "/v1/completions", {"prompt": "hi"})
     assert parrot.engine.jobs[-1].prompt == raw
 
 
-def test_the_context_of_a_reply_goes_on(parrot: Served) -> None:
+def test_the_context_of_a_reply_goes_on(parrot: RunningServer) -> None:
     first = post(parrot.url, "/api/generate", {**PROMPT, **PARROT, "stream": False}).json()
     context = first["context"]
     assert len(context) == first["prompt_eval_count"] + first["eval_count"]

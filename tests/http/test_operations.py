@@ -33,27 +33,27 @@ def slow() -> ScriptedEngine:
 def test_tokens_and_answers_are_counted(serve: Serve) -> None:
     url = serve(ScriptedEngine(say("hello")))
     used = post(url, CHAT, HELLO).json()["usage"]
-    told = get(url, "/operations").json()
-    assert told["tokens"]["completion_tokens"] == used["completion_tokens"]
-    assert told["tokens"]["prompt_tokens"] == used["prompt_tokens"]
-    [model] = told["models"]
+    body = get(url, "/operations").json()
+    assert body["tokens"]["completion_tokens"] == used["completion_tokens"]
+    assert body["tokens"]["prompt_tokens"] == used["prompt_tokens"]
+    [model] = body["models"]
     assert (model["name"], model["running"], model["waiting"]) == ("scripted", 0, 0)
     assert model["answers"]["stop"] == 1
     assert model["mean_ms"]["first_token"] is not None
-    assert told["memory"]["resident_bytes"] > 2**20
-    assert told["keys"] == told["answers"] == []
+    assert body["memory"]["resident_bytes"] > 2**20
+    assert body["keys"] == body["answers"] == []
 
 
 def test_an_answer_under_way_is_seen(serve: Serve) -> None:
     url = serve(slow())
     with answering(url):
         assert becomes(lambda: get(url, "/operations").json()["tokens"]["completion_tokens"] > 3)
-        told = get(url, "/operations").json()
-        [answer] = told["answers"]
+        body = get(url, "/operations").json()
+        [answer] = body["answers"]
         assert (answer["state"], answer["model"]) == ("running", "scripted")
         assert answer["completion_tokens"] > 0
-        assert told["models"][0]["running"] == 1
-        assert told["requests_in_flight"] == 2
+        assert body["models"][0]["running"] == 1
+        assert body["requests_in_flight"] == 2
     assert becomes(lambda: not get(url, "/operations").json()["answers"])
 
 
@@ -72,9 +72,9 @@ def test_a_request_is_found_by_its_id(serve: Serve) -> None:
     url = serve(ScriptedEngine(say("hello")))
     id_ = post(url, CHAT, HELLO).headers["x-request-id"]
     get(url, "/v1/models")
-    [told] = get(url, f"/operations?request_id={id_}").json()["requests"]
-    assert (told["path"], told["status"], told["finish"]) == (CHAT, 200, "stop")
-    assert told["duration_ms"] >= told["ttft_ms"] >= told["queue_ms"] >= 0
+    [result] = get(url, f"/operations?request_id={id_}").json()["requests"]
+    assert (result["path"], result["status"], result["finish"]) == (CHAT, 200, "stop")
+    assert result["duration_ms"] >= result["ttft_ms"] >= result["queue_ms"] >= 0
 
 
 def test_a_key_sees_its_own_and_an_admin_all(serve: Serve) -> None:
@@ -83,7 +83,7 @@ def test_a_key_sees_its_own_and_an_admin_all(serve: Serve) -> None:
         mine = get(url, "/operations", authorization="Bearer one").json()
         other = get(url, "/operations", authorization="Bearer two").json()
         every = get(url, "/operations", authorization="Bearer boss").json()
-    assert [len(told["answers"]) for told in (mine, other, every)] == [1, 0, 1]
+    assert [len(result["answers"]) for result in (mine, other, every)] == [1, 0, 1]
     assert [key["you"] for key in mine["keys"]] == [True]
     assert mine["keys"][0]["running"] == 1
     assert [key["you"] for key in other["keys"]] == [True]
@@ -95,5 +95,5 @@ def test_a_key_sees_its_own_and_an_admin_all(serve: Serve) -> None:
 def test_it_takes_a_key_as_metrics_do(serve: Serve) -> None:
     assert get(serve(slow(), api_key=["k"]), "/operations").status_code == 401
     assert get(serve(slow(), metrics="off"), "/operations").status_code == 404
-    told = get(serve(slow(), api_key=["k"], metrics="open"), "/operations").json()
-    assert told["models"] and told["requests"] == told["keys"] == []
+    body = get(serve(slow(), api_key=["k"], metrics="open"), "/operations").json()
+    assert body["models"] and body["requests"] == body["keys"] == []

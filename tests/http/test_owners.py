@@ -32,8 +32,8 @@ def test_each_key_has_prefixes_of_its_own(serve: Serve, path: str) -> None:
 
 def test_the_salt_of_a_request_is_added_to_the_key(serve: Serve) -> None:
     asked = [("a", None), ("a", "x"), ("a", "y"), ("b", "x")]
-    found = salts(serve, "/v1/chat/completions", *asked, api_key=["a", "b"])
-    assert len(set(found)) == 4
+    texts = salts(serve, "/v1/chat/completions", *asked, api_key=["a", "b"])
+    assert len(set(texts)) == 4
 
 
 def test_without_keys_the_salt_is_that_of_the_request(serve: Serve) -> None:

@@ -68,11 +68,11 @@ def test_the_dialect_says_how_it_was_found(url: str) -> None:
 
 
 def test_a_template_speaks_for_a_dialect(url: str) -> None:
-    told = parsed(url, text="Hm.</think>Yes.", template=TEMPLATE)
-    assert told["dialect"]["how"] == "the chat template has <tool_call>"
-    assert told["prompt"].endswith("<think>\n")
-    assert told["starts_in_reasoning"]
-    assert told["message"]["reasoning"] == "Hm."
+    result = parsed(url, text="Hm.</think>Yes.", template=TEMPLATE)
+    assert result["dialect"]["how"] == "the chat template has <tool_call>"
+    assert result["prompt"].endswith("<think>\n")
+    assert result["starts_in_reasoning"]
+    assert result["message"]["reasoning"] == "Hm."
 
 
 def test_what_is_wrong_with_a_template_is_said(url: str) -> None:
@@ -80,8 +80,8 @@ def test_what_is_wrong_with_a_template_is_said(url: str) -> None:
 
 
 def test_the_grammar_is_that_of_the_tools(url: str) -> None:
-    told = parsed(url, text="x", tools=TOOLS, return_grammar=True)
-    assert "<tool_call>" in told["grammar"]
+    result = parsed(url, text="x", tools=TOOLS, return_grammar=True)
+    assert "<tool_call>" in result["grammar"]
     assert "grammar" not in parsed(url, text="x")
 
 
@@ -89,21 +89,21 @@ def test_ids_are_read_as_the_models_own(serve: Serve) -> None:
     engine = ScriptedEngine(say("x"))
     url = serve(engine, dialect="hermes")
     ids = [*engine.tokenizer.encode(f"<think>Hm.</think>Yes.{CALL}"), engine.tokenizer.eos_id]
-    told = parsed(url, token_ids=ids)
-    said = ["".join(told["token_strs"][part["begin"] : part["end"]]) for part in told["parts"]]
-    kinds = [part["kind"] for part in told["parts"]]
+    result = parsed(url, token_ids=ids)
+    texts = ["".join(result["token_strs"][part["begin"] : part["end"]]) for part in result["parts"]]
+    kinds = [part["kind"] for part in result["parts"]]
     assert kinds == ["reasoning", "text", "call", "end"]
-    assert said[:3] == ["<think>Hm.</think>", "Yes.", CALL]
-    assert told["special"] == [len(ids) - 1]
+    assert texts[:3] == ["<think>Hm.</think>", "Yes.", CALL]
+    assert result["special"] == [len(ids) - 1]
 
 
 def test_ids_of_a_prompt_say_that_reasoning_was_opened(serve: Serve) -> None:
     engine = ScriptedEngine(say("x"))
     url = serve(engine, dialect="hermes")
     prompt, ids = engine.tokenizer.encode("<think>\n"), engine.tokenizer.encode("Hm.</think>Yes.")
-    told = parsed(url, token_ids=ids, prompt_token_ids=prompt)
-    assert told["starts_in_reasoning"]
-    assert told["message"]["reasoning"] == "Hm."
+    result = parsed(url, token_ids=ids, prompt_token_ids=prompt)
+    assert result["starts_in_reasoning"]
+    assert result["message"]["reasoning"] == "Hm."
 
 
 @pytest.mark.parametrize(
@@ -125,18 +125,18 @@ def test_bad_bodies_are_refused(url: str, body: dict[str, Any], param: str) -> N
 
 
 def test_the_dialects_are_listed_with_that_of_the_model(url: str) -> None:
-    told = get(url, "/dialects").json()
-    assert told["model"]["name"] == "hermes"
-    assert {each["name"] for each in told["data"]} == set(list_dialects())
+    body = get(url, "/dialects").json()
+    assert body["model"]["name"] == "hermes"
+    assert {each["name"] for each in body["data"]} == set(list_dialects())
 
 
 def test_ids_have_their_texts_and_say_which_are_special(serve: Serve) -> None:
     engine = ScriptedEngine(say("x"))
     url = serve(engine)
     ids = [*engine.tokenizer.encode("hi"), engine.tokenizer.eos_id]
-    told = post(url, "/detokenize", {"tokens": ids, "return_token_strs": True}).json()
-    assert told["token_strs"][:2] == ["h", "i"]
-    assert told["special"] == [2]
+    body = post(url, "/detokenize", {"tokens": ids, "return_token_strs": True}).json()
+    assert body["token_strs"][:2] == ["h", "i"]
+    assert body["special"] == [2]
 
 
 @given(name=st.sampled_from(sorted(list_dialects())), size=st.integers(1, 300))

@@ -9,7 +9,7 @@ import anthropic
 import openai
 import pytest
 
-from dragoman.client import BadFile, Client, audio, image
+from dragoman.client import Client, FileFormatError, audio, image
 from dragoman.engines.scripted import ScriptedEngine, say
 from dragoman.http.server import background
 from dragoman.settings import Settings
@@ -102,12 +102,12 @@ def test_a_model_that_sees_is_shown_the_picture(name: str, url: str, engine: Scr
 
 @each
 def test_a_model_of_text_says_so_of_the_field(name: str, blind: str) -> None:
-    path, body, place = ASKED[name]
+    path, body, param = ASKED[name]
     reply = post(blind, path, body)
     assert reply.status_code == 400
     assert "images are not supported" in reply.text
     if "messages" not in path or "v1/chat" in path:
-        assert f'"param":"{place}"' in reply.text
+        assert f'"param":"{param}"' in reply.text
 
 
 SCREEN = {"type": "computer_screenshot", "image_url": URL}
@@ -158,8 +158,8 @@ def test_a_response_goes_on_from_one_with_a_picture(url: str, engine: ScriptedEn
 
 
 def test_a_conversation_keeps_a_picture(url: str, engine: ScriptedEngine) -> None:
-    given = {"items": [{"type": "message", "role": "user", "content": [INPUT]}]}
-    kept = post(url, "/v1/conversations", given).json()["id"]
+    fields = {"items": [{"type": "message", "role": "user", "content": [INPUT]}]}
+    kept = post(url, "/v1/conversations", fields).json()["id"]
     post(url, "/v1/responses", {"input": "What is it?", "conversation": kept})
     assert [span.media.data for span in engine.jobs[-1].media] == [RED]
     items = get(url, f"/v1/conversations/{kept}/items?order=asc").json()["data"]
@@ -169,13 +169,13 @@ def test_a_conversation_keeps_a_picture(url: str, engine: ScriptedEngine) -> Non
 def test_a_stored_completion_gives_the_picture_back(url: str) -> None:
     body = {"messages": [{"role": "user", "content": [PART]}], "store": True}
     id_ = post(url, "/v1/chat/completions", body).json()["id"]
-    found = get(url, f"/v1/chat/completions/{id_}/messages").json()["data"]
-    assert found[0]["content_parts"] == [PART]
+    result = get(url, f"/v1/chat/completions/{id_}/messages").json()["data"]
+    assert result[0]["content_parts"] == [PART]
 
 
 def test_models_say_what_they_take(url: str, blind: str) -> None:
-    told = [get(each, "/v1/models").json()["data"][0]["input_modalities"] for each in (url, blind)]
-    assert told == [["text", "image", "audio"], ["text"]]
+    items = [get(each, "/v1/models").json()["data"][0]["input_modalities"] for each in (url, blind)]
+    assert items == [["text", "image", "audio"], ["text"]]
     shown = [post(each, "/api/show", {"model": "scripted"}).json()["capabilities"] for each in (url, blind)]
     assert {"vision", "audio"} <= {*shown[0]}
     assert not {"vision", "audio"} & {*shown[1]}
@@ -183,12 +183,12 @@ def test_models_say_what_they_take(url: str, blind: str) -> None:
 
 def test_the_client_of_openai(url: str, engine: ScriptedEngine) -> None:
     with openai.OpenAI(base_url=f"{url}/v1", api_key="x") as client:
-        said = [{"type": "text", "text": "?"}, PART, audio(TONE)]
-        messages: Any = [{"role": "user", "content": said}]
-        made = client.chat.completions.create(model="scripted", messages=messages)
-        assert made.choices[0].message.content == "Red."
-        assert made.usage is not None
-        assert made.usage.prompt_tokens == len(engine.jobs[-1].prompt)
+        result = [{"type": "text", "text": "?"}, PART, audio(TONE)]
+        messages: Any = [{"role": "user", "content": result}]
+        chat_completion = client.chat.completions.create(model="scripted", messages=messages)
+        assert chat_completion.choices[0].message.content == "Red."
+        assert chat_completion.usage is not None
+        assert chat_completion.usage.prompt_tokens == len(engine.jobs[-1].prompt)
         assert [span.media.kind for span in engine.jobs[-1].media] == ["image", "audio"]
         items: Any = [{"role": "user", "content": [INPUT]}]
         assert client.responses.create(model="scripted", input=items).output_text == "Red."
@@ -197,8 +197,8 @@ def test_the_client_of_openai(url: str, engine: ScriptedEngine) -> None:
 def test_the_client_of_anthropic(url: str, engine: ScriptedEngine) -> None:
     with anthropic.Anthropic(base_url=url, api_key="x") as client:
         messages: Any = [{"role": "user", "content": [BLOCK, {"type": "text", "text": "?"}]}]
-        made: Any = client.messages.create(model="scripted", max_tokens=9, messages=messages)
-        assert made.content[0].text == "Red."
+        result: Any = client.messages.create(model="scripted", max_tokens=9, messages=messages)
+        assert result.content[0].text == "Red."
         counted = client.messages.count_tokens(model="scripted", messages=messages)
         assert counted.input_tokens == len(engine.jobs[-1].prompt)
 
@@ -214,5 +214,5 @@ def test_our_client_sends_files_and_bytes(url: str, tmp_path: Any, engine: Scrip
     assert [span.media.data for span in engine.jobs[-1].media] == [RED, TONE]
     assert json.dumps(image(RED)).count("image/png") == 1
     for wrong in (b"text", tmp_path / "none.png"):
-        with pytest.raises(BadFile):
+        with pytest.raises(FileFormatError):
             image(wrong)

@@ -42,10 +42,10 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield str(file)
 
 
-class Damaged(ScriptedEngine):
+class DamagedPictures(ScriptedEngine):
     """To which all pictures are damaged behind their headers."""
 
-    def place(self, media: Media) -> list[int]:
+    def media_token_ids(self, media: Media) -> list[int]:
         raise BadRequest("damaged")
 
 
@@ -84,7 +84,7 @@ def test_a_model_that_sees_is_shown_a_picture(serve: Serve, config: str, path: s
     ("path", "more", "shown"),
     [
         *((path, {"modalities": ()}, []) for path in ASKED),
-        (CHAT, {"kind": Damaged}, []),
+        (CHAT, {"kind": DamagedPictures}, []),
         (CHAT, {"limits": Limits(media_pixels=100)}, []),
         (CHAT, {"limits": Limits(media_total_bytes=len(RED) - 1)}, []),
         (CHAT, {"modalities": ("image", "audio"), "limits": Limits(media_files=1)}, ["image"]),
@@ -113,10 +113,10 @@ def test_sounds_are_played(serve: Serve, config: str, path: str) -> None:
 
 def test_an_item_has_what_was_shown(serve: Serve, config: str) -> None:
     url, _ = started(serve, config, SHOW, "It is red.")
-    made = post(url, RESPONSES, ASKED[RESPONSES]).json()["output"][1]
-    assert made["output"].splitlines() == ["before", "[image image/png, 1 KiB]", "behind"]
+    result = post(url, RESPONSES, ASKED[RESPONSES]).json()["output"][1]
+    assert result["output"].splitlines() == ["before", "[image image/png, 1 KiB]", "behind"]
     image = {"type": "input_image", "image_url": f"data:image/png;base64,{RED64}", "detail": "auto"}
-    assert made["content"] == [
+    assert result["content"] == [
         {"type": "input_text", "text": "before"},
         image,
         {"type": "input_text", "text": "behind"},
@@ -127,9 +127,9 @@ def test_an_item_has_what_was_shown(serve: Serve, config: str) -> None:
 def test_the_next_response_sees_it_still(serve: Serve, config: str, stored: bool) -> None:
     url, engine = started(serve, config, SHOW, "It is red.", "Still red.")
     first = post(url, RESPONSES, {**ASKED[RESPONSES], "store": stored}).json()
-    told = {"previous_response_id": first["id"], "input": "Sure?"}
+    fields = {"previous_response_id": first["id"], "input": "Sure?"}
     sent = {"input": [*SAID, *first["output"], {"role": "user", "content": "Sure?"}]}
-    reply = post(url, RESPONSES, {**(told if stored else sent), "tools": [SERVER]})
+    reply = post(url, RESPONSES, {**(fields if stored else sent), "tools": [SERVER]})
     assert reply.status_code == 200, reply.text
     assert [span.media.data for span in engine.jobs[-1].media] == [RED]
 

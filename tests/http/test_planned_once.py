@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from dragoman.http.server import background
-from dragoman.prompt import Prompter
+from dragoman.prompt import PromptBuilder
 from dragoman.settings import Settings
 from dragoman.turns.plan import Planner
-from tests.http.conftest import Served
+from tests.http.conftest import RunningServer
 from tests.mcp.support import sdk_server
 from tests.support.parrot import call, parrot
 from tests.support.responses import created
@@ -40,32 +40,32 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         monkeypatch.setattr(kind, name, counting)
 
     count(Planner, "plan")
-    count(Prompter, "render")
+    count(PromptBuilder, "render")
     return counts
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
+def served() -> Iterator[RunningServer]:
     engine = parrot()
     with background(engine, Settings(port=0, store="memory", mcp_allow=["127.0.0.1:*"])) as url:
-        yield Served(engine, url)
+        yield RunningServer(engine, url)
 
 
 def test_a_response_with_a_call_is_planned_once_a_turn(
-    served: Served, tools: list[dict[str, Any]], counted: dict[str, int]
+    served: RunningServer, tools: list[dict[str, Any]], counted: dict[str, int]
 ) -> None:
     created(served.url, ADD, tools=tools)
     assert counted["plan"] == 2
 
 
 def test_a_list_that_is_known_is_planned_with(
-    served: Served, tools: list[dict[str, Any]], counted: dict[str, int]
+    served: RunningServer, tools: list[dict[str, Any]], counted: dict[str, int]
 ) -> None:
     first = created(served.url, "hi", tools=tools)
     created(served.url, "on", tools=tools, previous_response_id=first["id"])
     assert counted["plan"] == 2
 
 
-def test_what_is_short_enough_is_planned_once(served: Served, counted: dict[str, int]) -> None:
+def test_what_is_short_enough_is_planned_once(served: RunningServer, counted: dict[str, int]) -> None:
     created(served.url, "hi", context_management=THRESHOLD)
     assert counted == {"plan": 1, "render": 1}

@@ -35,24 +35,26 @@ def content(url: str, **more: Any) -> str:
 
 
 def test_the_file_says_how_to_sample_and_a_request_says_it_better(serve: Serve) -> None:
-    made = engine()
-    url = serve(made, sampling={"temperature": 0.3, "top_k": 9, "seed": 5}, override={"top_p": 0.5})
+    scripted_engine = engine()
+    url = serve(
+        scripted_engine, sampling={"temperature": 0.3, "top_k": 9, "seed": 5}, override={"top_p": 0.5}
+    )
     post(url, CHAT, {**HELLO, "temperature": 0.9, "top_p": 0.8})
-    asked = made.jobs[0].sampling
+    asked = scripted_engine.jobs[0].sampling
     assert (asked.temperature, asked.top_k, asked.top_p, asked.seed) == (0.9, 9, 0.5, 5)
 
 
 def test_the_reply_names_what_was_not_for_the_request_to_say(serve: Serve) -> None:
     decided = {"temperature": 0.5, "top_p": 0.5, "max_tokens": 9, "chat_template_kwargs": {"tone": "dry"}}
     url = serve(engine(), override=decided, store="memory")
-    said = {"temperature": 0.5, "top_p": 0.9, "chat_template_kwargs": {"tone": "warm"}}
+    fields = {"temperature": 0.5, "top_p": 0.9, "chat_template_kwargs": {"tone": "warm"}}
     wanted = "top_p, max_tokens, chat_template_kwargs.tone"
     for path, body in (
         (CHAT, {**HELLO, "max_tokens": 5}),
         (RESPONSES, {"input": "hi", "max_output_tokens": 5}),
     ):
         for streams in (False, True):
-            reply = post(url, path, {**said, **body, "stream": streams})
+            reply = post(url, path, {**fields, **body, "stream": streams})
             assert reply.headers["x-dragoman-overridden"] == wanted
         assert "x-dragoman-overridden" not in post(url, CHAT, HELLO).headers
 
@@ -84,9 +86,9 @@ def test_variables_of_the_template_are_seen_by_all_routes(serve: Serve) -> None:
 
 
 def test_each_name_of_the_model_has_its_own(serve: Serve) -> None:
-    made = engine()
+    scripted_engine = engine()
     url = serve(
-        made,
+        scripted_engine,
         model_alias=["quick"],
         sampling={"max_tokens": 50},
         presets={
@@ -97,7 +99,10 @@ def test_each_name_of_the_model_has_its_own(serve: Serve) -> None:
     )
     for model in ("scripted", "quick", "poet"):
         post(url, CHAT, {**HELLO, "model": model})
-    asked = [(job.sampling.max_tokens, job.sampling.top_k, job.sampling.temperature) for job in made.jobs]
+    asked = [
+        (job.sampling.max_tokens, job.sampling.top_k, job.sampling.temperature)
+        for job in scripted_engine.jobs
+    ]
     assert asked == [(50, 3, 1.0), (3, 3, 1.0), (50, 0, 1.5)]
 
 
@@ -106,10 +111,10 @@ def test_an_adapter_that_comes_later_may_have_its_own() -> None:
 
 
 def test_an_override_of_the_length_counts_for_responses_too(serve: Serve) -> None:
-    made = engine()
-    url = serve(made, override={"max_tokens": 3}, store="memory")
+    scripted_engine = engine()
+    url = serve(scripted_engine, override={"max_tokens": 3}, store="memory")
     reply = post(url, RESPONSES, {"input": "hi", "max_output_tokens": 100}).json()
-    assert (reply["status"], made.jobs[0].sampling.max_tokens) == ("incomplete", 3)
+    assert (reply["status"], scripted_engine.jobs[0].sampling.max_tokens) == ("incomplete", 3)
     assert reply["max_output_tokens"] == 3
 
 
@@ -126,10 +131,12 @@ def test_an_override_of_the_length_counts_for_responses_too(serve: Serve) -> Non
     ],
 )
 def test_what_is_decided_holds_by_every_name(serve: Serve, path: str, body: dict[str, Any]) -> None:
-    made = engine("a long answer" * 9)
-    url = serve(made, override={"max_tokens": 4}, model_alias=["mine"], store="memory")
+    scripted_engine = engine("a long answer" * 9)
+    url = serve(scripted_engine, override={"max_tokens": 4}, model_alias=["mine"], store="memory")
     assert post(url, path, body).status_code == 200
-    assert {(job.sampling.max_tokens, job.sampling.min_tokens <= 4) for job in made.jobs} == {(4, True)}
+    assert {(job.sampling.max_tokens, job.sampling.min_tokens <= 4) for job in scripted_engine.jobs} == {
+        (4, True)
+    }
 
 
 def test_a_response_tells_what_held(serve: Serve) -> None:
@@ -153,11 +160,11 @@ def test_what_no_request_could_be_given_ends_the_start(wrong: dict[str, Any], me
 
 def test_any_name_is_answered_by_the_model_which_says_its_own(serve: Serve) -> None:
     url = serve(engine(), any_model=True, model_alias=["mine"], store="memory")
-    for asked, told in (("gpt-4o", "scripted"), ("mine", "mine"), ("poet", "poet")):
-        assert post(url, CHAT, {**HELLO, "model": asked}).json()["model"] == told
-        assert post(url, RESPONSES, {"input": "hi", "model": asked}).json()["model"] == told
-        assert stream(url, CHAT, {**HELLO, "model": asked})[0]["model"] == told
-        assert get(url, f"/v1/models/{asked}").json()["id"] == told
+    for asked, text in (("gpt-4o", "scripted"), ("mine", "mine"), ("poet", "poet")):
+        assert post(url, CHAT, {**HELLO, "model": asked}).json()["model"] == text
+        assert post(url, RESPONSES, {"input": "hi", "model": asked}).json()["model"] == text
+        assert stream(url, CHAT, {**HELLO, "model": asked})[0]["model"] == text
+        assert get(url, f"/v1/models/{asked}").json()["id"] == text
 
 
 def test_without_it_a_name_that_is_not_there_is_a_404(serve: Serve) -> None:
@@ -171,11 +178,13 @@ def test_any_name_may_have_a_preset_where_any_name_is_answered(serve: Serve) -> 
 
 def test_stop_strings_of_a_template_end_answers_to_conversations(serve: Serve) -> None:
     template = "{% set stop_strings = [' three', '<|im_start|>'] %}" + CHATML
-    made = ScriptedEngine(say("one two three"), card=replace(CARD, templates={"default": template}))
-    url = serve(made)
+    scripted_engine = ScriptedEngine(
+        say("one two three"), card=replace(CARD, templates={"default": template})
+    )
+    url = serve(scripted_engine)
     assert (content(url), content(url, stop=["ne"])) == ("one two", "o")
     assert post(url, "/v1/completions", {"prompt": "hi"}).json()["choices"][0]["text"] == "one two three"
-    asked = [job.sampling.stop_token_ids for job in made.jobs]
+    asked = [job.sampling.stop_token_ids for job in scripted_engine.jobs]
     # A control token has no text, so its id is what ends the answer.
     assert asked == [{257}, {257}, frozenset()]
 

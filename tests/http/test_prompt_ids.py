@@ -6,7 +6,7 @@ import pytest
 
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import CHATML, END_ID, ByteTokenizer, Script, ScriptedEngine, say
-from tests.http.conftest import Serve, Served
+from tests.http.conftest import RunningServer, Serve
 from tests.support.http import HELLO, post, refusal, stream
 from tests.support.parrot import call
 
@@ -28,12 +28,12 @@ def rendered(url: str, body: dict[str, Any] = HELLO) -> list[int]:
 def message(url: str, **body: Any) -> dict[str, Any]:
     reply = post(url, CHAT, body)
     assert reply.status_code == 200, reply.text
-    told: dict[str, Any] = reply.json()["choices"][0]["message"]
-    return told
+    fields: dict[str, Any] = reply.json()["choices"][0]["message"]
+    return fields
 
 
 @pytest.mark.parametrize("name", ["prompt_token_ids", "input_ids"])
-def test_ids_are_the_prompt(parrot: Served, name: str) -> None:
+def test_ids_are_the_prompt(parrot: RunningServer, name: str) -> None:
     ids = rendered(parrot.url)
     assert message(parrot.url, **{name: ids})["content"] == "hi"
     assert message(parrot.url, messages=[], **{name: ids})["content"] == "hi"
@@ -47,13 +47,13 @@ def test_the_template_is_not_asked(serve: Serve) -> None:
     assert engine.jobs[0].prompt == (1, 2, 3)
 
 
-def test_calls_are_read_in_the_dialect_of_the_model(parrot: Served) -> None:
+def test_calls_are_read_in_the_dialect_of_the_model(parrot: RunningServer) -> None:
     ids = rendered(parrot.url, {"messages": [{"role": "user", "content": call("f", a=1)}]})
-    (made,) = message(parrot.url, prompt_token_ids=ids, tools=TOOLS)["tool_calls"]
-    assert (made["function"]["name"], made["function"]["arguments"]) == ("f", '{"a": 1}')
+    (result,) = message(parrot.url, prompt_token_ids=ids, tools=TOOLS)["tool_calls"]
+    assert (result["function"]["name"], result["function"]["arguments"]) == ("f", '{"a": 1}')
 
 
-def test_streamed_as_well(parrot: Served) -> None:
+def test_streamed_as_well(parrot: RunningServer) -> None:
     seen = stream(parrot.url, CHAT, {"prompt_token_ids": rendered(parrot.url)})
     assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in seen) == "hi"
 
@@ -66,8 +66,8 @@ def test_reasoning_that_the_ids_have_opened_is_gone_on_with(
     serve: Serve, begun: str, reasoning: str | None
 ) -> None:
     url = serve(thinker("so</think>yes"), dialect="deepseek_r1")
-    told = message(url, prompt_token_ids=[*rendered(url), *begun.encode()])
-    assert told.get("reasoning_content") == reasoning
+    fields = message(url, prompt_token_ids=[*rendered(url), *begun.encode()])
+    assert fields.get("reasoning_content") == reasoning
 
 
 def test_what_a_user_wrote_opens_nothing(serve: Serve) -> None:
@@ -116,15 +116,17 @@ def test_what_is_wrong_with_them_is_named(greeter: str, body: dict[str, Any], pa
     ("field", "value"),
     [("stop_token_ids", [7, 8]), ("min_tokens", 3), ("ignore_eos", True), ("prompt_logprobs", 2)],
 )
-def test_sampling_reaches_the_engine(parrot: Served, path: str, field: str, value: Any) -> None:
+def test_sampling_reaches_the_engine(parrot: RunningServer, path: str, field: str, value: Any) -> None:
     assert post(parrot.url, path, {**_asked(path), field: value}).status_code == 200
-    told = getattr(parrot.engine.jobs[-1].sampling, field)
-    assert told == (frozenset(value) if isinstance(value, list) else value)
+    result = getattr(parrot.engine.jobs[-1].sampling, field)
+    assert result == (frozenset(value) if isinstance(value, list) else value)
 
 
 @pytest.mark.parametrize("path", [CHAT, RAW])
 @pytest.mark.parametrize(("field", "value"), [("priority", -3), ("cache_salt", "mine")])
-def test_the_order_and_the_salt_reach_the_engine(parrot: Served, path: str, field: str, value: Any) -> None:
+def test_the_order_and_the_salt_reach_the_engine(
+    parrot: RunningServer, path: str, field: str, value: Any
+) -> None:
     assert post(parrot.url, path, {**_asked(path), field: value}).status_code == 200
     assert getattr(parrot.engine.jobs[-1], field) == value
 
@@ -142,7 +144,7 @@ def test_a_raw_prompt_in_every_form(serve: Serve, prompt: Any) -> None:
 
 
 def test_a_stop_id_is_told_and_is_no_text(serve: Serve) -> None:
-    class Stopping(ScriptedEngine):
+    class StoppingEngine(ScriptedEngine):
         """Ends at its stop ids, as engines do."""
 
         def submit(self, job: Any, sink: Any) -> Any:
@@ -153,7 +155,7 @@ def test_a_stop_id_is_told_and_is_no_text(serve: Serve) -> None:
 
             return super().submit(job, stopped)
 
-    url = serve(Stopping(say("one.two")))
+    url = serve(StoppingEngine(say("one.two")))
     body = {"prompt": "x", "stop_token_ids": [46], "return_token_ids": True}
     (choice,) = post(url, RAW, body).json()["choices"]
     assert (choice["text"], choice["stop_reason"], choice["finish_reason"]) == ("one", 46, "stop")
@@ -164,7 +166,7 @@ def test_a_stop_id_is_told_and_is_no_text(serve: Serve) -> None:
 def test_special_tokens_of_a_completion_are_shown_on_demand(
     serve: Serve, skip: bool | None, text: str
 ) -> None:
-    start = ByteTokenizer().special["<|im_start|>"]
+    start = ByteTokenizer().special_ids["<|im_start|>"]
     url = serve(ScriptedEngine(Script([97, start, 98, END_ID])))
     (choice,) = post(url, RAW, {"prompt": "x", "skip_special_tokens": skip}).json()["choices"]
     assert choice["text"] == text

@@ -34,8 +34,8 @@ def test_reasoning_has_two_names_and_is_no_content(serve: Serve, burst: int) -> 
 
 @pytest.mark.parametrize("burst", [1, 1000])
 def test_log_probabilities_of_the_content_alone(serve: Serve, burst: int) -> None:
-    said = f'{TEXT}ä<tool_call>{{"name": "f", "arguments": {{}}}}</tool_call>'
-    url = serve(ScriptedEngine(say(said, burst=burst)), dialect="hermes")
+    text = f'{TEXT}ä<tool_call>{{"name": "f", "arguments": {{}}}}</tool_call>'
+    url = serve(ScriptedEngine(say(text, burst=burst)), dialect="hermes")
     tools = [{"type": "function", "function": {"name": "f"}}]
     body = {**HELLO, "tools": tools, "logprobs": True, "logprobs_content_only": True}
     whole = post(url, PATH, body).json()["choices"][0]["logprobs"]["content"]
@@ -113,6 +113,6 @@ def test_earlier_reasoning_reaches_a_template_that_shows_it(serve: Serve) -> Non
     template = "{% for m in messages %}{{ m.reasoning_content or '' }}|{{ m.content }}{% endfor %}"
     card = ModelCard(name="m", max_model_len=4096, templates={"default": template})
     url = serve(ScriptedEngine(say("x"), card=card), dialect="hermes")
-    told = {"role": "assistant", "reasoning": "hm", "content": "yes"}
-    rendered = post(url, PATH + "/render", {"messages": [*HELLO["messages"], told]}).json()
+    fields = {"role": "assistant", "reasoning": "hm", "content": "yes"}
+    rendered = post(url, PATH + "/render", {"messages": [*HELLO["messages"], fields]}).json()
     assert rendered["prompt"].endswith("hm|yes")

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from dragoman.limits import Limits
-from tests.http.conftest import Serve, Served
+from tests.http.conftest import RunningServer, Serve
 from tests.support.parrot import BREAK, HANG, parrot
 from tests.support.responses import DONE, PATH, created, error_of, fold, get, numbers, payloads, texts
 from tests.support.wait import becomes
@@ -20,8 +20,8 @@ HELLO = 5 + len("Hello")
 
 
 def status(url: str, id_: str) -> str:
-    found: str = get(url, id_).json()["status"]
-    return found
+    text: str = get(url, id_).json()["status"]
+    return text
 
 
 def cancel(url: str, id_: str) -> httpx.Response:
@@ -44,25 +44,25 @@ def first(parts: Iterator[bytes], count: int) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def hanging(parrot: Served) -> Iterator[str]:
+def hanging(parrot: RunningServer) -> Iterator[str]:
     """A response that has said Hello, and says no more."""
     id_ = created(parrot.url, f"Hello{HANG}", background=True)["id"]
     yield id_
     cancel(parrot.url, id_)
 
 
-def test_it_is_known_before_it_is_made(parrot: Served) -> None:
-    made = created(parrot.url, "Hello", background=True)
-    assert (made["status"], made["background"], made["output"]) == ("queued", True, [])
-    assert becomes(lambda: status(parrot.url, made["id"]) == "completed")
-    assert texts(get(parrot.url, made["id"]).json()) == "Hello"
+def test_it_is_known_before_it_is_made(parrot: RunningServer) -> None:
+    fields = created(parrot.url, "Hello", background=True)
+    assert (fields["status"], fields["background"], fields["output"]) == ("queued", True, [])
+    assert becomes(lambda: status(parrot.url, fields["id"]) == "completed")
+    assert texts(get(parrot.url, fields["id"]).json()) == "Hello"
 
 
-def test_it_is_in_progress_while_it_is_made(parrot: Served, hanging: str) -> None:
+def test_it_is_in_progress_while_it_is_made(parrot: RunningServer, hanging: str) -> None:
     assert becomes(lambda: status(parrot.url, hanging) == "in_progress")
 
 
-def test_its_events_have_a_time_of_waiting(parrot: Served) -> None:
+def test_its_events_have_a_time_of_waiting(parrot: RunningServer) -> None:
     body = {"input": "Hello", "background": True, "stream": True}
     reply = httpx.post(parrot.url + PATH, json=body, timeout=30)
     events = payloads(reply.content)
@@ -85,7 +85,7 @@ def test_it_goes_on_when_its_client_leaves(serve: Serve) -> None:
     assert becomes(lambda: status(url, event["response"]["id"]) == "completed")
 
 
-def test_a_live_stream_is_resumed_after_every_event(parrot: Served, hanging: str) -> None:
+def test_a_live_stream_is_resumed_after_every_event(parrot: RunningServer, hanging: str) -> None:
     with following(parrot.url, hanging) as parts:
         known = first(parts, HELLO)
     assert numbers(known) == list(range(HELLO))
@@ -94,7 +94,7 @@ def test_a_live_stream_is_resumed_after_every_event(parrot: Served, hanging: str
             assert first(parts, HELLO - after - 1) == known[after + 1 :]
 
 
-def test_a_stored_stream_is_resumed_after_every_event(parrot: Served, hanging: str) -> None:
+def test_a_stored_stream_is_resumed_after_every_event(parrot: RunningServer, hanging: str) -> None:
     cancel(parrot.url, hanging)
     whole = get(parrot.url, hanging, ALL).content
     events = payloads(whole)
@@ -104,7 +104,7 @@ def test_a_stored_stream_is_resumed_after_every_event(parrot: Served, hanging: s
         assert rest.endswith(DONE)
 
 
-def test_all_followers_hear_the_end(parrot: Served, hanging: str) -> None:
+def test_all_followers_hear_the_end(parrot: RunningServer, hanging: str) -> None:
     def follow(after: int) -> bytes:
         with following(parrot.url, hanging, after) as parts:
             heard = next(parts)
@@ -130,7 +130,7 @@ def test_a_silent_stream_is_kept_alive(serve: Serve) -> None:
     cancel(url, id_)
 
 
-def test_to_cancel_ends_the_work(parrot: Served, hanging: str) -> None:
+def test_to_cancel_ends_the_work(parrot: RunningServer, hanging: str) -> None:
     with following(parrot.url, hanging) as parts:
         first(parts, HELLO)
     assert parrot.engine.live == 1
@@ -142,30 +142,30 @@ def test_to_cancel_ends_the_work(parrot: Served, hanging: str) -> None:
     assert fold(payloads(get(parrot.url, hanging, ALL).content)) == ended["output"]
 
 
-def test_to_cancel_twice_changes_nothing(parrot: Served, hanging: str) -> None:
+def test_to_cancel_twice_changes_nothing(parrot: RunningServer, hanging: str) -> None:
     assert cancel(parrot.url, hanging).json() == cancel(parrot.url, hanging).json()
 
 
-def test_to_cancel_what_is_over_changes_nothing(parrot: Served) -> None:
+def test_to_cancel_what_is_over_changes_nothing(parrot: RunningServer) -> None:
     id_ = created(parrot.url, "Hello", background=True)["id"]
     assert becomes(lambda: status(parrot.url, id_) == "completed")
     before = get(parrot.url, id_).json()
     assert cancel(parrot.url, id_).json() == before
 
 
-def test_only_background_responses_are_cancelled(parrot: Served) -> None:
+def test_only_background_responses_are_cancelled(parrot: RunningServer) -> None:
     reply = cancel(parrot.url, created(parrot.url)["id"])
     assert (reply.status_code, error_of(reply)["param"]) == (400, "response_id")
     assert cancel(parrot.url, "resp_no").status_code == 404
 
 
-def test_to_delete_ends_the_work(parrot: Served, hanging: str) -> None:
+def test_to_delete_ends_the_work(parrot: RunningServer, hanging: str) -> None:
     assert httpx.delete(f"{parrot.url}{PATH}/{hanging}").json()["deleted"]
     assert parrot.engine.live == 0
     assert get(parrot.url, hanging).status_code == 404
 
 
-def test_one_that_fails_says_so(parrot: Served) -> None:
+def test_one_that_fails_says_so(parrot: RunningServer) -> None:
     id_ = created(parrot.url, BREAK, background=True)["id"]
     assert becomes(lambda: status(parrot.url, id_) == "failed")
     assert get(parrot.url, id_).json()["error"]["code"] == "server_error"

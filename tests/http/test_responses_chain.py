@@ -5,17 +5,17 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.http.conftest import Serve, Served
+from tests.http.conftest import RunningServer, Serve
 from tests.support.parrot import BREAK, messages_of, parrot
 from tests.support.responses import PATH, create, created, error_of, get, streamed, user
 
 
-def told(served: Served) -> list[str]:
+def told(served: RunningServer) -> list[str]:
     """What was said in the last prompt."""
     return [text for _, text in messages_of(served.engine.jobs[-1])]
 
 
-def test_a_chain_has_all_that_was_said_in_order(parrot: Served) -> None:
+def test_a_chain_has_all_that_was_said_in_order(parrot: RunningServer) -> None:
     first = created(parrot.url, "one")
     second = created(parrot.url, "two", previous_response_id=first["id"])
     third = created(parrot.url, "three", previous_response_id=second["id"])
@@ -23,33 +23,33 @@ def test_a_chain_has_all_that_was_said_in_order(parrot: Served) -> None:
     assert third["previous_response_id"] == second["id"]
 
 
-def test_instructions_are_not_carried_over(parrot: Served) -> None:
+def test_instructions_are_not_carried_over(parrot: RunningServer) -> None:
     first = created(parrot.url, "one", instructions="Be brief.")
     created(parrot.url, "two", previous_response_id=first["id"], instructions="Be long.")
     assert told(parrot) == ["Be long.", "one", "one", "two"]
 
 
-def test_two_may_continue_the_same(parrot: Served) -> None:
+def test_two_may_continue_the_same(parrot: RunningServer) -> None:
     first = created(parrot.url, "one")
     created(parrot.url, "two", previous_response_id=first["id"])
     created(parrot.url, "other", previous_response_id=first["id"])
     assert told(parrot) == ["one", "one", "other"]
 
 
-def test_an_incomplete_response_can_be_continued(parrot: Served) -> None:
+def test_an_incomplete_response_can_be_continued(parrot: RunningServer) -> None:
     first = created(parrot.url, "one", max_output_tokens=2)
     created(parrot.url, "two", previous_response_id=first["id"])
     assert told(parrot) == ["one", "on", "two"]
 
 
-def test_an_unknown_response_cannot_be_continued(parrot: Served) -> None:
+def test_an_unknown_response_cannot_be_continued(parrot: RunningServer) -> None:
     reply = create(parrot.url, previous_response_id="resp_nothing")
     error = error_of(reply)
     assert (reply.status_code, error["param"]) == (400, "previous_response_id")
     assert error["code"] == "previous_response_not_found"
 
 
-def test_a_deleted_response_cannot_be_continued(parrot: Served) -> None:
+def test_a_deleted_response_cannot_be_continued(parrot: RunningServer) -> None:
     first = created(parrot.url, "one")
     second = created(parrot.url, "two", previous_response_id=first["id"])
     httpx.delete(f"{parrot.url}{PATH}/{first['id']}")
@@ -57,7 +57,7 @@ def test_a_deleted_response_cannot_be_continued(parrot: Served) -> None:
     assert error_of(reply)["code"] == "previous_response_not_found"
 
 
-def test_a_failed_response_cannot_be_continued(parrot: Served) -> None:
+def test_a_failed_response_cannot_be_continued(parrot: RunningServer) -> None:
     failed = streamed(parrot.url, BREAK)[-1]["response"]
     reply = create(parrot.url, previous_response_id=failed["id"])
     assert (reply.status_code, error_of(reply)["param"]) == (400, "previous_response_id")
@@ -77,14 +77,14 @@ def test_what_belongs_to_another_key_is_not_there(serve: Serve) -> None:
     assert get(url, id_, key="ann").json() == first
 
 
-def test_a_reference_stands_for_an_item(parrot: Served) -> None:
+def test_a_reference_stands_for_an_item(parrot: RunningServer) -> None:
     first = created(parrot.url, "one")
     reference = {"type": "item_reference", "id": first["output"][0]["id"]}
     created(parrot.url, [user("before"), reference, user("two")])
     assert told(parrot) == ["before", "one", "two"]
 
 
-def test_a_reference_to_nothing_is_refused(parrot: Served) -> None:
+def test_a_reference_to_nothing_is_refused(parrot: RunningServer) -> None:
     reply = create(parrot.url, [user("one"), {"id": "msg_nothing"}])
     assert (reply.status_code, error_of(reply)["param"]) == (400, "input[1].id")
 
@@ -94,10 +94,10 @@ LONG = "x" * 150
 
 def long_talk(url: str) -> dict[str, Any]:
     """A response after three exchanges of 300 tokens each, in a context of 1000."""
-    made = created(url, LONG, instructions="Be brief.")
+    fields = created(url, LONG, instructions="Be brief.")
     for _ in range(2):
-        made = created(url, LONG, previous_response_id=made["id"])
-    return made
+        fields = created(url, LONG, previous_response_id=fields["id"])
+    return fields
 
 
 def test_what_does_not_fit_is_refused(serve: Serve) -> None:
@@ -157,7 +157,7 @@ def said(page: dict[str, Any]) -> list[str]:
     return [item["content"][0]["text"] for item in page["data"]]
 
 
-def test_input_items_are_those_of_the_request(parrot: Served) -> None:
+def test_input_items_are_those_of_the_request(parrot: RunningServer) -> None:
     first = created(parrot.url, "one")
     second = created(parrot.url, "two", previous_response_id=first["id"])
     page = items(parrot.url, second["id"])
@@ -167,7 +167,7 @@ def test_input_items_are_those_of_the_request(parrot: Served) -> None:
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
-def test_pages_make_up_the_list(parrot: Served, order: str) -> None:
+def test_pages_make_up_the_list(parrot: RunningServer, order: str) -> None:
     texts = ["a", "b", "c", "d", "e"]
     id_ = created(parrot.url, [user(text) for text in texts])["id"]
     seen: list[str] = []
@@ -184,7 +184,7 @@ def test_pages_make_up_the_list(parrot: Served, order: str) -> None:
 @pytest.mark.parametrize(
     "query", ["limit=0", "limit=101", "limit=x", "order=up", "after=msg_no", "include=x"]
 )
-def test_a_bad_query_of_a_list_is_refused(parrot: Served, query: str) -> None:
+def test_a_bad_query_of_a_list_is_refused(parrot: RunningServer, query: str) -> None:
     reply = get(parrot.url, created(parrot.url)["id"], f"/input_items?{query}")
     assert reply.status_code == 400
     assert (error_of(reply)["param"] or "").startswith(query.partition("=")[0])

@@ -13,7 +13,7 @@ import pytest
 
 from dragoman.http.server import background
 from dragoman.settings import Settings
-from tests.http.conftest import Serve, Served
+from tests.http.conftest import RunningServer, Serve
 from tests.support.parrot import HANG, parrot
 from tests.support.responses import DONE, PATH, created, fold, get, kinds, numbers, payloads, texts
 from tests.support.wait import becomes
@@ -39,11 +39,11 @@ def until(parts: Iterator[bytes], mark: bytes, count: int = 1) -> list[dict[str,
 def ended(url: str, id_: str) -> dict[str, Any]:
     """A response once it is stored."""
     assert becomes(lambda: get(url, id_).status_code == 200)
-    found: dict[str, Any] = get(url, id_).json()
-    return found
+    body: dict[str, Any] = get(url, id_).json()
+    return body
 
 
-def test_a_client_that_leaves_ends_the_work_and_the_record_says_so(parrot: Served) -> None:
+def test_a_client_that_leaves_ends_the_work_and_the_record_says_so(parrot: RunningServer) -> None:
     with streaming(parrot.url, f"Hello{HANG}") as parts:
         [opening, *_] = until(parts, b'"delta"', len("Hello"))
         assert parrot.engine.live == 1
@@ -54,7 +54,7 @@ def test_a_client_that_leaves_ends_the_work_and_the_record_says_so(parrot: Serve
     assert response["output"] == fold(payloads(get(parrot.url, response["id"], "?stream=true").content))
 
 
-def test_a_client_that_leaves_before_a_whole_answer_ends_the_work(parrot: Served) -> None:
+def test_a_client_that_leaves_before_a_whole_answer_ends_the_work(parrot: RunningServer) -> None:
     before = len(parrot.engine.jobs)
     with suppress(httpx.ReadTimeout):
         httpx.post(parrot.url + PATH, json={"input": HANG}, timeout=1)
@@ -122,7 +122,7 @@ def test_a_response_that_cannot_be_kept_has_one_end(serve: Serve) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_access_log_has_what_was_used(
-    parrot: Served, caplog: pytest.LogCaptureFixture, stream: bool
+    parrot: RunningServer, caplog: pytest.LogCaptureFixture, stream: bool
 ) -> None:
     with caplog.at_level("INFO", "dragoman.access"):
         response = httpx.post(parrot.url + PATH, json={"input": "Hello", "stream": stream})
@@ -134,7 +134,7 @@ def test_the_access_log_has_what_was_used(
 
 
 def test_work_in_the_background_has_a_line_of_its_own(
-    parrot: Served, caplog: pytest.LogCaptureFixture
+    parrot: RunningServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO", "dragoman.access"):
         id_ = created(parrot.url, "Hello", background=True)["id"]
@@ -149,7 +149,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
     return [record.request for record in caplog.records if hasattr(record, "request")]
 
 
-def test_turns_on_one_conversation_are_never_mixed(parrot: Served) -> None:
+def test_turns_on_one_conversation_are_never_mixed(parrot: RunningServer) -> None:
     talk = httpx.post(f"{parrot.url}/v1/conversations", json={}).json()["id"]
     words = [f"word {number}" for number in range(8)]
     threads = [
@@ -160,9 +160,9 @@ def test_turns_on_one_conversation_are_never_mixed(parrot: Served) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    said = conversation_texts(parrot.url, talk)
-    assert said[::2] == said[1::2]
-    assert sorted(said[::2]) == words
+    items = conversation_texts(parrot.url, talk)
+    assert items[::2] == items[1::2]
+    assert sorted(items[::2]) == words
 
 
 def conversation_texts(url: str, talk: str) -> list[str]:
@@ -171,7 +171,7 @@ def conversation_texts(url: str, talk: str) -> list[str]:
 
 
 @pytest.mark.parametrize("text", ["BREAK", f"Hello{HANG}"], ids=["failed", "left"])
-def test_a_turn_that_failed_leaves_the_conversation_as_it_was(parrot: Served, text: str) -> None:
+def test_a_turn_that_failed_leaves_the_conversation_as_it_was(parrot: RunningServer, text: str) -> None:
     talk = httpx.post(f"{parrot.url}/v1/conversations", json={}).json()["id"]
     created(parrot.url, "one", conversation=talk)
     with streaming(parrot.url, text, conversation=talk) as parts:
@@ -181,8 +181,8 @@ def test_a_turn_that_failed_leaves_the_conversation_as_it_was(parrot: Served, te
     assert conversation_texts(parrot.url, talk) == ["one", "one", "two", "two"]
 
 
-def test_a_response_that_is_not_kept_still_belongs_to_its_conversation(parrot: Served) -> None:
+def test_a_response_that_is_not_kept_still_belongs_to_its_conversation(parrot: RunningServer) -> None:
     talk = httpx.post(f"{parrot.url}/v1/conversations", json={}).json()["id"]
-    made = created(parrot.url, "one", conversation=talk, store=False)
+    fields = created(parrot.url, "one", conversation=talk, store=False)
     assert conversation_texts(parrot.url, talk) == ["one", "one"]
-    assert get(parrot.url, made["id"]).status_code == 404
+    assert get(parrot.url, fields["id"]).status_code == 404

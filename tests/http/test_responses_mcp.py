@@ -10,7 +10,7 @@ import pytest
 from dragoman.engines.scripted import say
 from dragoman.http.server import background
 from dragoman.settings import Settings
-from tests.http.conftest import Serve, Served
+from tests.http.conftest import RunningServer, Serve
 from tests.mcp.support import SERVERS, sdk_server
 from tests.support.parrot import call, messages_of
 from tests.support.parrot import parrot as make_parrot
@@ -28,10 +28,10 @@ def tools() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def parrot(tools: str) -> Iterator[Served]:
+def parrot(tools: str) -> Iterator[RunningServer]:
     engine = make_parrot()
     with background(engine, Settings(port=0, store="memory", mcp_allow=["127.0.0.1:*"])) as url:
-        yield Served(engine, url)
+        yield RunningServer(engine, url)
 
 
 def server(url: str, **fields: Any) -> dict[str, Any]:
@@ -48,13 +48,13 @@ def types(response: dict[str, Any]) -> list[str]:
     return [item["type"] for item in response["output"]]
 
 
-def test_a_call_is_made_and_its_result_told(parrot: Served, tools: str) -> None:
+def test_a_call_is_made_and_its_result_told(parrot: RunningServer, tools: str) -> None:
     response = created(parrot.url, ADD, tools=[server(tools)])
-    listed, made, _ = response["output"]
+    listed, result, _ = response["output"]
     assert types(response) == ["mcp_list_tools", "mcp_call", "message"]
     assert "add" in [tool["name"] for tool in listed["tools"]]
-    assert (made["name"], made["server_label"], made["output"]) == ("add", "sums", "3")
-    assert (made["status"], made["error"], json.loads(made["arguments"])) == (
+    assert (result["name"], result["server_label"], result["output"]) == ("add", "sums", "3")
+    assert (result["status"], result["error"], json.loads(result["arguments"])) == (
         "completed",
         None,
         {"a": 1, "b": 2},
@@ -62,7 +62,7 @@ def test_a_call_is_made_and_its_result_told(parrot: Served, tools: str) -> None:
     assert texts(response) == "The tool says: 3"
 
 
-def test_the_events_come_in_order(parrot: Served, tools: str) -> None:
+def test_the_events_come_in_order(parrot: RunningServer, tools: str) -> None:
     events = streamed(parrot.url, ADD, tools=[server(tools)])
     assert kinds(events)[2:13] == [
         "output_item.added",
@@ -81,7 +81,9 @@ def test_the_events_come_in_order(parrot: Served, tools: str) -> None:
     assert numbers(events) == list(range(len(events)))
 
 
-def test_usage_is_that_of_all_turns(parrot: Served, tools: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_usage_is_that_of_all_turns(
+    parrot: RunningServer, tools: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level("INFO", "dragoman.access"):
         usage = created(parrot.url, ADD, tools=[server(tools)])["usage"]
         assert becomes(lambda: any(hasattr(record, "request") for record in caplog.records))
@@ -93,7 +95,7 @@ def test_usage_is_that_of_all_turns(parrot: Served, tools: str, caplog: pytest.L
     assert line["completion_tokens"] == usage["output_tokens"]
 
 
-def test_calls_of_one_turn_are_made_together(parrot: Served, tools: str) -> None:
+def test_calls_of_one_turn_are_made_together(parrot: RunningServer, tools: str) -> None:
     answer = f"{ADD}\n{call('add', a=3, b=4)}"
     events = streamed(parrot.url, answer, tools=[server(tools)])
     response = events[-1]["response"]
@@ -101,15 +103,15 @@ def test_calls_of_one_turn_are_made_together(parrot: Served, tools: str) -> None
     assert fold(events) == response["output"]
 
 
-def test_a_tool_that_fails_is_told_to_the_model(parrot: Served, tools: str) -> None:
+def test_a_tool_that_fails_is_told_to_the_model(parrot: RunningServer, tools: str) -> None:
     response = created(parrot.url, call("fail"), tools=[server(tools)])
-    made = response["output"][1]
-    assert (made["status"], made["output"]) == ("failed", None)
-    assert made["error"]["type"] == "mcp_tool_execution_error"
+    result = response["output"][1]
+    assert (result["status"], result["output"]) == ("failed", None)
+    assert result["error"]["type"] == "mcp_tool_execution_error"
     assert "it cannot be done" in texts(response)
 
 
-def test_a_call_for_the_client_ends_the_turn(parrot: Served, tools: str) -> None:
+def test_a_call_for_the_client_ends_the_turn(parrot: RunningServer, tools: str) -> None:
     offered = [server(tools), WEATHER]
     first = created(parrot.url, f"{ADD}\n{call('weather')}", tools=offered)
     assert types(first) == ["mcp_list_tools", "mcp_call", "function_call"]
@@ -120,13 +122,13 @@ def test_a_call_for_the_client_ends_the_turn(parrot: Served, tools: str) -> None
     assert ("tool", "3") in messages_of(parrot.engine.jobs[-1])
 
 
-def test_a_list_in_the_context_is_not_asked_for_again(parrot: Served, tools: str) -> None:
+def test_a_list_in_the_context_is_not_asked_for_again(parrot: RunningServer, tools: str) -> None:
     first = created(parrot.url, "hi", tools=[server(tools)])
     second = created(parrot.url, ADD, tools=[server(tools)], previous_response_id=first["id"])
     assert types(second) == ["mcp_call", "message"]
 
 
-def test_a_list_in_the_context_may_be_narrowed(parrot: Served, tools: str) -> None:
+def test_a_list_in_the_context_may_be_narrowed(parrot: RunningServer, tools: str) -> None:
     first = created(parrot.url, "hi", tools=[server(tools)])
     narrow = server(tools, allowed_tools=["fail"])
     created(parrot.url, "on", tools=[narrow], previous_response_id=first["id"])
@@ -136,20 +138,20 @@ def test_a_list_in_the_context_may_be_narrowed(parrot: Served, tools: str) -> No
 
 
 @pytest.mark.parametrize("allowed", [["add"], {"tool_names": ["add"]}, {"read_only": True}])
-def test_only_allowed_tools_are_offered(parrot: Served, tools: str, allowed: Any) -> None:
+def test_only_allowed_tools_are_offered(parrot: RunningServer, tools: str, allowed: Any) -> None:
     response = created(parrot.url, "hi", tools=[server(tools, allowed_tools=allowed)])
     assert [tool["name"] for tool in response["output"][0]["tools"]] == ["add"]
     assert '"fail"' not in messages_of(parrot.engine.jobs[-1])[0][1]
 
 
-def test_a_required_call_is_required_once(parrot: Served, tools: str) -> None:
+def test_a_required_call_is_required_once(parrot: RunningServer, tools: str) -> None:
     created(parrot.url, ADD, tools=[server(tools)], tool_choice="required")
     one, other = parrot.engine.jobs[-2:]
     assert one.constraint is not None
     assert other.constraint is None
 
 
-def test_a_tool_of_a_server_can_be_chosen(parrot: Served, tools: str) -> None:
+def test_a_tool_of_a_server_can_be_chosen(parrot: RunningServer, tools: str) -> None:
     choice = {"type": "mcp", "server_label": "sums", "name": "add"}
     response = created(parrot.url, ADD, tools=[server(tools)], tool_choice=choice)
     assert "mcp_call" in types(response)
@@ -169,7 +171,7 @@ NOT_NEEDING: list[Any] = ["never", {"never": {"tool_names": ["add"]}}, {"never":
 
 
 @pytest.mark.parametrize("policy", NEEDING, ids=str)
-def test_a_call_that_needs_approval_is_asked_for(parrot: Served, tools: str, policy: Any) -> None:
+def test_a_call_that_needs_approval_is_asked_for(parrot: RunningServer, tools: str, policy: Any) -> None:
     response = created(parrot.url, ADD, tools=[server(tools, require_approval=policy)])
     assert types(response) == ["mcp_list_tools", "mcp_approval_request"]
     assert response["status"] == "completed"
@@ -178,12 +180,14 @@ def test_a_call_that_needs_approval_is_asked_for(parrot: Served, tools: str, pol
 
 
 @pytest.mark.parametrize("policy", NOT_NEEDING, ids=str)
-def test_a_call_that_needs_none_is_made(parrot: Served, tools: str, policy: Any) -> None:
+def test_a_call_that_needs_none_is_made(parrot: RunningServer, tools: str, policy: Any) -> None:
     response = created(parrot.url, ADD, tools=[server(tools, require_approval=policy)])
     assert types(response) == ["mcp_list_tools", "mcp_call", "message"]
 
 
-def answered(parrot: Served, tools: str, approve: bool, **fields: Any) -> tuple[str, list[dict[str, Any]]]:
+def answered(
+    parrot: RunningServer, tools: str, approve: bool, **fields: Any
+) -> tuple[str, list[dict[str, Any]]]:
     """The id of a request, and the events of the response after its answer."""
     offered = [server(tools, require_approval="always")]
     first = created(parrot.url, ADD, tools=offered)
@@ -192,12 +196,12 @@ def answered(parrot: Served, tools: str, approve: bool, **fields: Any) -> tuple[
     return id_, streamed(parrot.url, [answer], tools=offered, previous_response_id=first["id"])
 
 
-def test_an_approved_call_is_made(parrot: Served, tools: str) -> None:
+def test_an_approved_call_is_made(parrot: RunningServer, tools: str) -> None:
     id_, events = answered(parrot, tools, True)
     response = events[-1]["response"]
     assert types(response) == ["mcp_call", "message"]
-    made = response["output"][0]
-    assert (made["approval_request_id"], made["output"]) == (id_, "3")
+    result = response["output"][0]
+    assert (result["approval_request_id"], result["output"]) == (id_, "3")
     assert texts(response) == "The tool says: 3"
     assert fold(events) == response["output"]
     assert kinds(events)[2:8] == [
@@ -210,21 +214,21 @@ def test_an_approved_call_is_made(parrot: Served, tools: str) -> None:
     ]
 
 
-def test_an_approved_call_is_made_once(parrot: Served, tools: str) -> None:
+def test_an_approved_call_is_made_once(parrot: RunningServer, tools: str) -> None:
     _, events = answered(parrot, tools, True)
     offered = [server(tools, require_approval="always")]
     third = created(parrot.url, "on", tools=offered, previous_response_id=events[-1]["response"]["id"])
     assert types(third) == ["message"]
 
 
-def test_a_refused_call_is_told_to_the_model(parrot: Served, tools: str) -> None:
+def test_a_refused_call_is_told_to_the_model(parrot: RunningServer, tools: str) -> None:
     _, events = answered(parrot, tools, False, reason="too dear")
     response = events[-1]["response"]
     assert types(response) == ["message"]
     assert texts(response) == "The tool says: The user did not allow this call. Reason: too dear"
 
 
-def test_an_approval_does_not_outlive_the_server_that_it_was_for(parrot: Served, tools: str) -> None:
+def test_an_approval_does_not_outlive_the_server_that_it_was_for(parrot: RunningServer, tools: str) -> None:
     first = created(parrot.url, ADD, tools=[server(tools, require_approval="always")])
     answer = {
         "type": "mcp_approval_response",
@@ -244,16 +248,16 @@ def test_no_more_calls_than_allowed_are_made(serve: Serve, tools: str) -> None:
     engine = make_parrot(answer=lambda job: say(ADD))
     url = serve(engine, store="memory", mcp_allow=["127.0.0.1:*"])
     response = created(url, "hi", tools=[server(tools), WEATHER], max_tool_calls=2)
-    made = [item for item in response["output"] if item["type"] == "mcp_call"]
-    assert [item["status"] for item in made] == ["completed", "completed", "failed"]
-    assert "max_tool_calls" in made[-1]["error"]["content"][0]["text"]
+    items = [item for item in response["output"] if item["type"] == "mcp_call"]
+    assert [item["status"] for item in items] == ["completed", "completed", "failed"]
+    assert "max_tool_calls" in items[-1]["error"]["content"][0]["text"]
     assert response["status"] == "completed"
     assert len(engine.jobs) == 3
     assert "add" not in messages_of(engine.jobs[-1])[0][1]
 
 
 @pytest.mark.parametrize("room", [0, 5])
-def test_the_tokens_of_all_turns_are_counted(parrot: Served, tools: str, room: int) -> None:
+def test_the_tokens_of_all_turns_are_counted(parrot: RunningServer, tools: str, room: int) -> None:
     most = len(ADD) + 1 + room
     response = created(parrot.url, ADD, tools=[server(tools)], max_output_tokens=most)
     assert (response["status"], response["usage"]["output_tokens"]) == ("incomplete", most)
@@ -261,7 +265,7 @@ def test_the_tokens_of_all_turns_are_counted(parrot: Served, tools: str, room: i
     assert texts(response) == "The tool says: 3"[:room]
 
 
-def test_a_call_that_the_length_cuts_is_not_made(parrot: Served, tools: str) -> None:
+def test_a_call_that_the_length_cuts_is_not_made(parrot: RunningServer, tools: str) -> None:
     events = streamed(parrot.url, ADD, tools=[server(tools)], max_output_tokens=len(ADD) - 20)
     response = events[-1]["response"]
     assert [item.get("status") for item in response["output"]] == [None, "incomplete"]
@@ -281,13 +285,13 @@ def test_a_label_names_a_configured_server(serve: Serve, tmp_path: Any) -> None:
     assert texts(created(url, ADD, tools=[mine])) == "The tool says: 3"
 
 
-def test_a_server_that_is_not_allowed_is_refused(parrot: Served) -> None:
+def test_a_server_that_is_not_allowed_is_refused(parrot: RunningServer) -> None:
     before = len(parrot.engine.jobs)
     reply = create(parrot.url, "hi", tools=[server("https://example.com/mcp")])
     assert (reply.status_code, error_of(reply)["code"]) == (400, "mcp_server_not_allowed")
     assert len(parrot.engine.jobs) == before
 
 
-def test_a_bad_request_is_refused_before_a_server_is_asked(parrot: Served, tools: str) -> None:
+def test_a_bad_request_is_refused_before_a_server_is_asked(parrot: RunningServer, tools: str) -> None:
     reply = create(parrot.url, "hi", tools=[server(tools)], model="another")
     assert (reply.status_code, error_of(reply)["param"]) == (404, "model")

@@ -76,13 +76,13 @@ def test_a_call_that_goes_wrong_is_an_item_with_its_error(
     raw.on_call["say"], kind = FAULTS[fault]
     events = streamed(patient(serve, engine), SAY, tools=[server(raw.url)])
     response = events[-1]["response"]
-    _, made, message = response["output"]
-    assert (made["status"], made["output"], made["error"]["type"]) == ("failed", None, kind)
+    _, result, message = response["output"]
+    assert (result["status"], result["output"], result["error"]["type"]) == ("failed", None, kind)
     assert (response["status"], message["type"]) == ("completed", "message")
     assert "mcp_call.failed" in kinds(events)
     assert fold(events) == response["output"]
     # The model was told what went wrong, and nothing that a server says in confidence.
-    assert made["error"]["message"] in texts(response)
+    assert result["error"]["message"] in texts(response)
     assert "secret page" not in texts(response)
 
 
@@ -91,8 +91,8 @@ def test_a_call_that_hangs_ends_in_time(serve: Serve, engine: ScriptedEngine, ra
     url = patient(serve, engine, mcp_timeout=0.2)
     # Listed already, so that only the call has so little time.
     response = created(url, [listed("say"), user(SAY)], tools=[server(raw.url)])
-    made = response["output"][0]
-    assert (made["error"]["type"], made["error"]["code"]) == ("http_error", 504)
+    result = response["output"][0]
+    assert (result["error"]["type"], result["error"]["code"]) == ("http_error", 504)
     assert response["status"] == "completed"
 
 

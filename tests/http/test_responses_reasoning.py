@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.http.conftest import Serve, Served
+from tests.http.conftest import RunningServer, Serve
 from tests.support.parrot import messages_of, parrot
 from tests.support.responses import create, created, error_of, kinds, streamed, user
 
@@ -18,7 +18,7 @@ def reasoning_of(response: dict[str, Any]) -> dict[str, Any]:
     return item
 
 
-def test_reasoning_is_an_item_before_the_message(parrot: Served) -> None:
+def test_reasoning_is_an_item_before_the_message(parrot: RunningServer) -> None:
     response = created(parrot.url, THOUGHT)
     item = reasoning_of(response)
     assert item["content"] == [{"type": "reasoning_text", "text": "Hm, hello."}]
@@ -29,7 +29,7 @@ def test_reasoning_is_an_item_before_the_message(parrot: Served) -> None:
 
 @pytest.mark.parametrize("asked", [{}, {"reasoning": {"summary": "auto"}}])
 def test_reasoning_is_told_once_in_events_that_all_clients_know(
-    parrot: Served, asked: dict[str, Any]
+    parrot: RunningServer, asked: dict[str, Any]
 ) -> None:
     assert kinds(streamed(parrot.url, THOUGHT, **asked))[2:8] == [
         "output_item.added",
@@ -41,13 +41,13 @@ def test_reasoning_is_told_once_in_events_that_all_clients_know(
     ]
 
 
-def test_who_asks_for_a_summary_gets_nothing_else(parrot: Served) -> None:
+def test_who_asks_for_a_summary_gets_nothing_else(parrot: RunningServer) -> None:
     item = reasoning_of(created(parrot.url, THOUGHT, reasoning={"summary": "auto"}))
     assert item["summary"] == [{"type": "summary_text", "text": "Hm, hello."}]
     assert item["content"] == []
 
 
-def test_sealed_reasoning_alone_brings_the_thought_back(parrot: Served) -> None:
+def test_sealed_reasoning_alone_brings_the_thought_back(parrot: RunningServer) -> None:
     first = created(parrot.url, THOUGHT, include=SEALED, store=False)
     item = reasoning_of(first)
     assert "Hm" not in item["encrypted_content"]
@@ -56,7 +56,7 @@ def test_sealed_reasoning_alone_brings_the_thought_back(parrot: Served) -> None:
     assert ("assistant", "<think>\nHm, hello.\n</think>\nHi.") in messages_of(parrot.engine.jobs[-1])
 
 
-def test_reasoning_in_plain_words_comes_back(parrot: Served) -> None:
+def test_reasoning_in_plain_words_comes_back(parrot: RunningServer) -> None:
     first = created(parrot.url, THOUGHT, store=False)
     created(parrot.url, [user("hi"), *first["output"], user("on")])
     assert ("assistant", "<think>\nHm, hello.\n</think>\nHi.") in messages_of(parrot.engine.jobs[-1])
@@ -72,7 +72,7 @@ def test_a_seal_of_another_key_is_refused(serve: Serve) -> None:
     assert len(engine.jobs) == 1
 
 
-def test_a_seal_that_was_changed_is_refused(parrot: Served) -> None:
+def test_a_seal_that_was_changed_is_refused(parrot: RunningServer) -> None:
     item = reasoning_of(created(parrot.url, THOUGHT, include=SEALED))
     sealed = item["encrypted_content"]
     other = sealed[:-6] + ("A" if sealed[-6] != "A" else "B") + sealed[-5:]

@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.http.conftest import Served
+from tests.http.conftest import RunningServer
 from tests.support.parrot import NAME
 from tests.support.responses import PATH, create, error_of
 
@@ -57,7 +57,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("fields", "param"), BAD_FIELDS, ids=str)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 def test_a_bad_field_is_named_and_nothing_is_done(
-    parrot: Served, fields: dict[str, Any], param: str, stream: bool
+    parrot: RunningServer, fields: dict[str, Any], param: str, stream: bool
 ) -> None:
     before = len(parrot.engine.jobs)
     asked = {"input": "hi", **fields}
@@ -67,7 +67,7 @@ def test_a_bad_field_is_named_and_nothing_is_done(
     assert len(parrot.engine.jobs) == before
 
 
-def test_a_summary_is_not_written_for_a_request_that_would_fail(parrot: Served) -> None:
+def test_a_summary_is_not_written_for_a_request_that_would_fail(parrot: RunningServer) -> None:
     before = len(parrot.engine.jobs)
     trigger = [USER, {"type": "compaction_trigger"}]
     reply = create(parrot.url, trigger, text={"format": SCHEMA})
@@ -76,17 +76,17 @@ def test_a_summary_is_not_written_for_a_request_that_would_fail(parrot: Served) 
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"input": "\xff"}', b'{"input": ' + b"[" * 5000])
-def test_a_body_that_is_no_request_is_a_400(parrot: Served, body: bytes) -> None:
+def test_a_body_that_is_no_request_is_a_400(parrot: RunningServer, body: bytes) -> None:
     reply = httpx.post(parrot.url + PATH, content=body, headers={"content-type": "application/json"})
     assert reply.status_code == 400
     assert error_of(reply)["type"] == "invalid_request_error"
 
 
-def test_null_stands_for_nothing(parrot: Served) -> None:
+def test_null_stands_for_nothing(parrot: RunningServer) -> None:
     names = ("previous_response_id", "truncation", "user", "tools", "reasoning", "text", "metadata", "store")
     assert create(parrot.url, model=NAME, **dict.fromkeys(names)).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["resp_no", "resp_no/input_items", "%00", "x" * 3000])
-def test_an_odd_id_is_just_not_there(parrot: Served, path: str) -> None:
+def test_an_odd_id_is_just_not_there(parrot: RunningServer, path: str) -> None:
     assert httpx.get(f"{parrot.url}{PATH}/{path}").status_code == 404

@@ -16,7 +16,7 @@ from dragoman.settings import Settings
 from tests.attacks.raw_frames import PING, PONG, RawSocket, frame
 from tests.clients.cases import COLOUR, NAME_A_COLOUR
 from tests.clients.model import model
-from tests.http.conftest import Serve, Served
+from tests.http.conftest import RunningServer, Serve
 from tests.support.parrot import BREAK, HANG, messages_of, parrot
 from tests.support.responses import ENDS, PATH, fold, get, kinds, numbers, texts
 from tests.support.wait import becomes
@@ -30,9 +30,9 @@ def opened(url: str, path: str = PATH, key: str | None = None) -> Connection:
 
 
 @pytest.fixture
-def socket(parrot: Served) -> Iterator[Connection]:
-    with opened(parrot.url) as made:
-        yield made
+def socket(parrot: RunningServer) -> Iterator[Connection]:
+    with opened(parrot.url) as connection:
+        yield connection
 
 
 def send(socket: Connection, input: Any = "hi", **fields: Any) -> None:
@@ -56,8 +56,8 @@ def response(socket: Connection, input: Any = "hi", **fields: Any) -> dict[str, 
     send(socket, input, **fields)
     last: dict[str, Any] = answer(socket)[-1]
     assert last["type"] == "response.completed", last
-    made: dict[str, Any] = last["response"]
-    return made
+    mapping: dict[str, Any] = last["response"]
+    return mapping
 
 
 def error(socket: Connection) -> dict[str, Any]:
@@ -66,17 +66,17 @@ def error(socket: Connection) -> dict[str, Any]:
     return event
 
 
-def told(served: Served) -> list[str]:
+def told(served: RunningServer) -> list[str]:
     return [text for _, text in messages_of(served.engine.jobs[-1])]
 
 
 def test_what_is_in_a_file_takes_its_place(socket: Connection) -> None:
     part = {"type": "input_file", "filename": "a.txt", "file_data": "data:text/plain;base64,cG90dGVy"}
-    made = response(socket, [{"role": "user", "content": [part]}])
-    assert "potter" in made["output"][0]["content"][0]["text"]
+    fields = response(socket, [{"role": "user", "content": [part]}])
+    assert "potter" in fields["output"][0]["content"][0]["text"]
 
 
-def test_the_events_are_those_of_a_stream(parrot: Served, socket: Connection) -> None:
+def test_the_events_are_those_of_a_stream(parrot: RunningServer, socket: Connection) -> None:
     send(socket, "Hello")
     events = answer(socket)
     assert kinds(events)[:2] == ["created", "in_progress"]
@@ -93,8 +93,8 @@ def test_requests_are_answered_in_order(socket: Connection) -> None:
 
 
 def test_what_says_how_to_answer_has_no_meaning_here(socket: Connection) -> None:
-    made = response(socket, "Hello", stream=False, background=True, stream_options={}, stream_id="a")
-    assert (texts(made), made["background"]) == ("Hello", False)
+    fields = response(socket, "Hello", stream=False, background=True, stream_options={}, stream_id="a")
+    assert (texts(fields), fields["background"]) == ("Hello", False)
 
 
 def test_events_and_errors_carry_the_lane_of_their_request(socket: Connection) -> None:
@@ -108,7 +108,7 @@ def headers(events: list[dict[str, Any]]) -> list[dict[str, str] | None]:
     return [event.get("headers") for event in events]
 
 
-def test_the_first_event_has_the_headers_of_a_reply(parrot: Served, socket: Connection) -> None:
+def test_the_first_event_has_the_headers_of_a_reply(parrot: RunningServer, socket: Connection) -> None:
     send(socket, "Hello", colour="red", stream_id="a")
     events = answer(socket)
     assert headers(events) == [{"x-dragoman-ignored": "colour"}, *(None for _ in events[1:])]
@@ -134,7 +134,7 @@ def test_a_lane_is_a_string(socket: Connection) -> None:
     assert error(socket)["error"]["param"] == "stream_id"
 
 
-def test_a_chain_that_is_not_stored(parrot: Served, socket: Connection) -> None:
+def test_a_chain_that_is_not_stored(parrot: RunningServer, socket: Connection) -> None:
     first = response(socket, "one", store=False)
     second = response(socket, "two", store=False, previous_response_id=first["id"])
     response(socket, "three", store=False, previous_response_id=second["id"])
@@ -148,7 +148,7 @@ def test_only_the_last_that_is_not_stored_can_be_continued(socket: Connection) -
     assert error(socket)["error"]["code"] == "previous_response_not_found"
 
 
-def test_another_socket_does_not_know_it(parrot: Served, socket: Connection) -> None:
+def test_another_socket_does_not_know_it(parrot: RunningServer, socket: Connection) -> None:
     first = response(socket, "one", store=False)
     with opened(parrot.url) as other:
         send(other, "two", previous_response_id=first["id"])
@@ -165,7 +165,7 @@ def test_after_a_failed_continuation_the_chain_is_over(socket: Connection, fault
     assert (refused["status"], refused["error"]["code"]) == (400, "previous_response_not_found")
 
 
-def test_a_failure_that_continues_nothing_leaves_the_chain(parrot: Served, socket: Connection) -> None:
+def test_a_failure_that_continues_nothing_leaves_the_chain(parrot: RunningServer, socket: Connection) -> None:
     first = response(socket, "one", store=False)
     send(socket, BREAK)
     assert answer(socket)[-1]["type"] == "response.failed"
@@ -173,7 +173,7 @@ def test_a_failure_that_continues_nothing_leaves_the_chain(parrot: Served, socke
     assert told(parrot) == ["one", "one", "two"]
 
 
-def test_a_rehearsal_asks_nothing_of_the_model(parrot: Served, socket: Connection) -> None:
+def test_a_rehearsal_asks_nothing_of_the_model(parrot: RunningServer, socket: Connection) -> None:
     before = len(parrot.engine.jobs)
     warm = response(socket, "one", generate=False, store=False)
     assert (warm["output"], warm["usage"]["output_tokens"]) == ([], 0)
@@ -185,8 +185,8 @@ def test_a_rehearsal_asks_nothing_of_the_model(parrot: Served, socket: Connectio
 def test_a_rehearsal_needs_no_message_that_the_template_asks_for() -> None:
     with background(model(), Settings(port=0, store="memory")) as url, opened(url) as socket:
         warm = response(socket, [], instructions="Be brief.", generate=False, store=False)
-        made = response(socket, NAME_A_COLOUR, previous_response_id=warm["id"], store=False)
-        assert texts(made) == COLOUR
+        fields = response(socket, NAME_A_COLOUR, previous_response_id=warm["id"], store=False)
+        assert texts(fields) == COLOUR
         send(socket, [], instructions="Be brief.", store=False)
         assert error(socket)["error"]["code"] == "template_error"
 
@@ -234,7 +234,7 @@ def test_a_failure_on_the_way_is_an_event(socket: Connection) -> None:
     assert texts(response(socket, "on")) == "on"
 
 
-def test_too_many_waiting_requests_are_refused(parrot: Served) -> None:
+def test_too_many_waiting_requests_are_refused(parrot: RunningServer) -> None:
     with opened(parrot.url) as socket:
         send(socket, f"Hello{HANG}")
         while received(socket)["type"] != "response.output_text.delta":
@@ -256,7 +256,7 @@ def test_silence_is_broken_by_events_with_numbers(serve: Serve) -> None:
     assert numbers(events) == list(range(5))
 
 
-def test_a_client_that_leaves_ends_the_work(parrot: Served) -> None:
+def test_a_client_that_leaves_ends_the_work(parrot: RunningServer) -> None:
     with opened(parrot.url) as socket:
         send(socket, f"Hello{HANG}")
         id_ = received(socket)["response"]["id"]
@@ -291,7 +291,7 @@ def test_a_message_that_is_too_large_is_refused(serve: Serve) -> None:
     assert not engine.jobs
 
 
-def test_a_socket_does_not_live_for_ever(parrot: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_socket_does_not_live_for_ever(parrot: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dragoman.http.routes.responses_socket.LONGEST_S", 0.01)
     with opened(parrot.url) as socket:
         assert error(socket)["error"]["code"] == "websocket_connection_limit_reached"
@@ -300,16 +300,18 @@ def test_a_socket_does_not_live_for_ever(parrot: Served, monkeypatch: pytest.Mon
 
 
 def test_a_client_that_is_silent_is_asked_and_then_given_up(
-    parrot: Served, monkeypatch: pytest.MonkeyPatch
+    parrot: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dragoman.http.connection.upgrade.PING_S", 0.05)
+    monkeypatch.setattr("dragoman.http.connection.websocket.PING_S", 0.05)
     with RawSocket(parrot.url) as silent:
         assert silent.frame() == (PING, b"")
         assert silent.rest() == b""
 
 
-def test_a_client_that_answers_pings_may_be_silent(parrot: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dragoman.http.connection.upgrade.PING_S", 0.05)
+def test_a_client_that_answers_pings_may_be_silent(
+    parrot: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dragoman.http.connection.websocket.PING_S", 0.05)
     with RawSocket(parrot.url) as patient:
         for _ in range(4):
             assert patient.frame() == (PING, b"")
@@ -328,7 +330,7 @@ def test_the_handshake_needs_a_key(serve: Serve) -> None:
         assert texts(response(socket, "Hello")) == "Hello"
 
 
-def test_there_is_no_socket_elsewhere(parrot: Served) -> None:
+def test_there_is_no_socket_elsewhere(parrot: RunningServer) -> None:
     with pytest.raises(InvalidStatus) as refused:
         opened(parrot.url, "/v1/chat/completions")
     assert refused.value.response.status_code == 404
@@ -336,12 +338,12 @@ def test_there_is_no_socket_elsewhere(parrot: Served) -> None:
 
 def test_an_answer_has_a_line_in_the_access_log(socket: Connection, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "dragoman.access"):
-        made = response(socket, "Hello")
+        fields = response(socket, "Hello")
         send(socket, temperature=9)
         error(socket)
         assert becomes(lambda: len(lines(caplog)) == 2)
     one, other = lines(caplog)
-    assert (one["method"], one["request_id"], one["status"]) == ("WEBSOCKET", made["id"], 200)
+    assert (one["method"], one["request_id"], one["status"]) == ("WEBSOCKET", fields["id"], 200)
     assert one["completion_tokens"] == len("Hello") + 1
     assert other["status"] == 400
 

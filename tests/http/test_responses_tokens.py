@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.http.conftest import Served
+from tests.http.conftest import RunningServer
 from tests.support.parrot import call
 from tests.support.responses import created, streamed
 
@@ -21,19 +21,19 @@ WANTED: dict[str, Any] = {"tools": TOOLS, "return_token_ids": True, "store": Fal
 
 
 @given(said=pieces)
-def test_the_ids_of_all_events_are_those_of_the_engine(parrot: Served, said: list[str]) -> None:
+def test_the_ids_of_all_events_are_those_of_the_engine(parrot: RunningServer, said: list[str]) -> None:
     events = streamed(parrot.url, "".join(said) or "-", **WANTED)
-    told = [id_ for event in events for id_ in event.get("token_ids", [])]
+    items = [id_ for event in events for id_ in event.get("token_ids", [])]
     (turn,) = events[-1]["response"]["turns"]
-    assert told == turn["token_ids"]
+    assert items == turn["token_ids"]
     assert turn["prompt_token_ids"] == list(parrot.engine.jobs[-1].prompt)
 
 
-def test_ids_are_told_only_to_those_who_ask(parrot: Served) -> None:
+def test_ids_are_told_only_to_those_who_ask(parrot: RunningServer) -> None:
     assert "token_ids" not in json.dumps(streamed(parrot.url, "Hello."))
 
 
-def test_log_probabilities_are_aligned(parrot: Served) -> None:
+def test_log_probabilities_are_aligned(parrot: RunningServer) -> None:
     response = created(parrot.url, "Hello.", include=["message.output_text.logprobs"], **WANTED)
     (turn,) = response["turns"]
     assert len(turn["logprobs"]) == len(turn["token_ids"])

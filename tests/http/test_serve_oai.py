@@ -88,9 +88,9 @@ def test_an_engine_is_told_of_and_the_address_is_printed(name: str) -> None:
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        said = process.stdout.readline()
-        url = said.split(" at ")[1].split("/v1")[0]
-        assert said.startswith("dragoman serves given at http://127.0.0.1:")
+        text = process.stdout.readline()
+        url = text.split(" at ")[1].split("/v1")[0]
+        assert text.startswith("dragoman serves given at http://127.0.0.1:")
         model = send("GET", url, "/v1/models").json()["data"][0]
         assert (model["id"], model["max_model_len"], model["token_ids"]) == ("given", 77, "none")
         answer = post(url, CHAT, {**HELLO, "model": "given"}).json()

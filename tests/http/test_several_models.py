@@ -43,7 +43,7 @@ def states(url: str) -> dict[str, str]:
 def open_shop(shop: Shop, *names: str, first: str | None = None, **more: object) -> Any:
     settings = Settings(port=0, **{"store": "memory", **more})  # type: ignore[arg-type]
     pool = shop.pool(*names, settings=settings)
-    pool.first = pool.models[first] if first else None
+    pool.startup_model = pool.models[first] if first else None
     return background(pool, settings)
 
 
@@ -99,7 +99,7 @@ def test_a_request_may_be_refused_while_its_model_is_loaded(shop: Shop) -> None:
 
 
 def test_a_stream_says_what_it_waits_for(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dragoman.http.host.FIRST_COMMENT_S", 0.02)
+    monkeypatch.setattr("dragoman.http.app_state.FIRST_COMMENT_S", 0.02)
     gate = shop.gates["b"] = threading.Event()
     threading.Timer(0.3, gate.set).start()
     with open_shop(shop, "a", "b") as url:
@@ -112,7 +112,7 @@ def test_a_stream_says_what_it_waits_for(shop: Shop, monkeypatch: pytest.MonkeyP
 def test_a_stream_that_has_begun_tells_that_the_model_cannot_be_loaded(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dragoman.http.host.FIRST_COMMENT_S", 0.02)
+    monkeypatch.setattr("dragoman.http.app_state.FIRST_COMMENT_S", 0.02)
     gate = shop.gates["b"] = threading.Event()
     shop.broken["b"] = ModelFileError("It is damaged.")
     threading.Timer(0.3, gate.set).start()
@@ -140,7 +140,7 @@ def test_the_port_answers_while_the_first_model_is_loaded(shop: Shop) -> None:
     gate = shop.gates["a"] = threading.Event()
     settings = Settings(port=_free_port(), store="memory")
     pool = shop.pool("a", settings=settings)
-    pool.first, url = pool.get("a"), f"http://127.0.0.1:{settings.port}"
+    pool.startup_model, url = pool.get("a"), f"http://127.0.0.1:{settings.port}"
     asked: list[Any] = []
 
     def look() -> None:
@@ -228,8 +228,8 @@ def test_llama_servers_way(guarded: str, shop: Shop) -> None:
 def test_tabbys_way(guarded: str, shop: Shop) -> None:
     loaded = send("POST", guarded, "/v1/model/load", json={"model_name": "b"}, headers=ADMIN)
     assert '"status":"finished"' in loaded.text.split("\n\n")[-2]
-    told = send("GET", guarded, "/v1/model/list", headers=USER).json()
-    assert [each["id"] for each in told["data"]] == ["a", "b"]
+    body = send("GET", guarded, "/v1/model/list", headers=USER).json()
+    assert [each["id"] for each in body["data"]] == ["a", "b"]
     assert send("GET", guarded, "/v1/model", headers=USER).json()["id"] == "a"
     assert send("POST", guarded, "/v1/model/unload", headers=ADMIN).status_code == 200
     assert not shop.open
@@ -266,8 +266,8 @@ def test_the_states_are_told_as_they_change(shop: Shop) -> None:
 def test_keep_alive_puts_a_model_to_sleep_and_a_request_wakes_it(shop: Shop) -> None:
     with open_shop(shop, "a", "b") as url:
         assert said(ask(url, "b")) == "I am b."
-        told = post(url, "/api/generate", {"model": "b", "keep_alive": 0, "stream": False}).json()
-        assert told["done_reason"] == "unload"
+        body = post(url, "/api/generate", {"model": "b", "keep_alive": 0, "stream": False}).json()
+        assert body["done_reason"] == "unload"
         assert becomes(lambda: states(url)["b"] == "sleeping")
         reply = post(url, "/api/chat", {**HELLO, "model": "b", "keep_alive": "5m", "stream": False})
         assert "x-dragoman-ignored" not in reply.headers
@@ -298,9 +298,9 @@ def test_an_unloaded_model_ends_its_streams_with_an_error(shop: Shop) -> None:
 def test_a_response_in_the_background_keeps_its_model(shop: Shop) -> None:
     shop.more, shop.interval = "x" * 20, 0.01
     with open_shop(shop, "a", "b", models_max=1) as url:
-        made = post(url, "/v1/responses", {"input": "hi", "model": "a", "background": True}).json()
+        body = post(url, "/v1/responses", {"input": "hi", "model": "a", "background": True}).json()
         assert said(ask(url, "b")).startswith("I am b.")
-        stored = get(url, f"/v1/responses/{made['id']}").json()
+        stored = get(url, f"/v1/responses/{body['id']}").json()
         assert (stored["status"], stored["model"]) == ("completed", "a")
 
 

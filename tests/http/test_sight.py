@@ -23,9 +23,9 @@ CHAT = "/v1/chat/completions"
 class Watchful(ScriptedEngine):
     """Knows from which threads it was asked."""
 
-    def place(self, media: Media) -> list[int]:
+    def media_token_ids(self, media: Media) -> list[int]:
         self.threads = {*getattr(self, "threads", ()), threading.current_thread().name}
-        return super().place(media)
+        return super().media_token_ids(media)
 
 
 @pytest.fixture
@@ -36,8 +36,8 @@ def engine() -> Watchful:
 def test_a_second_question_goes_on_from_the_first(engine: Watchful, serve: Serve) -> None:
     url = serve(engine)
     first = post(url, CHAT, {"messages": [ASKS]}).json()
-    said = first["choices"][0]["message"]
-    post(url, CHAT, {"messages": [ASKS, said, {"role": "user", "content": "And?"}]}).json()
+    result = first["choices"][0]["message"]
+    post(url, CHAT, {"messages": [ASKS, result, {"role": "user", "content": "And?"}]}).json()
     one, other = engine.jobs
     assert first["usage"]["prompt_tokens"] == len(one.prompt)
     assert one.prompt.count(PLACE_ID) == one.media[0].count == 2
@@ -49,15 +49,15 @@ def test_a_second_question_goes_on_from_the_first(engine: Watchful, serve: Serve
 @pytest.mark.parametrize(
     ("path", "body", "count"),
     [
-        ("/tokenize", {"messages": [ASKS]}, lambda told: told["count"]),
-        ("/v1/chat/completions/render", {"messages": [ASKS]}, lambda told: len(told["prompt_token_ids"])),
+        ("/tokenize", {"messages": [ASKS]}, lambda match: match["count"]),
+        ("/v1/chat/completions/render", {"messages": [ASKS]}, lambda match: len(match["prompt_token_ids"])),
         (
             "/v1/messages/count_tokens",
             {
                 "model": "m",
                 "messages": [{"role": "user", "content": [{"type": "text", "text": "What is "}, BLOCK]}],
             },
-            lambda told: told["input_tokens"],
+            lambda match: match["input_tokens"],
         ),
         (
             "/v1/responses/input_tokens",
@@ -72,7 +72,7 @@ def test_a_second_question_goes_on_from_the_first(engine: Watchful, serve: Serve
                     }
                 ]
             },
-            lambda told: told["input_tokens"],
+            lambda match: match["input_tokens"],
         ),
     ],
 )

@@ -16,7 +16,7 @@ from dragoman.engines.scripted import ScriptedEngine, say
 from dragoman.errors import Unavailable
 from dragoman.http import server
 from dragoman.http.app import App
-from dragoman.http.listen import bind
+from dragoman.http.listeners import bind
 from dragoman.http.server import aserve, background, serve
 from dragoman.settings import Settings
 from dragoman.types import Job, Sink
@@ -73,13 +73,13 @@ def test_a_hangup_that_is_ignored_stops_nothing(heard: list[int]) -> None:
 def test_the_third_signal_ends_a_process_that_is_the_servers_own(monkeypatch: pytest.MonkeyPatch) -> None:
     raised: list[int] = []
     listener = bind("127.0.0.1", 0)
-    made = server._Server(App(engine(), SETTINGS), listener, None)
-    made.third_ends_process = True
+    uvicorn_server = server._UvicornServer(App(engine(), SETTINGS), listener, None)
+    uvicorn_server.third_ends_process = True
     monkeypatch.setattr(signal, "raise_signal", raised.append)
     for _ in range(2):
-        made.handle_exit(signal.SIGTERM, None)
-    assert (raised, made.force_exit) == ([], False)
-    made.handle_exit(signal.SIGTERM, None)
+        uvicorn_server.handle_exit(signal.SIGTERM, None)
+    assert (raised, uvicorn_server.force_exit) == ([], False)
+    uvicorn_server.handle_exit(signal.SIGTERM, None)
     assert raised == [signal.SIGTERM]
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     listener.close()
@@ -159,7 +159,7 @@ def test_a_start_that_fails_leaves_nothing_running() -> None:
     stopped: list[bool] = []
     others = set(threading.enumerate())
 
-    class Broken(ScriptedEngine):
+    class BrokenEngine(ScriptedEngine):
         async def start(self) -> None:
             raise OSError
 
@@ -170,7 +170,7 @@ def test_a_start_that_fails_leaves_nothing_running() -> None:
             pass
 
     with pytest.raises(Unavailable):
-        serve(Broken(say("hello")), Settings(port=0, store="memory"))
+        serve(BrokenEngine(say("hello")), Settings(port=0, store="memory"))
     assert stopped == [True]
     new = set(threading.enumerate()) - others
     assert not any(thread.name.startswith("dragoman-store") for thread in new)

@@ -18,7 +18,7 @@ THOUGHT, ASKS, CITY = "Where is it?", "I look.", {"city": "Paris"}
 ANSWER = f"<think>\n{THOUGHT}\n</think>\n{ASKS}" + call("look", **CITY)
 
 
-class Said(Struct):
+class ApiAnswer(Struct):
     """An answer, free of how an API spells it."""
 
     thought: str
@@ -27,13 +27,17 @@ class Said(Struct):
 
 
 Conversation: TypeAlias = list[tuple[str, Any]]
-"""Turns in nobody's words: `("user", "hi")`, `("said", Said(...))`, `("result", "sunny")`."""
-CALLED = Said(THOUGHT, ASKS, [("look", CITY)])
+"""Turns in nobody's words: `("user", "hi")`, `("said", ApiAnswer(...))`, `("result", "sunny")`."""
+CALLED = ApiAnswer(THOUGHT, ASKS, [("look", CITY)])
 CONVERSATIONS: dict[str, Conversation] = {
     "a question": [("user", "What is the weather?")],
     "with instructions": [("system", "Be kind."), ("user", "What is the weather?")],
-    "after an answer": [("user", "hi"), ("said", Said("", "Hello.", [])), ("user", "What is the weather?")],
-    "after thinking": [("user", "hi"), ("said", Said("Who?", "Hello.", [])), ("user", "And?")],
+    "after an answer": [
+        ("user", "hi"),
+        ("said", ApiAnswer("", "Hello.", [])),
+        ("user", "What is the weather?"),
+    ],
+    "after thinking": [("user", "hi"), ("said", ApiAnswer("Who?", "Hello.", [])), ("user", "And?")],
     "after a call": [("system", "Be kind."), ("user", "hi"), ("said", CALLED), ("result", "sunny")],
     "after a call and a word": [("user", "hi"), ("said", CALLED), ("result", "sunny"), ("user", "And?")],
 }
@@ -47,12 +51,12 @@ def in_chat(turns: Conversation) -> tuple[str, dict[str, Any]]:
     for kind, what in turns:
         if kind == "said":
             calls = [
-                {"id": "c1", "type": "function", "function": {"name": name, "arguments": json.dumps(given)}}
-                for name, given in what.calls
+                {"id": "c1", "type": "function", "function": {"name": name, "arguments": json.dumps(result)}}
+                for name, result in what.calls
             ]
             thought = {"reasoning_content": what.thought} if what.thought else {}
-            made = {"tool_calls": calls} if calls else {}
-            messages.append({"role": "assistant", "content": what.text, **thought, **made})
+            fields = {"tool_calls": calls} if calls else {}
+            messages.append({"role": "assistant", "content": what.text, **thought, **fields})
         elif kind == "result":
             messages.append({"role": "tool", "tool_call_id": "c1", "content": what})
         else:
@@ -61,11 +65,11 @@ def in_chat(turns: Conversation) -> tuple[str, dict[str, Any]]:
     return "/v1/chat/completions", {"messages": messages, "tools": [tool]}
 
 
-def of_chat(reply: dict[str, Any]) -> Said:
+def of_chat(reply: dict[str, Any]) -> ApiAnswer:
     message = reply["choices"][0]["message"]
     functions = [each["function"] for each in message.get("tool_calls", ())]
     calls = [(each["name"], json.loads(each["arguments"])) for each in functions]
-    return Said(message.get("reasoning_content", ""), message["content"] or "", calls)
+    return ApiAnswer(message.get("reasoning_content", ""), message["content"] or "", calls)
 
 
 # Responses.
@@ -80,8 +84,8 @@ def in_responses(turns: Conversation) -> tuple[str, dict[str, Any]]:
                 items.append({"type": "reasoning", "summary": summary})
             items.append({"type": "message", "role": "assistant", "content": what.text})
             items += [
-                {"type": "function_call", "call_id": "c1", "name": name, "arguments": json.dumps(given)}
-                for name, given in what.calls
+                {"type": "function_call", "call_id": "c1", "name": name, "arguments": json.dumps(result)}
+                for name, result in what.calls
             ]
         elif kind == "result":
             items.append({"type": "function_call_output", "call_id": "c1", "output": what})
@@ -91,16 +95,16 @@ def in_responses(turns: Conversation) -> tuple[str, dict[str, Any]]:
     return "/v1/responses", {"input": items, "tools": [tool], "store": False}
 
 
-def of_responses(reply: dict[str, Any]) -> Said:
-    said = Said("", "", [])
+def of_responses(reply: dict[str, Any]) -> ApiAnswer:
+    api_answer = ApiAnswer("", "", [])
     for item in reply["output"]:
         if item["type"] == "reasoning":
-            said.thought = item["summary"][0]["text"]
+            api_answer.thought = item["summary"][0]["text"]
         elif item["type"] == "message":
-            said.text = item["content"][0]["text"]
+            api_answer.text = item["content"][0]["text"]
         else:
-            said.calls.append((item["name"], json.loads(item["arguments"])))
-    return said
+            api_answer.calls.append((item["name"], json.loads(item["arguments"])))
+    return api_answer
 
 
 # Messages.
@@ -117,7 +121,8 @@ def in_messages(turns: Conversation) -> tuple[str, dict[str, Any]]:
                 [{"type": "thinking", "thinking": what.thought, "signature": ""}] if what.thought else []
             )
             calls = [
-                {"type": "tool_use", "id": "c1", "name": name, "input": given} for name, given in what.calls
+                {"type": "tool_use", "id": "c1", "name": name, "input": outcome}
+                for name, outcome in what.calls
             ]
             text = {"type": "text", "text": what.text}
             messages.append({"role": "assistant", "content": [*thought, text, *calls]})
@@ -131,9 +136,9 @@ def in_messages(turns: Conversation) -> tuple[str, dict[str, Any]]:
     return "/v1/messages", body
 
 
-def of_messages(reply: dict[str, Any]) -> Said:
+def of_messages(reply: dict[str, Any]) -> ApiAnswer:
     blocks = reply["content"]
-    return Said(
+    return ApiAnswer(
         "".join(block["thinking"] for block in blocks if block["type"] == "thinking"),
         "".join(block["text"] for block in blocks if block["type"] == "text"),
         [(block["name"], block["input"]) for block in blocks if block["type"] == "tool_use"],
@@ -147,10 +152,10 @@ def in_ollama(turns: Conversation) -> tuple[str, dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     for kind, what in turns:
         if kind == "said":
-            calls = [{"function": {"name": name, "arguments": given}} for name, given in what.calls]
+            calls = [{"function": {"name": name, "arguments": result}} for name, result in what.calls]
             thought = {"thinking": what.thought} if what.thought else {}
-            made = {"tool_calls": calls} if calls else {}
-            messages.append({"role": "assistant", "content": what.text, **thought, **made})
+            fields = {"tool_calls": calls} if calls else {}
+            messages.append({"role": "assistant", "content": what.text, **thought, **fields})
         elif kind == "result":
             messages.append({"role": "tool", "tool_name": "look", "content": what})
         else:
@@ -159,14 +164,14 @@ def in_ollama(turns: Conversation) -> tuple[str, dict[str, Any]]:
     return "/api/chat", {"model": "parrot", "messages": messages, "tools": [tool], "stream": False}
 
 
-def of_ollama(reply: dict[str, Any]) -> Said:
+def of_ollama(reply: dict[str, Any]) -> ApiAnswer:
     message = reply["message"]
     functions = [each["function"] for each in message.get("tool_calls", ())]
     calls = [(each["name"], each["arguments"]) for each in functions]
-    return Said(message.get("thinking", ""), message["content"], calls)
+    return ApiAnswer(message.get("thinking", ""), message["content"], calls)
 
 
-SPELLINGS: dict[str, tuple[Callable[[Conversation], tuple[str, Any]], Callable[[Any], Said]]] = {
+SPELLINGS: dict[str, tuple[Callable[[Conversation], tuple[str, Any]], Callable[[Any], ApiAnswer]]] = {
     "chat": (in_chat, of_chat),
     "responses": (in_responses, of_responses),
     "messages": (in_messages, of_messages),

@@ -16,10 +16,10 @@ from dragoman.errors import StoreUnavailable
 from dragoman.http.app import App
 from dragoman.http.server import background
 from dragoman.settings import Settings
-from dragoman.store import Record, StoreBounds
+from dragoman.store import Record, StoreLimits
 from dragoman.store.sqlite import SqliteStore
 from tests.http.conftest import Serve
-from tests.support.http import HELLO, delete, found, get, post, refusal, send, stream
+from tests.support.http import HELLO, delete, get, get_json, post, refusal, send, stream
 from tests.support.parrot import parrot
 
 PATH = "/v1/chat/completions"
@@ -54,7 +54,7 @@ def kept(url: str, **fields: object) -> str:
 def test_the_stored_object_is_the_reply_and_what_was_asked(url: str) -> None:
     asked = {"temperature": 0.5, "seed": 7, "user": "ann", "metadata": {"topic": "tea"}}
     reply = post(url, PATH, {**KEPT, **asked})
-    assert found(url, f"{PATH}/{reply.json()['id']}") == {
+    assert get_json(url, f"{PATH}/{reply.json()['id']}") == {
         **reply.json(),
         "request_id": reply.headers["x-request-id"],
         "metadata": {"topic": "tea"},
@@ -72,7 +72,7 @@ def test_the_stored_object_is_the_reply_and_what_was_asked(url: str) -> None:
 
 def test_tools_and_formats_are_shown_as_they_were_sent(url: str) -> None:
     asked = {"tools": TOOLS, "tool_choice": "auto", "response_format": {"type": "text"}}
-    shown = found(url, kept(url, **asked))
+    shown = get_json(url, kept(url, **asked))
     assert {name: shown[name] for name in asked} == asked
 
 
@@ -93,7 +93,7 @@ def test_tools_and_formats_are_shown_as_they_were_sent(url: str) -> None:
 def test_a_stream_is_stored_as_the_whole_answer(speaker: str, fields: dict[str, Any]) -> None:
     """There is one path to an answer, so the two differ in nothing but their names."""
     whole, streamed = post(speaker, PATH, {**KEPT, **fields}), stream(speaker, PATH, {**KEPT, **fields})
-    first, second = (found(speaker, f"{PATH}/{one['id']}") for one in (whole.json(), streamed[0]))
+    first, second = (get_json(speaker, f"{PATH}/{one['id']}") for one in (whole.json(), streamed[0]))
     for own in (first, second):
         for name in ("id", "created", "request_id"):
             del own[name]
@@ -119,14 +119,14 @@ def test_a_stored_stream_says_the_same_as_any_other(url: str, choices: int) -> N
 def test_nothing_is_stored_unasked(url: str, fields: dict[str, Any], streamed: bool) -> None:
     asked = {**HELLO, **fields, "stream": streamed, "metadata": {"kept": "not"}}
     assert post(url, PATH, asked).status_code == 200
-    assert found(url, PATH, **{"metadata[kept]": "not"})["data"] == []
+    assert get_json(url, PATH, **{"metadata[kept]": "not"})["data"] == []
 
 
 @pytest.mark.parametrize("streamed", [True, False])
 def test_an_answer_that_failed_is_not_stored(serve: Serve, streamed: bool) -> None:
     url = serve(ScriptedEngine(say("hello", fault="exception", fault_at=2)), store="memory")
     assert "engine_failed" in post(url, PATH, {**KEPT, "stream": streamed}).text
-    assert found(url, PATH)["data"] == []
+    assert get_json(url, PATH)["data"] == []
 
 
 def with_a_store_that_fails(body: dict[str, Any]) -> httpx.Response:
@@ -135,7 +135,7 @@ def with_a_store_that_fails(body: dict[str, Any]) -> httpx.Response:
 
     async def run() -> httpx.Response:
         app = App(ScriptedEngine(say("Hello")), Settings(store="memory"))
-        app.host.desk.store.save = fail  # type: ignore[method-assign,assignment]
+        app.host.responses.store.save = fail  # type: ignore[method-assign,assignment]
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
             return await client.post(PATH, json=body)
 
@@ -170,7 +170,7 @@ def test_what_was_acknowledged_survives_a_kill(tmp_path: Path, streamed: bool) -
 
 
 async def records_in(folder: Path) -> list[Record]:
-    store = SqliteStore(folder, StoreBounds())
+    store = SqliteStore(folder, StoreLimits())
     await store.open()
     records = (await store.records("chat", "")).data
     await store.close()
@@ -180,19 +180,19 @@ async def records_in(folder: Path) -> list[Record]:
 def test_a_list_has_all_of_them_the_oldest_first(serve: Serve) -> None:
     url = serve(ScriptedEngine(say("hi")), store="memory")
     paths = [kept(url) for _ in range(3)]
-    listed = found(url, PATH)
+    listed = get_json(url, PATH)
     assert [f"{PATH}/{one['id']}" for one in listed["data"]] == paths
-    assert listed["data"][0] == found(url, paths[0])
+    assert listed["data"][0] == get_json(url, paths[0])
     assert (listed["object"], listed["has_more"]) == ("list", False)
     assert (listed["first_id"], listed["last_id"]) == (listed["data"][0]["id"], listed["data"][-1]["id"])
-    assert found(url, PATH, order="desc")["data"] == listed["data"][::-1]
+    assert get_json(url, PATH, order="desc")["data"] == listed["data"][::-1]
 
 
 def test_pages_make_up_the_list(serve: Serve) -> None:
     url = serve(ScriptedEngine(say("hi")), store="memory")
     paths = [kept(url) for _ in range(5)]
-    first = found(url, PATH, limit=3)
-    second = found(url, PATH, limit=3, after=first["last_id"])
+    first = get_json(url, PATH, limit=3)
+    second = get_json(url, PATH, limit=3, after=first["last_id"])
     assert (first["has_more"], second["has_more"]) == (True, False)
     assert [f"{PATH}/{one['id']}" for one in first["data"] + second["data"]] == paths
 
@@ -204,7 +204,7 @@ def test_a_list_can_be_narrowed_by_metadata_and_model(serve: Serve) -> None:
     kept(url)
 
     def count(**query: str) -> int:
-        return len(found(url, PATH, **query)["data"])
+        return len(get_json(url, PATH, **query)["data"])
 
     assert (count(), count(**{"metadata[topic]": "tea"}), count(model="other")) == (3, 2, 1)
     assert count(**{"metadata[topic]": "tea", "metadata[by]": "ann"}) == 1
@@ -217,7 +217,7 @@ def test_only_the_metadata_changes(url: str) -> None:
     changed = post(url, path, {"metadata": {"b": "3"}})
     assert changed.content == before.content.replace(b'{"a":"1","b":"2"}', b'{"b":"3"}')
     assert get(url, path).content == changed.content
-    assert found(url, PATH, **{"metadata[a]": "1"})["data"] == []
+    assert get_json(url, PATH, **{"metadata[a]": "1"})["data"] == []
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_messages_are_those_of_the_request(url: str) -> None:
     ]
     path = kept(url, messages=asked)
     id_ = path.removeprefix(PATH + "/")
-    listed = found(url, path + "/messages")["data"]
+    listed = get_json(url, path + "/messages")["data"]
     shown = [
         {"name": None, "content_parts": None, **message, "id": f"{id_}-{number}"}
         for number, message in enumerate(asked)
@@ -268,8 +268,8 @@ def test_messages_are_those_of_the_request(url: str) -> None:
 
 def test_messages_come_in_pages(url: str) -> None:
     path = kept(url, messages=[{"role": "user", "content": text} for text in "abcde"]) + "/messages"
-    first = found(url, path, limit=2, order="desc")
-    second = found(url, path, limit=9, order="desc", after=first["last_id"])
+    first = get_json(url, path, limit=2, order="desc")
+    second = get_json(url, path, limit=9, order="desc", after=first["last_id"])
     assert [one["content"] for one in first["data"] + second["data"]] == list("edcba")
     assert (first["has_more"], second["has_more"]) == (True, False)
 

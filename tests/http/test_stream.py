@@ -9,13 +9,13 @@ from urllib.parse import urlsplit
 import pytest
 from starlette.types import Message
 
-from dragoman.api.chat.reply import ChatSpelling
-from dragoman.api.reply import ChunkOptions, Head, Speller, StreamWriter
+from dragoman.api.chat.reply import ChatSerializer
+from dragoman.api.reply import ChunkOptions, LogprobSerializer, ReplyEnvelope, StreamWriter
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import CHATML, Script, ScriptedEngine, say
 from dragoman.http import run_turn
-from dragoman.http.run_turn import Pump, TurnStream
-from dragoman.turns.reading import Pieces
+from dragoman.http.run_turn import FlushScheduler, TurnStream
+from dragoman.turns.choice_reader import TokenTable
 from dragoman.turns.turn import Turn
 from tests.http.conftest import Serve
 from tests.support.http import HELLO, stream
@@ -24,9 +24,11 @@ from tests.support.wait import becomes
 
 
 def writer_of(turn: Turn, engine: ScriptedEngine) -> StreamWriter:
-    speller = Speller(Pieces(engine.tokenizer.pieces))
-    spelling = ChatSpelling(speller, logprobs=False)
-    return StreamWriter(Head("id", 1, "m", "f"), spelling, ChunkOptions(), lambda: turn.usage, plain=True)
+    speller = LogprobSerializer(TokenTable(engine.tokenizer.pieces))
+    spelling = ChatSerializer(speller, logprobs=False)
+    return StreamWriter(
+        ReplyEnvelope("id", 1, "m", "f"), spelling, ChunkOptions(), lambda: turn.usage, plain=True
+    )
 
 
 def contents(data: bytes) -> list[str]:
@@ -57,7 +59,7 @@ class Gate:
 async def run(engine: ScriptedEngine, gate: Gate, n: int = 1) -> list[bytes]:
     async with turn_of(engine, spec(n=n)) as turn:
         written = TurnStream(
-            turn, writer_of(turn, engine).write, lambda: b"", gate.send, Pump(), keep_alive=60
+            turn, writer_of(turn, engine).write, lambda: b"", gate.send, FlushScheduler(), keep_alive=60
         )
         await written.done
         written.close()
@@ -102,7 +104,9 @@ def test_the_last_events_can_be_held_for_what_follows_them() -> None:
         engine, gate = ScriptedEngine(say("Hello")), Gate()
         async with turn_of(engine, spec()) as turn:
             write = writer_of(turn, engine).write
-            written = TurnStream(turn, write, lambda: b"", gate.send, Pump(), keep_alive=60, holds_last=True)
+            written = TurnStream(
+                turn, write, lambda: b"", gate.send, FlushScheduler(), keep_alive=60, holds_last=True
+            )
             await written.done
             written.close()
         return gate.sent, written.last
@@ -114,7 +118,7 @@ def test_the_last_events_can_be_held_for_what_follows_them() -> None:
 
 async def many(streams: int, text: str, write_interval: float = 0.0) -> list[list[bytes]]:
     """What so many streams of one server send each, of an engine that gives each a token at each step."""
-    pump, engine = Pump(write_interval), ScriptedEngine(say(text))
+    pump, engine = FlushScheduler(write_interval), ScriptedEngine(say(text))
 
     async def one() -> list[bytes]:
         gate = Gate()
@@ -175,12 +179,12 @@ def test_64_streams_over_sockets_get_an_event_for_each_step(serve: Serve, write_
 
 
 def test_a_failing_send_fails_the_stream() -> None:
-    class Broken(Gate):
+    class BrokenGate(Gate):
         async def send(self, message: Message) -> None:
             raise OSError("gone")
 
     async def main() -> None:
-        await run(ScriptedEngine(say("x")), Broken())
+        await run(ScriptedEngine(say("x")), BrokenGate())
 
     with pytest.raises(OSError, match="gone"):
         asyncio.run(main())
@@ -209,10 +213,10 @@ def test_a_client_that_reads_slowly_gets_it_all_in_fewer_events(serve: Serve) ->
 
 def test_streams_begin_when_nobody_else_comes() -> None:
     async def main() -> None:
-        pump, begun = Pump(), []
+        pump, begun = FlushScheduler(), []
 
         async def come(number: int) -> None:
-            await pump.lull()
+            await pump.wait_quiet()
             begun.append(number)
 
         coming = []
@@ -231,11 +235,11 @@ def test_streams_begin_though_others_come_for_ever(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(run_turn, "OPENING_S", 0.0)
 
     async def main() -> None:
-        pump = Pump()
-        first = asyncio.create_task(pump.lull())
+        pump = FlushScheduler()
+        first = asyncio.create_task(pump.wait_quiet())
         others = []
         while not first.done():
-            others.append(asyncio.create_task(pump.lull()))
+            others.append(asyncio.create_task(pump.wait_quiet()))
             await asyncio.sleep(0)
         await asyncio.wait(others)
 

@@ -16,7 +16,7 @@ from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import CHATML, ScriptedEngine, say
 from dragoman.http.routes import responses
 from dragoman.http.server import background
-from dragoman.responses import desk
+from dragoman.responses import manager
 from dragoman.settings import Settings
 from tests.support.http import get, post
 from tests.support.wait import becomes
@@ -54,10 +54,10 @@ def mortal(folder: Path) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
 
 def ended(url: str, id_: str) -> dict[str, Any]:
     until = time.monotonic() + 60
-    while (found := get(url, f"/v1/responses/{id_}").json())["status"] in ("queued", "in_progress"):
+    while (body := get(url, f"/v1/responses/{id_}").json())["status"] in ("queued", "in_progress"):
         assert time.monotonic() < until
         time.sleep(0.05)
-    return dict(found)
+    return dict(body)
 
 
 def settings_of(folder: Path) -> Settings:
@@ -67,7 +67,7 @@ def settings_of(folder: Path) -> Settings:
 def test_another_server_makes_what_a_killed_one_had_promised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(desk, "LOOK_S", 0.05)
+    monkeypatch.setattr(manager, "POLL_INTERVAL_S", 0.05)
     monkeypatch.setattr(responses, "LOOK_ELSEWHERE_S", 0.01)
     engine, settings = ScriptedEngine(say("said")), replace(settings_of(tmp_path), keep_alive=0.02)
     with mortal(tmp_path) as (url, process), background(engine, settings) as other:
@@ -81,16 +81,16 @@ def test_another_server_makes_what_a_killed_one_had_promised(
             assert next(lines).startswith(":")
             process.kill()
             events = [line for line in lines if line.startswith("event: ")]
-        made = ended(other, promised["id"])
+        fields = ended(other, promised["id"])
     assert (events[0], events[-1]) == ("event: response.created", "event: response.completed")
-    assert made["status"] == "completed"
-    assert made["output"][0]["content"][0]["text"] == "said"
+    assert fields["status"] == "completed"
+    assert fields["output"][0]["content"][0]["text"] == "said"
     kept = ("id", "created_at", "instructions", "metadata", "background", "temperature")
-    assert {name: made[name] for name in kept} == {name: promised[name] for name in kept}
+    assert {name: fields[name] for name in kept} == {name: promised[name] for name in kept}
 
 
 def test_it_is_cancelled_at_another_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "LOOK_S", 0.05)
+    monkeypatch.setattr(manager, "POLL_INTERVAL_S", 0.05)
     engine = ScriptedEngine(say("x", fault="hang"))
     with (
         background(engine, settings_of(tmp_path)) as url,
@@ -113,7 +113,7 @@ def test_a_server_that_comes_back_makes_what_it_had_promised(tmp_path: Path) -> 
 
 
 def test_it_is_left_to_a_server_that_has_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "LOOK_S", 0.05)
+    monkeypatch.setattr(manager, "POLL_INTERVAL_S", 0.05)
     card = ModelCard(name="other", max_model_len=4096, templates={"default": CHATML})
     with mortal(tmp_path) as (url, process):
         promised = post(url, "/v1/responses", ASKED).json()
@@ -122,14 +122,14 @@ def test_it_is_left_to_a_server_that_has_its_model(tmp_path: Path, monkeypatch: 
     with background(ScriptedEngine(say("no"), card=card), settings_of(tmp_path)) as other:
         assert get(other, f"/v1/responses/{promised['id']}").json()["status"] == "queued"
         with background(ScriptedEngine(say("said")), settings_of(tmp_path)) as again:
-            made = ended(again, promised["id"])
-    assert (made["status"], made["output"][0]["content"][0]["text"]) == ("completed", "said")
+            fields = ended(again, promised["id"])
+    assert (fields["status"], fields["output"][0]["content"][0]["text"]) == ("completed", "said")
 
 
 def test_a_response_whose_model_nobody_has_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(desk, "ELSEWHERE_S", -1.0)
+    monkeypatch.setattr(manager, "ELSEWHERE_S", -1.0)
     card = ModelCard(name="other", max_model_len=4096, templates={"default": CHATML})
     with mortal(tmp_path) as (url, process):
         promised = post(url, "/v1/responses", ASKED).json()
@@ -140,11 +140,11 @@ def test_a_response_whose_model_nobody_has_is_given_up(
 
 
 def test_a_response_that_kills_servers_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "TRIES", 1)
+    monkeypatch.setattr(manager, "TRIES", 1)
     with mortal(tmp_path) as (url, process):
         promised = post(url, "/v1/responses", ASKED).json()
         process.kill()
         process.wait()
     with background(ScriptedEngine(say("said")), settings_of(tmp_path)) as again:
-        made = ended(again, promised["id"])
-    assert (made["status"], made["error"]["code"]) == ("failed", "server_error")
+        fields = ended(again, promised["id"])
+    assert (fields["status"], fields["error"]["code"]) == ("failed", "server_error")

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from dragoman import Job, ModelCard, TextStep
-from dragoman.engines.protocol import Engine, TextTokenizer
+from dragoman.engines.contract import as_engine
+from dragoman.engines.protocol import Engine, FallbackTokenizer
 from dragoman.engines.rollout import RolloutEngine
 from dragoman.engines.scripted import CHATML
-from dragoman.engines.sound import as_engine
 from dragoman.errors import SettingsError
 from tests.http.conftest import Serve
 from tests.support.fake_asyncllm import TemplateTokenizer
@@ -28,10 +28,14 @@ class OwnEngine:
     def __init__(self, *said: str, tokens: int = 0) -> None:
         self.said = said
         self.tokens = tokens
-        self.tokenizer = TextTokenizer()
+        self.tokenizer = FallbackTokenizer()
         self.jobs: list[Job] = []
         self.card = ModelCard(
-            name="own", samples_ids=False, has_ids=False, takes_text=True, templates={"default": CHATML}
+            name="own",
+            returns_ids=False,
+            has_tokenizer=False,
+            wants_prompt_text=True,
+            templates={"default": CHATML},
         )
 
     async def generate(self, job: Job) -> AsyncIterator[TextStep]:
@@ -158,16 +162,16 @@ def test_with_a_tokenizer_ids_are_for_prompts_and_counts(serve: Serve) -> None:
 
 
 def model(url: str) -> dict[str, Any]:
-    found: dict[str, Any] = send("GET", url, "/v1/models").json()["data"][0]
-    return found
+    fields: dict[str, Any] = send("GET", url, "/v1/models").json()["data"][0]
+    return fields
 
 
 def test_nothing_goes_on_from_an_answer_in_text(serve: Serve) -> None:
     """The next prompt has the answer in it as it was written, and not as ids that nobody knows."""
     llm = TextLLM("Hello", tokenizer=TemplateTokenizer())
     url = serve(as_engine(llm, max_model_len=4096))
-    said = post(url, CHAT, HELLO).json()["choices"][0]["message"]["content"]
-    talk = [*HELLO["messages"], {"role": "assistant", "content": said}, {"role": "user", "content": "x"}]
+    result = post(url, CHAT, HELLO).json()["choices"][0]["message"]["content"]
+    talk = [*HELLO["messages"], {"role": "assistant", "content": result}, {"role": "user", "content": "x"}]
     assert post(url, CHAT, {"messages": talk}).status_code == 200
     assert bytes(id_ for id_ in llm.asked[-1].input_ids if id_ < 256).count(b"Hello") == 1
 
@@ -203,7 +207,7 @@ def test_an_engine_that_gives_nothing_usable_is_an_error(serve: Serve, output: d
 
 def test_text_that_a_card_does_not_speak_of_is_an_error(serve: Serve) -> None:
     engine = OwnEngine("Hello")
-    engine.card.samples_ids = engine.card.has_ids = True
+    engine.card.returns_ids = engine.card.has_tokenizer = True
     reply = post(serve(engine), CHAT, HELLO)
     assert (reply.status_code, reply.json()["error"]["code"]) == (500, "engine_failed")
 
@@ -215,9 +219,9 @@ def test_trajectories_need_ids(serve: Serve) -> None:
 
 def test_an_engine_that_is_one_of_the_protocol_stays_as_it_is() -> None:
     engine = OwnEngine("no")
-    made: Engine = as_engine(engine, model_name="other", max_model_len=9)
-    assert made is engine
-    assert (made.card.name, made.card.max_model_len) == ("other", 9)
+    result: Engine = as_engine(engine, model_name="other", max_model_len=9)
+    assert result is engine
+    assert (result.card.name, result.card.max_model_len) == ("other", 9)
     with pytest.raises(SettingsError, match="its own tokenizer"):
         as_engine(engine, tokenizer=TemplateTokenizer())
 

@@ -37,8 +37,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 @pytest.fixture(scope="module")
 def url(pair: tuple[str, str]) -> Iterator[str]:
     settings = Settings(port=0, store="memory", tls_cert=pair[0], tls_key=pair[1])
-    with background(ScriptedEngine(say("hello")), settings) as made:
-        yield made
+    with background(ScriptedEngine(say("hello")), settings) as text:
+        yield text
 
 
 def place(url: str) -> tuple[str, int]:
@@ -51,8 +51,8 @@ def test_answers_come_whole_and_as_streams(url: str, pair: tuple[str, str]) -> N
     with httpx.Client(base_url=url, verify=trusting(pair[0])) as client:
         whole = client.post(CHAT, json=HELLO).json()
         assert whole["choices"][0]["message"]["content"] == "hello"
-        told = chunks(client.post(CHAT, json={**HELLO, "stream": True}))
-        assert "".join(each["choices"][0]["delta"].get("content") or "" for each in told) == "hello"
+        rows = chunks(client.post(CHAT, json={**HELLO, "stream": True}))
+        assert "".join(each["choices"][0]["delta"].get("content") or "" for each in rows) == "hello"
 
 
 def test_a_large_body_and_a_large_reply_pass(url: str, pair: tuple[str, str]) -> None:
@@ -63,8 +63,8 @@ def test_a_large_body_and_a_large_reply_pass(url: str, pair: tuple[str, str]) ->
 
 def test_a_websocket_over_tls(url: str, pair: tuple[str, str]) -> None:
     address = url.replace("https", "wss") + "/v1/responses"
-    said = '{"type": "response.create", "input": "hi"}'
-    (first,) = first_answers(address, said, 1, trusting(pair[0]))
+    text = '{"type": "response.create", "input": "hi"}'
+    (first,) = first_answers(address, text, 1, trusting(pair[0]))
     assert "response.created" in first
 
 
@@ -103,7 +103,7 @@ def test_what_is_older_than_tls_1_2_is_refused(pair: tuple[str, str]) -> None:
 def test_another_certificate_is_taken_without_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tls, "LOOK_S", 0.0)
+    monkeypatch.setattr(tls, "POLL_INTERVAL_S", 0.0)
     cert, key = make_certificate(tmp_path)
     new_cert, new_key = make_certificate(tmp_path, "new")
     old, new = trusting(cert), trusting(new_cert)
@@ -134,8 +134,8 @@ def test_another_certificate_is_taken_without_a_restart(
 def test_what_cannot_be_used_is_said_at_the_start(
     pair: tuple[str, str], change: dict[str, Any], said: str
 ) -> None:
-    given = {"tls_cert": pair[0], "tls_key": pair[1], **change}
-    with pytest.raises(SettingsError, match=said), background(ScriptedEngine(say("hi")), port=0, **given):
+    fields = {"tls_cert": pair[0], "tls_key": pair[1], **change}
+    with pytest.raises(SettingsError, match=said), background(ScriptedEngine(say("hi")), port=0, **fields):
         pass
 
 
@@ -155,7 +155,7 @@ def test_a_key_with_a_password_does_not_ask_for_it(tmp_path: Path, pair: tuple[s
 
 def test_a_program_with_a_loop_of_its_own_may_serve_it_too(pair: tuple[str, str]) -> None:
     """That of asyncio, whose TLS is another one."""
-    found: list[httpx.Response] = []
+    items: list[httpx.Response] = []
 
     async def serve_once() -> None:
         ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -168,15 +168,15 @@ def test_a_program_with_a_loop_of_its_own_may_serve_it_too(pair: tuple[str, str]
         )
         url = await ready
         async with httpx.AsyncClient(verify=trusting(pair[0])) as client:
-            found.append(await client.post(url + CHAT, json=HELLO))
-            found.append(await client.get(url.replace("https", "http") + "/health"))
+            items.append(await client.post(url + CHAT, json=HELLO))
+            items.append(await client.get(url.replace("https", "http") + "/health"))
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
 
     thread = threading.Thread(target=lambda: asyncio.run(serve_once()))
     thread.start()
     thread.join(60)
-    assert [reply.status_code for reply in found] == [200, 400]
+    assert [reply.status_code for reply in items] == [200, 400]
 
 
 PIECES = (b"", b"\x16", b"\x16\x03\x01\x02\x00\x01\x00", b"\x16" * 400, b"GET / HT", b"\x80\x2e\x01")

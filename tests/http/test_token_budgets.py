@@ -41,77 +41,77 @@ def budgets(
     return TokenBudgets(lambda owner: key if owner == OWNER else None, folder, clock), clock
 
 
-def left(made: TokenBudgets) -> int:
-    key = made._key_of(OWNER)
+def left(result: TokenBudgets) -> int:
+    key = result._key_of(OWNER)
     assert key is not None
-    return int(made.rates(key)[b"x-ratelimit-remaining-tokens"])
+    return int(result.rates(key)[b"x-ratelimit-remaining-tokens"])
 
 
-def take(made: TokenBudgets, tokens: int, used: int | None = None) -> None:
-    settle = made.reserve(OWNER, tokens, 0)
+def take(result: TokenBudgets, tokens: int, used: int | None = None) -> None:
+    settle = result.reserve(OWNER, tokens, 0)
     assert settle is not None
     settle(tokens if used is None else used)
 
 
 def test_a_minute_fills_up_again() -> None:
-    made, clock = budgets(minute=60)
-    take(made, 60)
+    result, clock = budgets(minute=60)
+    take(result, 60)
     with pytest.raises(Overloaded, match="0 of 60 tokens per minute") as refused:
-        take(made, 10)
+        take(result, 10)
     assert refused.value.retry_after == 10
     clock.now += 10
-    take(made, 10)
+    take(result, 10)
 
 
 def test_a_day_begins_anew_at_midnight() -> None:
-    made, clock = budgets(day=100)
-    take(made, 100)
+    result, clock = budgets(day=100)
+    take(result, 100)
     with pytest.raises(Overloaded, match="100 tokens per day") as refused:
-        take(made, 1)
+        take(result, 1)
     assert refused.value.retry_after == DAY_S // 2
     clock.now += DAY_S / 2
-    take(made, 100)
+    take(result, 100)
 
 
 def test_what_was_set_aside_and_not_used_is_given_back() -> None:
-    made, _ = budgets(day=USUAL_ANSWER + 10)
-    settle = made.reserve(OWNER, 10, None)
-    assert settle is not None and left(made) == 0
+    result, _ = budgets(day=USUAL_ANSWER + 10)
+    settle = result.reserve(OWNER, 10, None)
+    assert settle is not None and left(result) == 0
     settle(12)
-    assert left(made) == USUAL_ANSWER - 2
+    assert left(result) == USUAL_ANSWER - 2
 
 
 def test_what_came_to_be_longer_is_a_debt() -> None:
-    made, clock = budgets(minute=60)
-    take(made, 10, used=120)
+    result, clock = budgets(minute=60)
+    take(result, 10, used=120)
     clock.now += 59
     with pytest.raises(Overloaded):
-        take(made, 1)
+        take(result, 1)
     clock.now += 2
-    take(made, 1)
+    take(result, 1)
 
 
 def test_a_prompt_that_can_never_fit_is_no_reason_to_try_again() -> None:
-    made, _ = budgets(minute=60, day=1000)
+    result, _ = budgets(minute=60, day=1000)
     with pytest.raises(BadRequest, match="budget of 60"):
-        made.reserve(OWNER, 61, 0)
+        result.reserve(OWNER, 61, 0)
     # An answer may be asked for that is longer than there is.
-    assert made.reserve(OWNER, 60, 1000) is not None
+    assert result.reserve(OWNER, 60, 1000) is not None
 
 
 def test_what_is_set_aside_on_one_day_is_not_the_next_one_s() -> None:
-    made, clock = budgets(day=100)
-    settle = made.reserve(OWNER, 50, 0)
+    result, clock = budgets(day=100)
+    settle = result.reserve(OWNER, 50, 0)
     clock.now += DAY_S
-    assert settle is not None and left(made) == 100
+    assert settle is not None and left(result) == 100
     settle(70)
-    assert left(made) == 100
+    assert left(result) == 100
 
 
 def test_a_day_survives_a_restart(tmp_path: Path) -> None:
-    made, _ = budgets(day=100, folder=tmp_path / "new")
-    take(made, 40)
-    made.save()
+    result, _ = budgets(day=100, folder=tmp_path / "new")
+    take(result, 40)
+    result.save()
     again, clock = budgets(day=100, folder=tmp_path / "new")
     again.load()
     assert left(again) == 60
@@ -122,9 +122,9 @@ def test_a_day_survives_a_restart(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", [b"", b"{", b'{"day": "x"}', b"[]"])
 def test_a_file_that_is_broken_is_no_reason_not_to_start(tmp_path: Path, text: bytes) -> None:
     (tmp_path / token_budgets.FILE).write_bytes(text)
-    made, _ = budgets(day=100, folder=tmp_path)
-    made.load()
-    assert left(made) == 100
+    result, _ = budgets(day=100, folder=tmp_path)
+    result.load()
+    assert left(result) == 100
 
 
 @examples(200)
@@ -136,18 +136,18 @@ def test_over_any_time_no_more_is_taken_than_the_budget_gives(
     minute: int, asked: list[tuple[float, int, int, int]]
 ) -> None:
     """And what one answer was longer than it was set aside for, which the next ones wait for."""
-    made, clock = budgets(minute=minute)
+    result, clock = budgets(minute=minute)
     taken, longest = 0, 0
-    for pause, prompt, answer, said in asked:
+    for pause, prompt, answer, number in asked:
         clock.now += pause
         try:
-            settle = made.reserve(OWNER, prompt, answer)
+            settle = result.reserve(OWNER, prompt, answer)
         except (Overloaded, BadRequest):
             continue
         assert settle is not None
-        settle(prompt + said)
-        taken += prompt + said
-        longest = max(longest, prompt + said)
+        settle(prompt + number)
+        taken += prompt + number
+        longest = max(longest, prompt + number)
     assert taken <= minute * (1 + (clock.now - NOON) / 60) + longest + 1
 
 
@@ -231,8 +231,8 @@ def test_a_stream_that_is_left_counts_what_it_took(limited: Callable[..., str]) 
     with httpx.stream(
         "POST", url + CHAT, json={**HELLO, "stream": True, "max_tokens": 900}, headers={"x-api-key": KEY}
     ) as stream:
-        said = stream.iter_raw()
-        next(said)
+        items = stream.iter_raw()
+        next(items)
         # All that it might take is set aside meanwhile.
         assert 99_000 < remaining(ask(url, HELLO | {"max_tokens": 1})) < 99_100
     assert becomes(lambda: engine.live == 0)
@@ -247,22 +247,22 @@ def test_what_is_refused_is_refused_before_a_stream_begins(limited: Callable[...
     assert second.status_code == 429 and 1 <= int(second.headers["retry-after"]) <= 60
 
 
-class Embedding(ScriptedEngine):
+class EmbeddingEngine(ScriptedEngine):
     async def embed(self, prompts: Any) -> list[list[float]]:
         return [[1.0, 2.0] for _ in prompts]
 
 
 def test_vectors_are_counted(limited: Callable[..., str]) -> None:
     card = ModelCard(name="m", max_model_len=4096, templates={"default": CHATML})
-    url = limited(Embedding(say("hi"), card=card), tokens_per_day=25)
+    url = limited(EmbeddingEngine(say("hi"), card=card), tokens_per_day=25)
     asked = [ask(url, {"input": "0123456789"}, "/v1/embeddings").status_code for _ in range(3)]
     assert asked == [200, 200, 429]
 
 
 def test_a_response_in_the_background_is_its_keys(limited: Callable[..., str]) -> None:
     url = limited(tokens_per_day=10_000)
-    made = ask(url, {"input": "hi", "background": True}, "/v1/responses")
-    assert made.status_code == 200
+    reply = ask(url, {"input": "hi", "background": True}, "/v1/responses")
+    assert reply.status_code == 200
     assert becomes(lambda: remaining(ask(url, HELLO | {"max_tokens": 1})) < 10_000)
 
 
@@ -290,15 +290,15 @@ def test_servers_that_tell_each_other_give_no_more_than_the_budget_and_a_beat(
     minute, of_day = (None, 1000) if day else (1000, None)
     servers = [budgets(minute, of_day)[0] for _ in range(3)]
     for server in servers:
-        server.hear({str(number): other.own_taken() for number, other in enumerate(servers)})
-    given, since, most = 0, 0, 0
+        server.merge_remote_usage({str(number): other.local_usage() for number, other in enumerate(servers)})
+    value, since, most = 0, 0, 0
     for turn, (number, tokens) in enumerate(asked):
         if turn % every == 0:
             for own, server in enumerate(servers):
-                told = {str(at): other.own_taken() for at, other in enumerate(servers) if at != own}
+                fields = {str(at): other.local_usage() for at, other in enumerate(servers) if at != own}
                 # Told twice is told once.
-                server.hear(told)
-                server.hear(told)
+                server.merge_remote_usage(fields)
+                server.merge_remote_usage(fields)
             since = 0
         try:
             settle = servers[number].reserve(OWNER, 0, tokens)
@@ -306,9 +306,9 @@ def test_servers_that_tell_each_other_give_no_more_than_the_budget_and_a_beat(
             continue
         assert settle is not None
         settle(tokens)
-        given, since = given + tokens, since + tokens
+        value, since = value + tokens, since + tokens
         most = max(most, since)
-    assert given <= 1000 + most
+    assert value <= 1000 + most
 
 
 def test_a_server_that_comes_later_hears_what_the_day_has_taken() -> None:
@@ -317,7 +317,7 @@ def test_a_server_that_comes_later_hears_what_the_day_has_taken() -> None:
     assert settle is not None
     settle(900)
     second, _ = budgets(day=1000, minute=1000)
-    second.hear({"first": first.own_taken()})
+    second.merge_remote_usage({"first": first.local_usage()})
     with pytest.raises(Overloaded, match="day"):
         second.reserve(OWNER, 0, 200)
     assert second.reserve(OWNER, 0, 100) is not None

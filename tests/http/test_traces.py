@@ -56,8 +56,8 @@ def test_a_request_stands_under_its_clients_span(chat: Collector) -> None:
     span = chat.one(f"POST {CHAT}")
     assert (span.trace, span.parent, span.kind) == (PARENT[3:35], PARENT[36:52], "server")
     assert span.status == "unset"
-    told = {"http.request.method": "POST", "http.route": CHAT, "http.response.status_code": 200}
-    assert told.items() <= span.attributes.items()
+    fields = {"http.request.method": "POST", "http.route": CHAT, "http.response.status_code": 200}
+    assert fields.items() <= span.attributes.items()
 
 
 def test_a_turn_has_the_names_of_the_conventions(chat: Collector) -> None:
@@ -111,11 +111,11 @@ def test_figures_are_measured_by_the_conventions(chat: Collector) -> None:
 def test_a_client_is_told_where_its_trace_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
     with traced(ScriptedEngine(say("hi"))) as (url, collector):
-        told = stream_headers(url)["traceresponse"]
+        text = stream_headers(url)["traceresponse"]
         get(url, "/health")
         get(url, "/metrics")
     span = collector.one(f"POST {CHAT}")
-    assert told.startswith(f"00-{span.trace}-{span.id}-")
+    assert text.startswith(f"00-{span.trace}-{span.id}-")
     assert (span.parent, len(collector.under(span))) == ("", 1)
     # What probes ask is no news.
     assert not any(span.name.startswith("GET") for span in collector.spans)
@@ -140,10 +140,10 @@ def test_what_was_said_is_told_where_the_environment_says_so(monkeypatch: pytest
     monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "true")
     with traced(ScriptedEngine(say("hello"))) as (url, collector):
         stream(url, CHAT, HELLO)
-    told = collector.one("chat scripted").attributes
+    fields = collector.one("chat scripted").attributes
     asked = [{"role": "user", "parts": [{"type": "text", "content": "hi"}]}]
-    assert json.loads(told["gen_ai.input.messages"]) == asked
-    [answer] = json.loads(told["gen_ai.output.messages"])
+    assert json.loads(fields["gen_ai.input.messages"]) == asked
+    [answer] = json.loads(fields["gen_ai.output.messages"])
     assert (answer["parts"], answer["finish_reason"]) == ([{"type": "text", "content": "hello"}], "stop")
 
 
@@ -151,10 +151,10 @@ def test_a_conversation_is_named_also_in_the_background() -> None:
     with traced(ScriptedEngine(say("hi"))) as (url, collector):
         kept = post(url, "/v1/conversations", {}).json()["id"]
         asked = {"input": "hi", "conversation": kept, "background": True}
-        made = post(url, "/v1/responses", asked).json()["id"]
-        assert becomes(lambda: get(url, f"/v1/responses/{made}").json()["status"] == "completed")
-    told = collector.one("chat scripted").attributes
-    assert (told["gen_ai.conversation.id"], told["gen_ai.response.id"]) == (kept, made)
+        result = post(url, "/v1/responses", asked).json()["id"]
+        assert becomes(lambda: get(url, f"/v1/responses/{result}").json()["status"] == "completed")
+    fields = collector.one("chat scripted").attributes
+    assert (fields["gen_ai.conversation.id"], fields["gen_ai.response.id"]) == (kept, result)
 
 
 def test_vectors_have_a_span() -> None:
@@ -178,8 +178,12 @@ HOSTILE = [
 def test_a_header_that_is_no_trace_begins_a_new_one() -> None:
     with traced(ScriptedEngine(say("hi"))) as (url, collector):
         for parent in HOSTILE:
-            given = {"traceparent": parent.encode("latin-1"), "tracestate": b"=,=" * 1000, "baggage": b"\xff"}
-            headers = [(name.encode(), value) for name, value in given.items()]
+            fields = {
+                "traceparent": parent.encode("latin-1"),
+                "tracestate": b"=,=" * 1000,
+                "baggage": b"\xff",
+            }
+            headers = [(name.encode(), value) for name, value in fields.items()]
             assert httpx.post(url + CHAT, json=HELLO, headers=headers).status_code == 200
     requests = [span for span in collector.spans if span.kind == "server"]
     assert {span.parent for span in requests} == {""}
@@ -240,9 +244,9 @@ def test_a_deadline_is_an_error_of_the_turn_too() -> None:
 def test_a_response_that_is_cancelled_is_no_error() -> None:
     engine = ScriptedEngine(say("x" * 2000), interval=0.01)
     with traced(engine) as (url, collector):
-        made = post(url, "/v1/responses", {"input": "hi", "background": True}).json()
+        body = post(url, "/v1/responses", {"input": "hi", "background": True}).json()
         assert becomes(lambda: 'running{model="scripted"} 1.0' in get(url, "/metrics").text)
-        post(url, f"/v1/responses/{made['id']}/cancel", {})
+        post(url, f"/v1/responses/{body['id']}/cancel", {})
     work, asked = collector.one("BACKGROUND /v1/responses"), collector.one("POST /v1/responses")
     assert (work.parent, work.trace, work.status) == (asked.id, asked.trace, "unset")
     assert work.attributes["dragoman.ended"] == "cancelled"
@@ -279,9 +283,9 @@ def test_calls_of_mcp_servers_are_spans_that_the_servers_are_told_of() -> None:
     whole, call = seen.one("POST /v1/responses"), seen.one(f"execute_tool {name}")
     assert [each for each in seen.under(whole) if "chat" not in each] == ["tools/list", call.name]
     assert (call.kind, call.attributes["gen_ai.operation.name"]) == ("client", "execute_tool")
-    told = f"00-{call.trace}-{call.id}-"
-    assert any(each.get("traceparent", "").startswith(told) for each in server.headers)
-    assert server.params[0]["_meta"]["traceparent"].startswith(told)
+    text = f"00-{call.trace}-{call.id}-"
+    assert any(each.get("traceparent", "").startswith(text) for each in server.headers)
+    assert server.params[0]["_meta"]["traceparent"].startswith(text)
 
 
 def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,8 +169,8 @@ def test_openais_helpers_may_send_strict(serve: Serve) -> None:
 
     client = OpenAI(base_url=serve(in_turn(FIT), dialect="hermes") + "/v1", api_key="none")
     tool = pydantic_function_tool(Weather, name="weather")
-    made = client.chat.completions.parse(
+    result = client.chat.completions.parse(
         model="scripted", messages=[{"role": "user", "content": "hi"}], tools=[tool]
     )
-    calls = made.choices[0].message.tool_calls
+    calls = result.choices[0].message.tool_calls
     assert calls and calls[0].function.parsed_arguments == Weather(city="Paris")

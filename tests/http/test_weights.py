@@ -29,15 +29,15 @@ class Plain:
         yield Step([END_ID], finish="stop")
 
 
-class Halting(ScriptedEngine):
+class PausingEngine(ScriptedEngine):
     """Is paused by its owner when it has said three ids."""
 
     def submit(self, job: Job, sink: Any) -> Any:
-        said: list[int] = []
+        numbers: list[int] = []
 
         def halting(step: Step) -> None:
-            said.extend(step.ids)
-            self._paused = len(said) == 3
+            numbers.extend(step.ids)
+            self._paused = len(numbers) == 3
             sink(step)
 
         return super().submit(job, halting)
@@ -47,7 +47,7 @@ class Halting(ScriptedEngine):
         return self._paused
 
 
-class Versioned(ScriptedEngine):
+class VersionedEngine(ScriptedEngine):
     """Says of each step which weights it was, as engines in other processes do."""
 
     def submit(self, job: Job, sink: Any) -> Any:
@@ -79,7 +79,7 @@ def test_requests_wait_while_the_engine_is_paused(serve: Serve) -> None:
 
 
 def test_an_answer_that_has_begun_goes_on_after_the_pause(serve: Serve) -> None:
-    engine = Halting(say("a long answer"))
+    engine = PausingEngine(say("a long answer"))
     url = serve(engine)
     with (
         httpx.Client(verify=False) as client,
@@ -108,7 +108,7 @@ def test_every_api_says_which_weights_it_was(serve: Serve) -> None:
 
 
 def test_what_a_step_says_comes_first(serve: Serve) -> None:
-    assert post(serve(Versioned(say("hi"))), CHAT, HELLO).json()["weight_version"] == "step 1"
+    assert post(serve(VersionedEngine(say("hi"))), CHAT, HELLO).json()["weight_version"] == "step 1"
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/responses"])

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from dragoman.client import AsyncClient, Client
 from dragoman.engines.scripted import ScriptedEngine, say
 from dragoman.errors import SettingsError
-from dragoman.http.keys import Forwarded, is_open, is_private
-from dragoman.http.listen import bind, bind_unix
+from dragoman.http.keys import ForwardedHeaders, is_open, is_private
+from dragoman.http.listeners import bind, bind_unix
 from dragoman.http.server import background
 from dragoman.settings import Settings, load
 from tests.http.conftest import Serve
@@ -187,7 +187,7 @@ def applied(trusted: list[str], peer: str | None, *headers: tuple[str, str]) -> 
         "client": None if peer is None else (peer, 1234),
         "headers": [(name.encode(), value.encode()) for name, value in headers],
     }
-    Forwarded(Settings(forwarded_allow_ips=trusted)).apply(scope)
+    ForwardedHeaders(Settings(forwarded_allow_ips=trusted)).apply(scope)
     return scope["client"] and scope["client"][0], scope["scheme"]
 
 
@@ -251,5 +251,5 @@ def test_the_log_has_the_client_and_not_the_proxy(serve: Serve, caplog: pytest.L
         get(url, "/v1/models")
         done = threading.Event()
         done.wait(0.05)
-    told = [record.request.get("client") for record in caplog.records if hasattr(record, "request")]
-    assert told == ["203.0.113.9", None]
+    items = [record.request.get("client") for record in caplog.records if hasattr(record, "request")]
+    assert items == ["203.0.113.9", None]

@@ -30,20 +30,20 @@ def pdf(text: str, pages: int = 1) -> bytes:
         box = f"/MediaBox [0 0 200 200] /Resources {font}"
         objects.append(f"<< /Type /Page /Parent 2 0 R {box} /Contents {4 + 2 * page} 0 R >>")
         objects.append(f"<< /Length {len(drawn)} >>\nstream\n{drawn}\nendstream")
-    made, places = b"%PDF-1.4\n", []
+    raw, indices = b"%PDF-1.4\n", []
     for number, one in enumerate(objects, 1):
-        places.append(len(made))
-        made += f"{number} 0 obj\n{one}\nendobj\n".encode()
-    table = "".join(f"{place:010d} 00000 n \n" for place in places)
+        indices.append(len(raw))
+        raw += f"{number} 0 obj\n{one}\nendobj\n".encode()
+    table = "".join(f"{offset:010d} 00000 n \n" for offset in indices)
     end = f"xref\n0 {len(objects) + 1}\n0000000000 65535 f \n{table}"
-    end += f"trailer << /Size {len(objects) + 1} /Root 1 0 R >>\nstartxref\n{len(made)}\n%%EOF\n"
-    return made + end.encode()
+    end += f"trailer << /Size {len(objects) + 1} /Root 1 0 R >>\nstartxref\n{len(raw)}\n%%EOF\n"
+    return raw + end.encode()
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with background(parrot(), Settings(port=0, store="memory")) as made:
-        yield made
+    with background(parrot(), Settings(port=0, store="memory")) as text:
+        yield text
 
 
 def asked(path: str, part: dict[str, Any]) -> dict[str, Any]:
@@ -74,8 +74,8 @@ def data(content: bytes, media: str = "text/plain") -> str:
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
 def test_a_file_that_was_uploaded_is_read(url: str, path: str) -> None:
-    made = kept(url, "Ein Töpfer.".encode(), "a.txt")
-    reply = post(url, path, asked(path, {"file_id": made["id"]}))
+    fields = kept(url, "Ein Töpfer.".encode(), "a.txt")
+    reply = post(url, path, asked(path, {"file_id": fields["id"]}))
     assert reply.status_code == 200, reply.text
     assert "Read: " in said(path, reply.json()) and "Ein Töpfer." in said(path, reply.json())
 
@@ -155,8 +155,8 @@ def test_a_line_of_a_batch_may_have_files_too(url: str) -> None:
     file = kept(url, b"potter")
     body = {"model": "parrot", **asked(CHAT, {"file_id": file["id"]})}
     line = {"custom_id": "a", "method": "POST", "url": CHAT, "body": body}
-    found = lines_in(client, ended(client, begun(client, [line]).id).output_file_id)
-    assert "potter" in json.dumps(found["a"]["response"]["body"])
+    fields = lines_in(client, ended(client, begun(client, [line]).id).output_file_id)
+    assert "potter" in json.dumps(fields["a"]["response"]["body"])
 
 
 def test_a_pdf_with_more_text_than_a_request_may_have_is_given_up(serve: Serve) -> None:

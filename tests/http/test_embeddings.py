@@ -32,7 +32,7 @@ class Embedder(ScriptedEngine):
         return [_normal([list(ids).count(97 + letter) for letter in range(LETTERS)]) for ids in prompts]
 
 
-class Sharing(Embedder):
+class SharingEmbedder(Embedder):
     """It wants to know for whom it computes."""
 
     def __init__(self) -> None:
@@ -227,7 +227,7 @@ def test_an_engine_with_neither_is_a_400(greeter: str, path: str) -> None:
 
 
 def test_an_engine_that_shares_its_time_is_told_whose_they_are(serve: Serve) -> None:
-    engine = Sharing()
+    engine = SharingEmbedder()
     url = serve(engine, api_key=["mine", "yours"])
     for path, body in (("/v1/embeddings", {"input": "ab"}), ("/v1/rerank", SIDES)):
         for key in ("mine", "yours"):

@@ -12,15 +12,15 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from dragoman.api.openapi import Operation, document
-from dragoman.api.reply import as_known_error, spell_error
+from dragoman.api.reply import format_error, to_dragoman_error
 from dragoman.engines.scripted import ScriptedEngine, say
 from dragoman.errors import CONVERSATION, DragomanError
+from dragoman.http.app_state import AppState
 from dragoman.http.exchange import Exchange
-from dragoman.http.host import Host
 from dragoman.http.routes import table
 from dragoman.http.routes.table import Api
 from dragoman.limits import Limits
-from tests.http.conftest import Serve, Served
+from tests.http.conftest import RunningServer, Serve
 from tests.support.http import post, refusal
 
 LONG = "x" * 5000
@@ -38,7 +38,7 @@ HI = {"role": "user", "content": "hi"}
     ],
 )
 def test_an_error_names_the_clients_own_field(
-    parrot: Served, path: str, body: dict[str, Any], field: str
+    parrot: RunningServer, path: str, body: dict[str, Any], field: str
 ) -> None:
     assert refusal(post(parrot.url, path, body)) == (400, field)
 
@@ -50,19 +50,19 @@ class Upside:
         return error.status
 
     def body(self, error: DragomanError) -> dict[str, Any]:
-        message, field = spell_error(error, {CONVERSATION: "turns"})
+        message, field = format_error(error, {CONVERSATION: "turns"})
         return {"type": "error", "error": {"type": error.type, "message": message, "at": field}}
 
     def event(self, error: Exception) -> bytes:
-        return b"event: error\ndata: " + json.dumps(self.body(as_known_error(error))).encode() + b"\n\n"
+        return b"event: error\ndata: " + json.dumps(self.body(to_dragoman_error(error))).encode() + b"\n\n"
 
 
-async def answer(host: Host, exchange: Exchange) -> None:
-    told, size = await exchange.read(json.loads)
-    await exchange.answer(size, lambda: told)
+async def answer(host: AppState, exchange: Exchange) -> None:
+    result, size = await exchange.read(json.loads)
+    await exchange.answer(size, lambda: result)
 
 
-async def broken(host: Host, exchange: Exchange) -> None:
+async def broken(host: AppState, exchange: Exchange) -> None:
     await exchange.start_stream(b"data: {}\n\n")
     raise ValueError("of somebody else")
 
@@ -95,8 +95,8 @@ def other(monkeypatch: pytest.MonkeyPatch, serve: Serve) -> Iterator[str]:
 def test_another_apis_envelope_is_there_before_its_handler(
     other: str, method: str, path: str, headers: dict[str, str], body: bytes, status: int
 ) -> None:
-    given = {"authorization": "Bearer k", "content-type": "application/json", **headers}
-    reply = httpx.request(method, other + path, headers=given, content=body)
+    fields = {"authorization": "Bearer k", "content-type": "application/json", **headers}
+    reply = httpx.request(method, other + path, headers=fields, content=body)
     assert (reply.status_code, reply.json()["type"]) == (status, "error")
 
 
@@ -109,8 +109,8 @@ def test_another_apis_envelope_refuses_bytes_that_are_no_request(other: str) -> 
     address = urlsplit(other)
     with socket.create_connection((address.hostname or "", address.port or 0)) as link:
         link.sendall(b"GET /v1/upside?x HTTP/1.1\r\nhost: localhost\r\na b: c\r\n\r\n")
-        said = link.makefile("rb").read()
-    assert b'{"type":"error"' in said
+        data = link.makefile("rb").read()
+    assert b'{"type":"error"' in data
 
 
 def test_another_apis_envelope_refuses_a_socket(other: str) -> None:
@@ -121,8 +121,8 @@ def test_another_apis_envelope_refuses_a_socket(other: str) -> None:
 
 def test_another_apis_routes_are_described(other: str) -> None:
     paths = document("1", table.operations())["paths"]
-    said = paths["/v1/upside"]["post"]["responses"]["default"]["content"]["application/json"]
-    assert said["schema"] == {"type": "string"}
+    result = paths["/v1/upside"]["post"]["responses"]["default"]["content"]["application/json"]
+    assert result["schema"] == {"type": "string"}
     assert "/v1/chat/completions" in paths
 
 

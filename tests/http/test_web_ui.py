@@ -7,7 +7,7 @@ import pytest
 
 import dragoman.http
 from dragoman.engines.scripted import ScriptedEngine, say
-from dragoman.http.routes.page import FIRST, find_files
+from dragoman.http.routes.web_ui import FIRST, find_files
 from tests.http.conftest import Serve
 from tests.support.http import get, send
 
@@ -32,11 +32,11 @@ def test_the_page_needs_no_key(serve: Serve, path: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_file_has_its_type_and_is_asked_for_again(greeter: str, name: str) -> None:
-    found = get(greeter, f"/page/{name}")
+    reply = get(greeter, f"/page/{name}")
     types = {"js": "text/javascript", "css": "text/css", "html": "text/html", "svg": "image/svg+xml"}
-    assert found.headers["content-type"].startswith(types[name.rpartition(".")[2]])
-    assert found.headers["cache-control"] == "no-cache"
-    again = get(greeter, f"/page/{name}", **{"if-none-match": found.headers["etag"]})
+    assert reply.headers["content-type"].startswith(types[name.rpartition(".")[2]])
+    assert reply.headers["cache-control"] == "no-cache"
+    again = get(greeter, f"/page/{name}", **{"if-none-match": reply.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
 
 

@@ -4,8 +4,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from dragoman.http.connection.transport import PatientTransport
-from dragoman.http.connection.uvicorn_parts import (
+from dragoman.http.connection.transport import LingeringTransport
+from dragoman.http.connection.uvicorn_internals import (
     INSIDES,
     ASGI3Application,
     Config,
@@ -42,7 +42,7 @@ class Wire(asyncio.Transport):
     def close(self) -> None: ...
 
 
-class Watched(HttpToolsProtocol):
+class WatchedProtocol(HttpToolsProtocol):
     started: RequestResponseCycle | None = None
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
@@ -56,7 +56,7 @@ def test_only_one_file_knows_uvicorn() -> None:
         for file in SOURCE.rglob("*.py")
         if any(line.startswith(("import uvicorn", "from uvicorn")) for line in file.read_text().splitlines())
     ]
-    assert using == ["http/connection/uvicorn_parts.py"]
+    assert using == ["http/connection/uvicorn_internals.py"]
 
 
 async def answer(scope: Any, receive: Any, send: Any) -> None:
@@ -68,10 +68,10 @@ async def answer(scope: Any, receive: Any, send: Any) -> None:
     assert not write(b"late")
 
 
-async def one_request() -> tuple[Server, Watched, Wire]:
-    config = Config(answer, http=Watched, log_config=None, lifespan="off")
+async def one_request() -> tuple[Server, WatchedProtocol, Wire]:
+    config = Config(answer, http=WatchedProtocol, log_config=None, lifespan="off")
     server, wire = Server(config), Wire()
-    protocol = Watched(config, server.server_state, {}, asyncio.get_running_loop())
+    protocol = WatchedProtocol(config, server.server_state, {}, asyncio.get_running_loop())
     protocol.connection_made(wire)
     protocol.data_received(REQUEST)
     await asyncio.gather(*server.server_state.tasks)
@@ -82,13 +82,13 @@ async def one_request() -> tuple[Server, Watched, Wire]:
 def test_the_insides_are_as_we_use_them() -> None:
     server, protocol, wire = asyncio.run(one_request())
     parts: list[Any] = [server, protocol.cycle, protocol.flow, server.server_state]
-    made = {type(one): one for one in parts}
-    made[HttpToolsProtocol] = protocol
+    mapping = {type(one): one for one in parts}
+    mapping[HttpToolsProtocol] = protocol
     missing = [
         f"{kind.__name__}.{name}"
         for kind, names in INSIDES.items()
         for name in names
-        if not hasattr(made[kind], name)
+        if not hasattr(mapping[kind], name)
     ]
     assert not missing
     assert isinstance(server.server_state, ServerState)
@@ -104,16 +104,16 @@ def test_the_insides_are_as_we_use_them() -> None:
 
 def test_what_waits_for_more_leaves_with_it_or_when_it_is_released() -> None:
     wire = Wire()
-    transport = PatientTransport(wire, bool, 1.0)
+    transport = LingeringTransport(wire, bool, 1.0)
     for released in (False, True):
-        transport.hold()
+        transport.cork()
         transport.write(b"head ")
-        transport.wait_for_more()
+        transport.uncork_on_next_write()
         assert not wire.written
         if released:
-            transport.release()
+            transport.uncork()
         transport.write(b"words")
         transport.write(b" more")
-        transport.release()
+        transport.uncork()
         assert wire.written == ([b"head ", b"words", b" more"] if released else [b"head words", b" more"])
         wire.written.clear()
