@@ -3,18 +3,18 @@ from typing import Any
 
 import pytest
 
-from dragoman.api.chat.reply import ChatSpelling
-from dragoman.api.reply import ChunkOptions, Head, Speller, StreamWriter
-from dragoman.turns.reading import Pieces
+from dragoman.api.chat.reply import ChatSerializer
+from dragoman.api.reply import ChunkOptions, LogprobSerializer, ReplyEnvelope, StreamWriter
+from dragoman.turns.choice_reader import TokenTable
 from dragoman.types import Event, TokenLogprob, Usage
 
-HEAD = Head("id", 0, "model", "print")
-PIECES = Pieces([bytes([byte]) for byte in range(256)])
+HEAD = ReplyEnvelope("id", 0, "model", "print")
+PIECES = TokenTable([bytes([byte]) for byte in range(256)])
 QUOTES = 'say "\\" \n é \x00'
 
 
 def writer(*, token_ids: bool = False, logprobs: bool = False, **wanted: Any) -> StreamWriter:
-    spelling = ChatSpelling(Speller(PIECES), logprobs=logprobs, **wanted)
+    spelling = ChatSerializer(LogprobSerializer(PIECES), logprobs=logprobs, **wanted)
     options = ChunkOptions(token_ids=token_ids)
     return StreamWriter(HEAD, spelling, options, Usage, plain=not logprobs)
 

@@ -7,16 +7,16 @@ from dragoman.api import completions as completions_request
 from dragoman.api.chat import request as chat_request
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
-from dragoman.turns.spec import Wanted
+from dragoman.turns.spec import OutputConstraint
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 GBNF = 'root ::= "a" | "b"'
 LARK = 'start: "a" | "b"'
 
 
-def wanted(**fields: Any) -> Wanted | None:
+def wanted(**fields: Any) -> OutputConstraint | None:
     body = {"messages": [{"role": "user", "content": "hi"}], **fields}
-    return chat_request.spec(chat_request.read(json.dumps(body).encode(), Limits())).wanted
+    return chat_request.spec(chat_request.read(json.dumps(body).encode(), Limits())).output_constraint
 
 
 def refused(**fields: Any) -> BadRequest:
@@ -57,34 +57,34 @@ CASES: list[tuple[str, Any, str, Any, str]] = [
 def test_every_name_leads_to_the_same_thing(
     field: str, given: Any, syntax: str, value: Any, place: str
 ) -> None:
-    found = wanted(**{field: given})
-    assert found is not None
-    assert (found.syntax, found.value, found.param) == (syntax, value, field + place)
+    constraint = wanted(**{field: given})
+    assert constraint is not None
+    assert (constraint.syntax, constraint.value, constraint.param) == (syntax, value, field + place)
 
 
 def test_tags_older_and_newer() -> None:
     tags = {"format": {"type": "any_text"}, "structures": None, "triggers": None}
-    found = wanted(response_format={"type": "structural_tag", "format": {"type": "any_text"}})
-    assert found == Wanted(syntax="structural_tag", value=tags, param="response_format")
-    place = "structured_outputs.structural_tag"
-    found = wanted(structured_outputs={"structural_tag": "{}"})
-    assert found == Wanted(syntax="structural_tag", value="{}", param=place)
+    constraint = wanted(response_format={"type": "structural_tag", "format": {"type": "any_text"}})
+    assert constraint == OutputConstraint(syntax="structural_tag", value=tags, param="response_format")
+    param = "structured_outputs.structural_tag"
+    constraint = wanted(structured_outputs={"structural_tag": "{}"})
+    assert constraint == OutputConstraint(syntax="structural_tag", value="{}", param=param)
 
 
 def test_the_first_line_may_say_that_a_grammar_is_lark() -> None:
-    found = wanted(grammar='%llguidance {}\nstart: "::="')
-    assert found == Wanted(syntax="lark", value='start: "::="', param="grammar")
+    constraint = wanted(grammar='%llguidance {}\nstart: "::="')
+    assert constraint == OutputConstraint(syntax="lark", value='start: "::="', param="grammar")
 
 
 def test_the_same_by_two_names_is_one() -> None:
-    found = wanted(guided_grammar=GBNF, structured_outputs={"grammar": GBNF})
-    assert found == Wanted(syntax="gbnf", value=GBNF, param="structured_outputs.grammar")
+    constraint = wanted(guided_grammar=GBNF, structured_outputs={"grammar": GBNF})
+    assert constraint == OutputConstraint(syntax="gbnf", value=GBNF, param="structured_outputs.grammar")
 
 
 def test_completions_know_them_too() -> None:
     body = json.dumps({"prompt": "hi", "guided_regex": "a"}).encode()
-    found = completions_request.spec(completions_request.read(body, Limits())).wanted
-    assert found == Wanted(syntax="regex", value="a", param="guided_regex")
+    constraint = completions_request.spec(completions_request.read(body, Limits())).output_constraint
+    assert constraint == OutputConstraint(syntax="regex", value="a", param="guided_regex")
 
 
 @pytest.mark.parametrize("fields", [{}, {"response_format": {"type": "text"}}, {"guided_json": None}])

@@ -38,21 +38,21 @@ def test_a_grammar_is_told_to_the_model() -> None:
 
 
 def test_messages_name_what_was_declared() -> None:
-    reading = chat_request.spec(read(custom(), {"type": "function", "function": {"name": "f"}})).reading
+    reading = chat_request.spec(read(custom(), {"type": "function", "function": {"name": "f"}})).parsing
     assert reading is not None
-    assert reading.places == ("tools[0].custom.parameters", "tools[1].function.parameters")
+    assert reading.params == ("tools[0].custom.parameters", "tools[1].function.parameters")
 
 
 def test_its_calls_are_read_back() -> None:
     spec = chat_request.spec(read(custom(), {"type": "function", "function": {"name": "f"}}))
-    assert spec.reading is not None
-    assert spec.reading.custom == {"sql"}
-    assert spec.calling is not None
-    assert spec.calling.param == "tools[0].custom.strict"
+    assert spec.parsing is not None
+    assert spec.parsing.custom == {"sql"}
+    assert spec.tool_policy is not None
+    assert spec.tool_policy.param == "tools[0].custom.strict"
 
 
 def test_it_can_be_named() -> None:
-    asked = chat_request.spec(read(custom(), tool_choice=custom())).calling
+    asked = chat_request.spec(read(custom(), tool_choice=custom())).tool_policy
     assert asked is not None
     assert (asked.named, asked.names) == (True, ("sql",))
 
@@ -60,8 +60,8 @@ def test_it_can_be_named() -> None:
 def test_an_earlier_call_is_quoted_again() -> None:
     call = {"id": "1", "type": "custom", "custom": {"name": "sql", "input": 'say "hi"'}}
     request = read(custom(), messages=[{"role": "assistant", "tool_calls": [call]}])
-    [told] = chat_request.conversation(request).messages[0].tool_calls
-    assert json.loads(told.arguments) == {"input": 'say "hi"'}
+    [tool_call] = chat_request.conversation(request).messages[0].tool_calls
+    assert json.loads(tool_call.arguments) == {"input": 'say "hi"'}
 
 
 @pytest.mark.parametrize(

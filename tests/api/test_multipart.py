@@ -6,7 +6,7 @@ import httpx
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.api.multipart import FieldBegins, FieldEnds, FormReader, boundary_of
+from dragoman.api.multipart import FieldEnd, FieldStart, FormReader, boundary_of
 
 Field = tuple[str, str | None, bytes]
 
@@ -14,16 +14,16 @@ Field = tuple[str, str | None, bytes]
 def read(boundary: bytes, pieces: Iterable[bytes]) -> list[Field]:
     """The fields of a form: name, file name, value."""
     reader = FormReader(boundary)
-    found: list[Field] = []
+    items: list[Field] = []
     for piece in pieces:
         for event in reader.feed(piece):
-            if isinstance(event, FieldBegins):
-                found.append((event.name, event.filename, b""))
-            elif not isinstance(event, FieldEnds):
-                name, filename, value = found.pop()
-                found.append((name, filename, value + event))
+            if isinstance(event, FieldStart):
+                items.append((event.name, event.filename, b""))
+            elif not isinstance(event, FieldEnd):
+                name, filename, value = items.pop()
+                items.append((name, filename, value + event))
     reader.end()
-    return found
+    return items
 
 
 @given(

@@ -7,7 +7,7 @@ from dragoman.api.chat import request as chat_request
 from dragoman.api.chat.request import ChatRequest
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
-from dragoman.turns.spec import Thinking
+from dragoman.turns.spec import ReasoningTokenLimit
 
 
 def read(**fields: Any) -> ChatRequest:
@@ -38,21 +38,21 @@ def test_what_the_template_is_told(fields: dict[str, Any], kwargs: dict[str, Any
     ("fields", "budget"),
     [
         ({}, None),
-        ({"thinking_token_budget": 5}, Thinking(tokens=5, param="thinking_token_budget")),
-        ({"reasoning_budget_tokens": 5}, Thinking(tokens=5, param="reasoning_budget_tokens")),
-        ({"reasoning_budget": 0}, Thinking(tokens=0, param="reasoning_budget")),
+        ({"thinking_token_budget": 5}, ReasoningTokenLimit(tokens=5, param="thinking_token_budget")),
+        ({"reasoning_budget_tokens": 5}, ReasoningTokenLimit(tokens=5, param="reasoning_budget_tokens")),
+        ({"reasoning_budget": 0}, ReasoningTokenLimit(tokens=0, param="reasoning_budget")),
         ({"thinking_budget": -1}, None),
-        ({"reasoning": {"max_tokens": 9}}, Thinking(tokens=9, param="reasoning.max_tokens")),
-        ({"reasoning_effort": "none"}, Thinking(tokens=0, param="reasoning_effort", soft=True)),
+        ({"reasoning": {"max_tokens": 9}}, ReasoningTokenLimit(tokens=9, param="reasoning.max_tokens")),
+        ({"reasoning_effort": "none"}, ReasoningTokenLimit(tokens=0, param="reasoning_effort", soft=True)),
         (
             {"reasoning_effort": "none", "thinking_budget": 7},
-            Thinking(tokens=7, param="thinking_budget"),
+            ReasoningTokenLimit(tokens=7, param="thinking_budget"),
         ),
         ({"reasoning_effort": "high"}, None),
     ],
 )
-def test_how_long_reasoning_may_be(fields: dict[str, Any], budget: Thinking | None) -> None:
-    assert chat_request.spec(read(**fields)).thinking == budget
+def test_how_long_reasoning_may_be(fields: dict[str, Any], budget: ReasoningTokenLimit | None) -> None:
+    assert chat_request.spec(read(**fields)).reasoning_limit == budget
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from dragoman.engines.protocol import ModelCard
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
 from dragoman.turns.spec import defaults_of
-from dragoman.types import SAMPLER_ORDER, Samplers, Sampling
+from dragoman.types import SAMPLER_ORDER, ExtraSamplers, Sampling
 
 NOTHING: dict[str, Any] = {
     "top_a": 0,
@@ -50,10 +50,10 @@ def sampling(**fields: Any) -> Sampling:
     return chat_request.spec(chat_request.read(msgspec.json.encode(body), Limits())).sampling
 
 
-def asked(**fields: Any) -> Samplers:
-    found = sampling(**fields).samplers
-    assert found is not None
-    return found
+def asked(**fields: Any) -> ExtraSamplers:
+    samplers = sampling(**fields).samplers
+    assert samplers is not None
+    return samplers
 
 
 @pytest.mark.parametrize("name", sorted(NOTHING))
@@ -84,15 +84,15 @@ def test_each_is_taken_by_its_name(field: str, value: float) -> None:
 
 
 def test_tabbyapi_has_other_names() -> None:
-    given = asked(mirostat_mode=1, dry_range=64, dry_multiplier=1)
-    assert (given.mirostat, given.dry_range) == (1, 64)
+    samplers = asked(mirostat_mode=1, dry_range=64, dry_multiplier=1)
+    assert (samplers.mirostat, samplers.dry_range) == (1, 64)
     assert sampling(typical=0.5).typical_p == 0.5
 
 
 def test_two_temperatures_are_a_range() -> None:
-    given = sampling(min_temp=0.5, max_temp=1.5, temp_exponent=2)
-    assert given.temperature == 1.0
-    assert given.samplers == Samplers(dynatemp_range=0.5, dynatemp_exponent=2)
+    result = sampling(min_temp=0.5, max_temp=1.5, temp_exponent=2)
+    assert result.temperature == 1.0
+    assert result.samplers == ExtraSamplers(dynatemp_range=0.5, dynatemp_exponent=2)
 
 
 @pytest.mark.parametrize("given", [["dry", "top_k", "typ_p"], "dry;top_k;typical_p", "dky"])
@@ -102,15 +102,15 @@ def test_an_order_is_given_in_three_ways(given: list[str] | str) -> None:
 
 def test_an_order_of_text_generation_webui() -> None:
     """Its names, as SillyTavern sends them: several for one of ours, and some for what is off here."""
-    given = [
+    texts = [
         *("repetition_penalty", "presence_penalty", "frequency_penalty", "dry", "temperature"),
         *("dynamic_temperature", "quadratic_sampling", "top_n_sigma", "top_k", "top_p", "typical_p"),
         *("epsilon_cutoff", "eta_cutoff", "tfs", "top_a", "min_p", "adaptive_p", "mirostat", "xtc"),
         *("encoder_repetition_penalty", "no_repeat_ngram"),
     ]
-    told = asked(sampler_priority=given).order
-    assert told[:5] == ("penalties", "dry", "temperature", "smoothing", "top_n_sigma")
-    assert told[5:] == ("top_k", "top_p", "typical_p", "tfs", "top_a", "min_p", "xtc")
+    items = asked(sampler_priority=texts).order
+    assert items[:5] == ("penalties", "dry", "temperature", "smoothing", "top_n_sigma")
+    assert items[5:] == ("top_k", "top_p", "typical_p", "tfs", "top_a", "min_p", "xtc")
     assert asked(samplers=["dry", "top_p_top_k"]).order == ("dry", "top_k", "top_p")
 
 
@@ -152,5 +152,5 @@ def test_what_cannot_be_is_refused_by_its_name(fields: dict[str, Any], param: st
 def test_breakers_are_those_of_llama_cpp_where_none_are_given() -> None:
     body = msgspec.json.encode({"prompt": "hi", "dry_multiplier": 1})
     spec = completions_request.spec(completions_request.read(body, Limits()))
-    made = defaults_of(ModelCard(name="m", max_model_len=9)).settle(spec)
-    assert made.dry_breakers == ("\n", ":", '"', "*")
+    turn_spec = defaults_of(ModelCard(name="m", max_model_len=9)).apply(spec)
+    assert turn_spec.dry_breakers == ("\n", ":", '"', "*")

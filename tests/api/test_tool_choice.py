@@ -6,7 +6,7 @@ import pytest
 from dragoman.api.chat import request as chat_request
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
-from dragoman.turns.spec import Calling, TurnSpec
+from dragoman.turns.spec import ToolCallPolicy, TurnSpec
 
 
 def function(name: str, **fields: Any) -> dict[str, Any]:
@@ -30,8 +30,8 @@ def allowed(mode: str, *tools: dict[str, Any]) -> dict[str, Any]:
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}}
 
 
-FORCED = Calling(required=True)
-NAMED = Calling(required=True, named=True, names=("g",))
+FORCED = ToolCallPolicy(required=True)
+NAMED = ToolCallPolicy(required=True, named=True, names=("g",))
 
 
 @pytest.mark.parametrize(
@@ -43,14 +43,14 @@ NAMED = Calling(required=True, named=True, names=("g",))
         ("required", FORCED),
         (function("g"), NAMED),
         ({"type": "function", "name": "g"}, NAMED),
-        (allowed("auto", function("g")), Calling(names=("g",))),
-        (allowed("required", function("g")), Calling(required=True, names=("g",))),
+        (allowed("auto", function("g")), ToolCallPolicy(names=("g",))),
+        (allowed("required", function("g")), ToolCallPolicy(required=True, names=("g",))),
         ({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
-         Calling(names=("f",))),
+         ToolCallPolicy(names=("f",))),
     ],
 )  # fmt: skip
-def test_what_a_choice_asks_for(choice: Any, asked: Calling | None) -> None:
-    assert spec(tool_choice=choice).calling == asked
+def test_what_a_choice_asks_for(choice: Any, asked: ToolCallPolicy | None) -> None:
+    assert spec(tool_choice=choice).tool_policy == asked
 
 
 @pytest.mark.parametrize(
@@ -58,22 +58,22 @@ def test_what_a_choice_asks_for(choice: Any, asked: Calling | None) -> None:
     [
         ("none", None),
         ("auto", None),
-        ({"name": "g"}, Calling(required=True, named=True, names=("g",), param="function_call")),
+        ({"name": "g"}, ToolCallPolicy(required=True, named=True, names=("g",), param="function_call")),
     ],
 )
-def test_the_older_form(choice: Any, asked: Calling | None) -> None:
+def test_the_older_form(choice: Any, asked: ToolCallPolicy | None) -> None:
     functions = [{"name": "f"}, {"name": "g"}]
-    assert spec(tools=None, functions=functions, function_call=choice).calling == asked
+    assert spec(tools=None, functions=functions, function_call=choice).tool_policy == asked
 
 
 def test_a_strict_tool_asks_by_itself() -> None:
-    asked = spec(tools=[function("f"), function("g", strict=True)]).calling
-    assert asked == Calling(param="tools[1].function.strict")
-    assert spec(tools=[function("f", strict=True)], tool_choice="none").calling is None
+    asked = spec(tools=[function("f"), function("g", strict=True)]).tool_policy
+    assert asked == ToolCallPolicy(param="tools[1].function.strict")
+    assert spec(tools=[function("f", strict=True)], tool_choice="none").tool_policy is None
 
 
 def test_a_named_tool_is_called_once() -> None:
-    reading = spec(tool_choice=function("g")).reading
+    reading = spec(tool_choice=function("g")).parsing
     assert reading is not None
     assert reading.most_calls == 1
 

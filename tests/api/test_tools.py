@@ -7,7 +7,7 @@ from dragoman.api.chat import request as chat_request
 from dragoman.api.chat.request import ChatRequest
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
-from dragoman.turns.spec import Reading
+from dragoman.turns.spec import ParseOptions
 
 HELLO = {"messages": [{"role": "user", "content": "hi"}]}
 STRICT = {"type": "function", "function": {"name": "f", "strict": True}}
@@ -24,10 +24,10 @@ def refused(limits: Limits | None = None, **fields: Any) -> BadRequest:
     return caught.value
 
 
-def reading(**fields: Any) -> Reading:
-    found = chat_request.spec(read(**fields)).reading
-    assert found is not None
-    return found
+def reading(**fields: Any) -> ParseOptions:
+    options = chat_request.spec(read(**fields)).parsing
+    assert options is not None
+    return options
 
 
 @pytest.mark.parametrize(
@@ -77,8 +77,8 @@ def test_tools_have_a_limit_of_bytes() -> None:
 
 
 def test_functions_are_tools() -> None:
-    told = chat_request.conversation(read(functions=[{"name": "f"}]))
-    assert told.tools == ({"type": "function", "function": {"name": "f"}},)
+    conversation = chat_request.conversation(read(functions=[{"name": "f"}]))
+    assert conversation.tools == ({"type": "function", "function": {"name": "f"}},)
 
 
 @pytest.mark.parametrize(
@@ -133,8 +133,8 @@ def test_how_many_calls_there_may_be(fields: dict[str, Any], most: int | None) -
 def test_arguments_in_the_history_are_what_a_model_wrote(arguments: str) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
-    told = chat_request.conversation(read(messages=messages)).messages[1]
-    assert told.tool_calls[0].arguments == arguments
+    message = chat_request.conversation(read(messages=messages)).messages[1]
+    assert message.tool_calls[0].arguments == arguments
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
-from dragoman.api.messages.request import AskedMessage, read
-from dragoman.api.read import Ignored
+from dragoman.api.messages.request import ParsedMessagesRequest, read
+from dragoman.api.request_decoder import IgnoredFields
 from dragoman.limits import Limits
 from dragoman.types import Message
 
@@ -22,10 +22,12 @@ def unseal(sealed: str) -> str | None:
     return sealed.removeprefix("sealed:") if sealed.startswith("sealed:") else None
 
 
-def asked(*messages: dict[str, Any], ignored: Ignored | None = None, **fields: Any) -> AskedMessage:
+def asked(
+    *messages: dict[str, Any], ignored: IgnoredFields | None = None, **fields: Any
+) -> ParsedMessagesRequest:
     """What a body with these messages is read as."""
     body = {"model": "m", "max_tokens": 8, "messages": messages or [USER], **fields}
-    return read(json.dumps(body).encode(), Limits(), unseal, ignored or Ignored("error"))
+    return read(json.dumps(body).encode(), Limits(), unseal, ignored or IgnoredFields("error"))
 
 
 def told(

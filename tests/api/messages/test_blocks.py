@@ -27,9 +27,9 @@ def test_what_an_assistant_says_in_a_row_is_one_message() -> None:
 
 def test_each_result_is_a_message_and_comes_before_what_the_user_says() -> None:
     user = {"role": "user", "content": [text("Look again."), RESULT]}
-    *_, result, said = asked(USER, SAID, user, tools=[TOOL]).messages
+    *_, result, message = asked(USER, SAID, user, tools=[TOOL]).messages
     assert result == Message(role="tool", content="sunny", tool_call_id="t1")
-    assert said == Message(role="user", content=[text("Look again.")])
+    assert message == Message(role="user", content=[text("Look again.")])
 
 
 @pytest.mark.parametrize(
@@ -73,8 +73,8 @@ def test_a_document_is_its_text(source: dict[str, Any], read: str) -> None:
 
 
 def test_a_search_result_is_its_text() -> None:
-    found = {"type": "search_result", "title": "Weather", "source": "a.txt", "content": [text("It rains.")]}
-    assert told(found, role="user").content == [text("Weather\na.txt\n\nIt rains.")]
+    fields = {"type": "search_result", "title": "Weather", "source": "a.txt", "content": [text("It rains.")]}
+    assert told(fields, role="user").content == [text("Weather\na.txt\n\nIt rains.")]
 
 
 @pytest.mark.parametrize("kind", REFUSED_BLOCKS)
@@ -147,15 +147,15 @@ def test_of_others_signatures_only_the_text_counts() -> None:
 
 def test_a_summary_stands_for_what_was_before_it() -> None:
     summary = {"role": "assistant", "content": [{"type": "compaction", "content": "Tea."}, text("On.")]}
-    told = asked(USER, summary, USER, system="Be kind.").messages
-    assert [message.role for message in told] == ["system", "user", "assistant", "user"]
-    assert told[1].content == "Summary of the conversation so far:\nTea."
+    messages = asked(USER, summary, USER, system="Be kind.").messages
+    assert [message.role for message in messages] == ["system", "user", "assistant", "user"]
+    assert messages[1].content == "Summary of the conversation so far:\nTea."
 
 
 def test_calls_of_the_server_are_calls_and_results() -> None:
     call = {"type": "mcp_tool_use", "id": "m1", "name": "look", "server_name": "files", "input": {}}
     result = {"type": "mcp_tool_result", "tool_use_id": "m1", "content": [text("sunny")]}
-    said = {"role": "assistant", "content": [text("Wait."), call, result, text("Sunny.")]}
-    told = asked(USER, said, USER).messages
-    assert [message.role for message in told] == ["user", "assistant", "tool", "assistant", "user"]
-    assert (told[1].content, told[3].content) == ("Wait.", "Sunny.")
+    fields = {"role": "assistant", "content": [text("Wait."), call, result, text("Sunny.")]}
+    messages = asked(USER, fields, USER).messages
+    assert [message.role for message in messages] == ["user", "assistant", "tool", "assistant", "user"]
+    assert (messages[1].content, messages[3].content) == ("Wait.", "Sunny.")

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from dragoman.api.messages.request import spec
-from dragoman.api.read import Ignored
+from dragoman.api.request_decoder import IgnoredFields
 from dragoman.errors import BadRequest
-from dragoman.turns.spec import Calling, Thinking
+from dragoman.turns.spec import ReasoningTokenLimit, ToolCallPolicy
 from dragoman.types import Conversation
 from tests.api.messages.asking import CALL, RESULT, TOOL, USER, asked
 
@@ -16,9 +16,9 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
 
 def conversation(**fields: Any) -> Conversation:
-    (told,) = spec(asked(**fields)).prompts
-    assert isinstance(told, Conversation)
-    return told
+    (item,) = spec(asked(**fields)).prompts
+    assert isinstance(item, Conversation)
+    return item
 
 
 def tools(**fields: Any) -> list[str]:
@@ -33,9 +33,9 @@ def test_what_is_required(name: str) -> None:
 
 
 def test_a_last_message_of_the_assistant_is_continued() -> None:
-    told = spec(asked(USER, {"role": "assistant", "content": "The answer is"})).prompts[0]
-    assert isinstance(told, Conversation)
-    assert (told.continue_final_message, told.add_generation_prompt) == (True, False)
+    item = spec(asked(USER, {"role": "assistant", "content": "The answer is"})).prompts[0]
+    assert isinstance(item, Conversation)
+    assert (item.continue_final_message, item.add_generation_prompt) == (True, False)
 
 
 def test_calls_want_their_results() -> None:
@@ -49,21 +49,21 @@ def test_calls_want_their_results() -> None:
         (None, None),
         ({"type": "auto"}, None),
         ({"type": "none"}, None),
-        ({"type": "any"}, Calling(required=True)),
-        ({"type": "tool", "name": "look"}, Calling(required=True, named=True, names=("look",))),
+        ({"type": "any"}, ToolCallPolicy(required=True)),
+        ({"type": "tool", "name": "look"}, ToolCallPolicy(required=True, named=True, names=("look",))),
     ],
 )
-def test_what_a_choice_asks_for(choice: dict[str, Any] | None, calling: Calling | None) -> None:
-    found = spec(asked(tools=[TOOL], tool_choice=choice))
-    assert found.calling == calling
-    assert found.reading is not None
-    assert found.reading.calls is (choice != {"type": "none"})
+def test_what_a_choice_asks_for(choice: dict[str, Any] | None, calling: ToolCallPolicy | None) -> None:
+    turn_spec = spec(asked(tools=[TOOL], tool_choice=choice))
+    assert turn_spec.tool_policy == calling
+    assert turn_spec.parsing is not None
+    assert turn_spec.parsing.calls is (choice != {"type": "none"})
 
 
 @pytest.mark.parametrize("kind", ["auto", "any"])
 def test_one_call_at_a_time(kind: str) -> None:
     choice = {"type": kind, "disable_parallel_tool_use": True}
-    reading = spec(asked(tools=[TOOL], tool_choice=choice)).reading
+    reading = spec(asked(tools=[TOOL], tool_choice=choice)).parsing
     assert reading is not None
     assert reading.most_calls == 1
 
@@ -84,15 +84,17 @@ def test_a_choice_that_cannot_be_is_refused(choice: dict[str, Any], place: str) 
 
 
 def test_a_strict_tool_is_called_as_its_schema_says() -> None:
-    assert spec(asked(tools=[{**TOOL, "strict": True}])).calling == Calling(param="tools[0].strict")
+    assert spec(asked(tools=[{**TOOL, "strict": True}])).tool_policy == ToolCallPolicy(
+        param="tools[0].strict"
+    )
 
 
 def test_a_tool_is_loaded_once_it_was_named() -> None:
     later = {**OTHER, "defer_loading": True}
     assert tools(tools=[TOOL, later]) == ["look"]
-    found = {**RESULT, "content": [{"type": "tool_reference", "tool_name": "walk"}]}
-    said = {"role": "assistant", "content": [CALL]}
-    messages = [USER, said, {"role": "user", "content": [found]}]
+    fields = {**RESULT, "content": [{"type": "tool_reference", "tool_name": "walk"}]}
+    mapping = {"role": "assistant", "content": [CALL]}
+    messages = [USER, mapping, {"role": "user", "content": [fields]}]
     assert tools(tools=[TOOL, later], messages=messages) == ["look", "walk"]
     assert tools(tools=[TOOL, later], tool_choice={"type": "tool", "name": "walk"}) == ["look", "walk"]
 
@@ -131,43 +133,51 @@ def test_a_tool_that_cannot_be_is_refused(tool: dict[str, Any], place: str) -> N
     ],
 )
 def test_thinking(thinking: dict[str, Any] | None, kwargs: bool | None, budget: int | None) -> None:
-    found = spec(asked(thinking=thinking))
-    told = found.prompts[0]
-    assert isinstance(told, Conversation)
-    assert told.template_kwargs.get("enable_thinking") is kwargs
-    asked_for = None if budget is None else Thinking(tokens=budget, param="thinking.budget_tokens", soft=True)
-    assert found.thinking == asked_for
+    turn_spec = spec(asked(thinking=thinking))
+    item = turn_spec.prompts[0]
+    assert isinstance(item, Conversation)
+    assert item.template_kwargs.get("enable_thinking") is kwargs
+    asked_for = (
+        None
+        if budget is None
+        else ReasoningTokenLimit(tokens=budget, param="thinking.budget_tokens", soft=True)
+    )
+    assert turn_spec.reasoning_limit == asked_for
 
 
 def test_the_latest_effort_counts() -> None:
     assert conversation(output_config={"effort": "low"}).template_kwargs == {"reasoning_effort": "low"}
     louder = {"role": "system", "content": "Think.", "output_config": {"effort": "max"}}
-    told = spec(asked(USER, louder, output_config={"effort": "low"})).prompts[0]
-    assert isinstance(told, Conversation)
-    assert told.template_kwargs == {"reasoning_effort": "max"}
+    item = spec(asked(USER, louder, output_config={"effort": "low"})).prompts[0]
+    assert isinstance(item, Conversation)
+    assert item.template_kwargs == {"reasoning_effort": "max"}
 
 
 @pytest.mark.parametrize("field", ["output_config", "output_format"])
 def test_a_format_holds_the_text_to_a_schema(field: str) -> None:
     wish: dict[str, Any] = {"type": "json_schema", "schema": SCHEMA}
     fields: dict[str, Any] = {field: {"format": wish} if field == "output_config" else wish}
-    wanted = spec(asked(**fields)).wanted
+    wanted = spec(asked(**fields)).output_constraint
     assert wanted is not None
     assert (wanted.syntax, wanted.value) == ("json_schema", SCHEMA)
 
 
 def test_sampling() -> None:
-    found = spec(asked(stop_sequences=["END"], top_k=5, temperature=0.5, max_tokens=7))
-    assert found.stop == ("END",)
-    assert (found.sampling.top_k, found.sampling.temperature, found.sampling.max_tokens) == (5, 0.5, 7)
+    turn_spec = spec(asked(stop_sequences=["END"], top_k=5, temperature=0.5, max_tokens=7))
+    assert turn_spec.stop == ("END",)
+    assert (turn_spec.sampling.top_k, turn_spec.sampling.temperature, turn_spec.sampling.max_tokens) == (
+        5,
+        0.5,
+        7,
+    )
 
 
 def test_what_has_no_effect_is_told() -> None:
-    ignored = Ignored()
+    ignored = IgnoredFields()
     asked(
         cache_control={"type": "ephemeral"}, service_tier="auto", speed="fast", colour="red", ignored=ignored
     )
-    assert ignored.told == "colour, service_tier, cache_control, speed"
+    assert ignored.summary == "colour, service_tier, cache_control, speed"
 
 
 @pytest.mark.parametrize(

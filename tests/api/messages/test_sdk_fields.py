@@ -14,7 +14,7 @@ from anthropic.types.beta import message_count_tokens_params as beta_count
 from anthropic.types.beta import message_create_params as beta_create
 from msgspec.structs import fields
 
-from dragoman.api.foreign_fields import MESSAGES
+from dragoman.api.compat_fields import MESSAGES
 from dragoman.api.messages import request as requests
 from dragoman.api.messages.blocks import BLOCKS, REFUSED_BLOCKS, REFUSED_SOURCES, MessageParam
 from dragoman.api.messages.request import TOOLS, MessagesRequest
@@ -29,7 +29,7 @@ REQUESTS = (
 )
 NESTED: dict[str, Any] = {
     "ServerParam": requests.ServerParam,
-    "ToolConfigurationParam": requests.ServerTools,
+    "ToolConfigurationParam": requests.ServerToolConfig,
     "OutputConfigParam": requests.OutputConfig,
     "JSONOutputFormatParam": requests.OutputFormat,
     "ContextManagementConfigParam": requests.ContextManagementConfig,
@@ -59,8 +59,8 @@ def inside(kind: Any, seen: set[Any]) -> Iterator[Any]:
 
 def tag(kind: Any) -> str | None:
     """The `type` of a block or a tool, if it has one."""
-    said = get_args(get_type_hints(kind).get("type"))
-    return said[0] if said and isinstance(said[0], str) else None
+    args = get_args(get_type_hints(kind).get("type"))
+    return args[0] if args and isinstance(args[0], str) else None
 
 
 KINDS = [*dict.fromkeys(kind for request in REQUESTS for kind in inside(request, set()))]
@@ -89,8 +89,8 @@ def test_each_field_of_what_is_in_it_is_known() -> None:
 def list_blocks() -> list[str]:
     """The types of what may stand in the content of a message."""
     content = get_type_hints(beta_create.MessageCreateParamsStreaming)["messages"]
-    found = {tag(kind) for kind in inside(content, set()) if kind.__name__.endswith("BlockParam")}
-    return sorted(kind for kind in found if kind)
+    texts = {tag(kind) for kind in inside(content, set()) if kind.__name__.endswith("BlockParam")}
+    return sorted(kind for kind in texts if kind)
 
 
 @pytest.mark.parametrize("kind", list_blocks())

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.api.messages.blocks import ThinkingBlock, recall_thinking
-from dragoman.api.messages.reply import MessageTerms, MessageWriter
-from dragoman.api.reply import Head
+from dragoman.api.messages.reply import MessageOptions, MessageWriter
+from dragoman.api.reply import ReplyEnvelope
 from dragoman.types import Event, Usage
 from tests.api.messages.asking import seal, unseal
 
-HEAD = Head("msg_1", 0, "m", "f")
+HEAD = ReplyEnvelope("msg_1", 0, "m", "f")
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=12)
 INPUT = '{"city": "Paris", "n": [1, 2]}'
 Part = tuple[str, str]
@@ -22,36 +22,36 @@ Part = tuple[str, str]
 def parts(draw: st.DrawFn) -> list[Part]:
     """What a model does, one after another: no two texts, and no two thoughts, follow each other."""
     kinds = draw(st.lists(st.sampled_from(["text", "reasoning", "call"]), max_size=6))
-    found: list[Part] = []
+    items: list[Part] = []
     for kind in kinds:
-        if kind == "call" or not found or found[-1][0] != kind:
-            found.append((kind, INPUT if kind == "call" else draw(TEXTS.filter(bool))))
-    return found
+        if kind == "call" or not items or items[-1][0] != kind:
+            items.append((kind, INPUT if kind == "call" else draw(TEXTS.filter(bool))))
+    return items
 
 
 def events_of(said: list[Part], sizes: list[int]) -> list[Event]:
     """The events of it, in pieces of these sizes."""
-    found, calls = [], 0
+    events, calls = [], 0
     for kind, text in said:
         name = "call_arguments" if kind == "call" else kind
         if kind == "call":
-            found.append(Event("call_open", 0, "look", call=calls, call_id=f"c{calls}"))
+            events.append(Event("call_open", 0, "look", call=calls, call_id=f"c{calls}"))
         at = 0
         for number in range(len(text)):
             if at >= len(text):
                 break
             size = sizes[number % len(sizes)]
-            found.append(Event(name, 0, text[at : at + size], call=calls))  # type: ignore[arg-type]
+            events.append(Event(name, 0, text[at : at + size], call=calls))  # type: ignore[arg-type]
             at += size
         if kind == "call":
-            found.append(Event("call_close", 0, call=calls))
+            events.append(Event("call_close", 0, call=calls))
             calls += 1
-    return [*found, Event("finish", 0, finish="stop")]
+    return [*events, Event("finish", 0, finish="stop")]
 
 
 def written(events: list[Event], *, keeps: bool, shown: bool = True) -> tuple[list[dict[str, Any]], Any]:
     """The payloads of a stream, and the whole message."""
-    terms = MessageTerms(seal=seal, shows_thinking=shown)
+    terms = MessageOptions(seal=seal, shows_thinking=shown)
     writer = MessageWriter(HEAD, terms, lambda: Usage(3, 4), keeps=keeps)
     raw = writer.opening() + b"".join(writer.write([event]) for event in events) + writer.end()
     payloads = [json.loads(each.partition(b"data: ")[2]) for each in raw.split(b"\n\n")[:-1]]
@@ -104,9 +104,9 @@ def test_events_fold_to_the_whole_however_they_are_cut(
 @given(parts(), SIZES)
 def test_nothing_that_was_said_is_lost(said: list[Part], sizes: list[int]) -> None:
     _, whole = written(events_of(said, sizes), keeps=True)
-    told = "".join(block["text"] for block in whole["content"] if block["type"] == "text")
+    value = "".join(block["text"] for block in whole["content"] if block["type"] == "text")
     texts = "".join(text for kind, text in said if kind == "text")
-    assert told.split() == texts.split(), "but for layout between blocks"
+    assert value.split() == texts.split(), "but for layout between blocks"
     assert whole["stop_reason"] == ("tool_use" if any(kind == "call" for kind, _ in said) else "end_turn")
 
 

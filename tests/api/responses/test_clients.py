@@ -20,9 +20,9 @@ def asked(body: dict[str, Any]) -> tuple[TurnSpec, Conversation]:
     items = normalise(request.input, lambda prefix: f"{prefix}{next(numbers)}")
     offer = offer_tools(request.tools, Limits(), items)
     spec = requests.spec(request, items, offer, first=True, unseal={"sealed": "hm"}.get)
-    [told] = spec.prompts
-    assert isinstance(told, Conversation)
-    return spec, told
+    [item] = spec.prompts
+    assert isinstance(item, Conversation)
+    return spec, item
 
 
 def text(role: str, *texts: str) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def text(role: str, *texts: str) -> dict[str, Any]:
 
 
 def test_codex() -> None:
-    spec, told = asked(
+    spec, conversation = asked(
         {
             "model": "local",
             "instructions": "You are a coding agent.",
@@ -86,18 +86,18 @@ def test_codex() -> None:
             "text": {"verbosity": "low"},
         }
     )
-    assert [message.role for message in told.messages] == [
+    assert [message.role for message in conversation.messages] == [
         *("system", "developer", "developer", "user", "assistant", "tool")
     ]
     call = ToolCall(id="call_1", name="mcp__files__read", arguments='{"cmd":"ls"}')
-    assert told.messages[4] == Message(role="assistant", reasoning="hm", tool_calls=(call,))
-    assert [tool["function"]["name"] for tool in told.tools] == ["shell", "mcp__files__read"]
-    assert spec.reading is not None and spec.reading.calls and spec.calling is None
+    assert conversation.messages[4] == Message(role="assistant", reasoning="hm", tool_calls=(call,))
+    assert [tool["function"]["name"] for tool in conversation.tools] == ["shell", "mcp__files__read"]
+    assert spec.parsing is not None and spec.parsing.calls and spec.tool_policy is None
 
 
 def test_pi() -> None:
     """Easy messages without a type, and a call without a status."""
-    _, told = asked(
+    _, conversation = asked(
         {
             "model": "local",
             "input": [
@@ -112,19 +112,19 @@ def test_pi() -> None:
             "tools": [{"type": "function", "name": "f", "parameters": PARAMETERS, "strict": False}],
         }
     )
-    assert [message.role for message in told.messages] == ["developer", "user", "assistant", "tool"]
+    assert [message.role for message in conversation.messages] == ["developer", "user", "assistant", "tool"]
 
 
 def test_llama_index() -> None:
     """Null for everything that is not used."""
     unset = "include instructions metadata previous_response_id truncation user tools tool_choice"
-    spec, told = asked(
+    spec, conversation = asked(
         {"model": "m", "input": [{"role": "user", "content": "hi"}], "temperature": 0.1}
         | dict.fromkeys(
             [*unset.split(), "max_output_tokens", "reasoning", "text", "top_p", "store", "prompt"]
         )
     )
-    assert told.messages == (Message(role="user", content="hi"),)
+    assert conversation.messages == (Message(role="user", content="hi"),)
     assert spec.sampling.temperature == 0.1
 
 
@@ -148,10 +148,10 @@ def test_the_output_of_a_response_is_sent_back_as_it_came() -> None:
             "content": [{"type": "output_text", "text": "Hello.", "annotations": [], "logprobs": None}],
         },
     ]
-    _, told = asked(
+    _, conversation = asked(
         {"input": [{"role": "user", "content": "hi"}, *output, {"role": "user", "content": "more"}]}
     )
-    assert [(message.role, message.content) for message in told.messages] == [
+    assert [(message.role, message.content) for message in conversation.messages] == [
         ("user", "hi"),
         ("assistant", "Hello."),
         ("user", "more"),

@@ -106,7 +106,7 @@ def test_items_as_a_response_has_them_may_have_nulls() -> None:
         "content": None,
         "encrypted_content": None,
     }
-    made = {
+    fields = {
         "id": "mcp_1",
         "type": "mcp_call",
         **MCP,
@@ -114,7 +114,7 @@ def test_items_as_a_response_has_them_may_have_nulls() -> None:
         "error": None,
         "approval_request_id": None,
     }
-    shown = messages([empty, made], None, SEALED.get, lambda space, name: name)
+    shown = messages([empty, fields], None, SEALED.get, lambda space, name: name)
     assert [message.role for message in shown] == ["assistant", "tool"]
 
 
@@ -183,8 +183,8 @@ def test_the_model_is_told_that_nobody_has_answered() -> None:
 
 
 def test_an_approved_call_is_told_once() -> None:
-    made = {"type": "mcp_call", "id": "mcp_1", **MCP, "approval_request_id": "mcpr_1", "output": "x"}
-    shown = told(REQUEST, answer(True), made)
+    fields = {"type": "mcp_call", "id": "mcp_1", **MCP, "approval_request_id": "mcpr_1", "output": "x"}
+    shown = told(REQUEST, answer(True), fields)
     assert [message.role for message in shown] == ["assistant", "tool"]
     assert told(REQUEST, answer(True)) == []
 
@@ -192,8 +192,8 @@ def test_an_approved_call_is_told_once() -> None:
 def test_approved_calls_wait_until_they_are_made() -> None:
     items = normal(REQUEST, {**REQUEST, "id": "mcpr_2"}, answer(True))
     assert pending_approvals(items) == [(items[0], items[2])]
-    made = normal({"type": "mcp_call", **MCP, "approval_request_id": "mcpr_1"})
-    assert pending_approvals([*items, *made]) == []
+    rows = normal({"type": "mcp_call", **MCP, "approval_request_id": "mcpr_1"})
+    assert pending_approvals([*items, *rows]) == []
     assert pending_approvals(normal(REQUEST, answer(False))) == []
 
 

@@ -7,9 +7,9 @@ from msgspec.json import encode
 from openai.types.responses import ResponseItem
 from pydantic import TypeAdapter
 
-from dragoman.api.responses.items import KINDS, check_size, normalise, references, tell_items
+from dragoman.api.responses.items import KINDS, check_size, normalise, references, resolve_references
 from dragoman.errors import BadRequest
-from dragoman.json_amount import values
+from dragoman.json_size import values
 from dragoman.limits import Limits
 
 
@@ -183,14 +183,14 @@ def test_every_kind_is_shown_to_the_sdk() -> None:
 )
 def test_a_reference_becomes_the_item(reference: dict[str, Any]) -> None:
     items = normal(user("a"), reference)
-    found = normal({**user("b"), "id": "m"})[0]
+    fields = normal({**user("b"), "id": "m"})[0]
     assert references(items) == ["m"]
-    assert tell_items([], items, {"m": encode(found)}, Limits()).inputs == [items[0], found]
+    assert resolve_references([], items, {"m": encode(fields)}, Limits()).inputs == [items[0], fields]
 
 
 def test_a_lost_reference_is_named() -> None:
     with pytest.raises(BadRequest) as caught:
-        tell_items([], normal(user("a"), {"id": "lost"}), {}, Limits())
+        resolve_references([], normal(user("a"), {"id": "lost"}), {}, Limits())
     assert (caught.value.param, caught.value.code) == ("input[1].id", "item_not_found")
 
 
@@ -211,16 +211,19 @@ def test_more_parts_than_a_context_may_have_are_refused_unread() -> None:
 def test_what_references_stand_for_counts_as_often_as_it_is_meant() -> None:
     body = encode(normal({**user("a, b, c"), "id": "m"})[0])
     items = normal(*[{"id": "m"}] * 10)
-    assert tell_items([], items, {"m": body}, Limits(json_values=10 * values(body))).inputs[0]["id"] == "m"
+    assert (
+        resolve_references([], items, {"m": body}, Limits(json_values=10 * values(body))).inputs[0]["id"]
+        == "m"
+    )
     with pytest.raises(BadRequest, match="JSON values of stored items"):
-        tell_items([], items, {"m": body}, Limits(json_values=10 * values(body) - 1))
+        resolve_references([], items, {"m": body}, Limits(json_values=10 * values(body) - 1))
     with pytest.raises(BadRequest, match="parts of content"):
-        tell_items([], items, {"m": body}, Limits(content_parts=9))
+        resolve_references([], items, {"m": body}, Limits(content_parts=9))
 
 
 def test_an_item_that_is_meant_often_is_decoded_once() -> None:
     body = encode(normal({**user("a"), "id": "m"})[0])
-    inputs = tell_items([], normal(*[{"id": "m"}] * 10), {"m": body}, Limits()).inputs
+    inputs = resolve_references([], normal(*[{"id": "m"}] * 10), {"m": body}, Limits()).inputs
     assert len({id(item) for item in inputs}) == 1
 
 

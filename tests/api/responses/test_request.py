@@ -9,7 +9,7 @@ from dragoman.api.responses.request import ResponseRequest
 from dragoman.api.responses.tools import offer_tools
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
-from dragoman.turns.spec import Thinking, TurnSpec, Wanted
+from dragoman.turns.spec import OutputConstraint, ReasoningTokenLimit, TurnSpec
 from dragoman.types import Conversation
 
 FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
@@ -114,17 +114,19 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
     ("format_", "wanted"),
     [
         ({"type": "text"}, None),
-        ({"type": "json_object"}, Wanted(syntax="json_object", param="text.format")),
+        ({"type": "json_object"}, OutputConstraint(syntax="json_object", param="text.format")),
         (
             {"type": "json_schema", "name": "x", "strict": True, "schema": SCHEMA},
-            Wanted(syntax="json_schema", value=SCHEMA, param="text.format.schema"),
+            OutputConstraint(syntax="json_schema", value=SCHEMA, param="text.format.schema"),
         ),
     ],
 )
-def test_the_format_is_what_the_text_must_be(format_: dict[str, Any], wanted: Wanted | None) -> None:
+def test_the_format_is_what_the_text_must_be(
+    format_: dict[str, Any], wanted: OutputConstraint | None
+) -> None:
     asked = spec(text={"format": format_})
-    assert asked.wanted == wanted
-    assert asked.reading is not None and asked.reading.verbatim is (wanted is not None)
+    assert asked.output_constraint == wanted
+    assert asked.parsing is not None and asked.parsing.verbatim is (wanted is not None)
 
 
 def test_instructions_come_first() -> None:
@@ -143,14 +145,17 @@ def test_the_template_is_told_of_effort_and_verbosity() -> None:
 @pytest.mark.parametrize(
     ("fields", "thinking"),
     [
-        ({"reasoning": {"effort": "none"}}, Thinking(tokens=0, param="reasoning_effort", soft=True)),
-        ({"reasoning": {"max_tokens": 9}}, Thinking(tokens=9, param="reasoning.max_tokens")),
-        ({"thinking_token_budget": 9}, Thinking(tokens=9, param="thinking_token_budget")),
+        (
+            {"reasoning": {"effort": "none"}},
+            ReasoningTokenLimit(tokens=0, param="reasoning_effort", soft=True),
+        ),
+        ({"reasoning": {"max_tokens": 9}}, ReasoningTokenLimit(tokens=9, param="reasoning.max_tokens")),
+        ({"thinking_token_budget": 9}, ReasoningTokenLimit(tokens=9, param="thinking_token_budget")),
         ({"reasoning": {"summary": "auto"}}, None),
     ],
 )
-def test_how_long_reasoning_may_be(fields: dict[str, Any], thinking: Thinking | None) -> None:
-    assert spec(**fields).thinking == thinking
+def test_how_long_reasoning_may_be(fields: dict[str, Any], thinking: ReasoningTokenLimit | None) -> None:
+    assert spec(**fields).reasoning_limit == thinking
 
 
 @pytest.mark.parametrize(
@@ -182,14 +187,14 @@ def test_the_answer_may_be_no_longer_than_asked() -> None:
     ],
 )
 def test_which_calls_are_looked_for(fields: dict[str, Any], calls: bool, most: int | None) -> None:
-    reading = spec(**fields).reading
+    reading = spec(**fields).parsing
     assert reading is not None and (reading.calls, reading.most_calls) == (calls, most)
 
 
 def test_a_named_tool_is_called_once_and_then_no_longer_asked_for() -> None:
     fields: dict[str, Any] = {"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "f"}}
     later = spec(first=False, **fields)
-    assert later.calling is None and later.reading is not None and later.reading.most_calls is None
+    assert later.tool_policy is None and later.parsing is not None and later.parsing.most_calls is None
 
 
 def test_what_was_asked_is_echoed() -> None:

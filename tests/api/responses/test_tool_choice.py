@@ -3,10 +3,10 @@ from typing import Any
 import pytest
 
 from dragoman.api.responses.request import check_choice, read_calling
-from dragoman.api.responses.tools import Offer, offer_tools
+from dragoman.api.responses.tools import ModelTools, offer_tools
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
-from dragoman.turns.spec import Calling
+from dragoman.turns.spec import ToolCallPolicy
 from tests.api.responses.listed import listed_tool
 
 F: dict[str, Any] = {"type": "function", "name": "f"}
@@ -25,17 +25,17 @@ def allowed(mode: str, *tools: dict[str, Any]) -> dict[str, Any]:
     ("choice", "calling"),
     [
         ("none", None),
-        ("required", Calling(required=True)),
-        (F, Calling(required=True, named=True, names=("f",))),
-        (C, Calling(required=True, named=True, names=("c",))),
-        ({**F, "namespace": "n"}, Calling(required=True, named=True, names=("n__f",))),
-        (MCP, Calling(required=True, names=("read", "write"))),
-        ({**MCP, "name": "read"}, Calling(required=True, named=True, names=("read",))),
-        (allowed("auto", F, MCP), Calling(names=("f", "read", "write"))),
-        (allowed("required", {**MCP, "name": "read"}), Calling(required=True, names=("read",))),
+        ("required", ToolCallPolicy(required=True)),
+        (F, ToolCallPolicy(required=True, named=True, names=("f",))),
+        (C, ToolCallPolicy(required=True, named=True, names=("c",))),
+        ({**F, "namespace": "n"}, ToolCallPolicy(required=True, named=True, names=("n__f",))),
+        (MCP, ToolCallPolicy(required=True, names=("read", "write"))),
+        ({**MCP, "name": "read"}, ToolCallPolicy(required=True, named=True, names=("read",))),
+        (allowed("auto", F, MCP), ToolCallPolicy(names=("f", "read", "write"))),
+        (allowed("required", {**MCP, "name": "read"}), ToolCallPolicy(required=True, names=("read",))),
     ],
 )
-def test_what_is_asked_in_the_first_round(choice: Any, calling: Calling | None) -> None:
+def test_what_is_asked_in_the_first_round(choice: Any, calling: ToolCallPolicy | None) -> None:
     assert read_calling(choice, OFFER, first=True) == calling
 
 
@@ -44,19 +44,19 @@ def test_what_is_asked_in_the_first_round(choice: Any, calling: Calling | None) 
     [
         ("required", None),
         (F, None),
-        (allowed("auto", F), Calling(names=("f",))),
-        (allowed("required", F), Calling(names=("f",))),
-        (MCP, Calling(names=("read", "write"))),
+        (allowed("auto", F), ToolCallPolicy(names=("f",))),
+        (allowed("required", F), ToolCallPolicy(names=("f",))),
+        (MCP, ToolCallPolicy(names=("read", "write"))),
     ],
 )
-def test_later_rounds_require_no_call(choice: Any, calling: Calling | None) -> None:
+def test_later_rounds_require_no_call(choice: Any, calling: ToolCallPolicy | None) -> None:
     offer = offer_tools([F, MCP], Limits()).with_mcp("files", [listed_tool("read"), listed_tool("write")])
     assert read_calling(choice, offer, first=False) == calling
 
 
 def test_a_strict_tool_is_strict_in_every_round() -> None:
     offer = offer_tools([{**F, "strict": True}], Limits())
-    assert read_calling("required", offer, first=False) == Calling(param="tools[0].strict")
+    assert read_calling("required", offer, first=False) == ToolCallPolicy(param="tools[0].strict")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_server_that_has_no_such_tool_cannot_be_asked_for_it() -> None:
 
 
 def test_nothing_can_be_required_where_all_tools_are_hidden() -> None:
-    offer: Offer = offer_tools([{"type": "web_search"}], Limits())
+    offer: ModelTools = offer_tools([{"type": "web_search"}], Limits())
     with pytest.raises(BadRequest) as caught:
         check_choice("required", offer, Limits())
     assert caught.value.param == "tool_choice"

@@ -6,8 +6,8 @@ from msgspec.structs import replace
 from openai.types.responses import Tool
 from pydantic import TypeAdapter
 
-from dragoman.api.read import Ignored
-from dragoman.api.responses.tools import Offer, Ref, echo, offer_tools
+from dragoman.api.request_decoder import IgnoredFields
+from dragoman.api.responses.tools import ModelTools, ToolRef, echo, offer_tools
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
 from tests.api.responses.listed import listed_tool
@@ -17,8 +17,8 @@ CUSTOM = {"type": "custom", "name": "c"}
 MCP = {"type": "mcp", "server_label": "files", "server_url": "https://files.example/mcp"}
 
 
-def offer(*tools: dict[str, Any], items: Sequence[dict[str, Any]] = ()) -> Offer:
-    return offer_tools(tools, Limits(), items, Ignored("error"))
+def offer(*tools: dict[str, Any], items: Sequence[dict[str, Any]] = ()) -> ModelTools:
+    return offer_tools(tools, Limits(), items, IgnoredFields("error"))
 
 
 def refused(*tools: dict[str, Any]) -> BadRequest:
@@ -38,21 +38,21 @@ def test_a_function_is_offered_without_what_the_model_need_not_know() -> None:
 
 
 def test_a_custom_tool_is_offered_as_a_function() -> None:
-    made = offer({**CUSTOM, "format": {"type": "grammar", "syntax": "regex", "definition": "a+"}})
-    [function] = made.functions
+    tools = offer({**CUSTOM, "format": {"type": "grammar", "syntax": "regex", "definition": "a+"}})
+    [function] = tools.functions
     assert function["parameters"]["properties"]["input"]["pattern"] == "^(?:a+)$"
-    assert (made.custom, made.refs) == (frozenset({"c"}), {"c": Ref("custom", "c")})
+    assert (tools.custom, tools.refs) == (frozenset({"c"}), {"c": ToolRef("custom", "c")})
 
 
 @pytest.mark.parametrize("name", ["files", "files_", "files__"])
 def test_a_namespace_is_part_of_the_name(name: str) -> None:
-    made = offer(space(name, FUNCTION, CUSTOM))
-    assert made.refs == {
-        "files__f": Ref("function", "f", namespace=name),
-        "files__c": Ref("custom", "c", namespace=name),
+    tools = offer(space(name, FUNCTION, CUSTOM))
+    assert tools.refs == {
+        "files__f": ToolRef("function", "f", namespace=name),
+        "files__c": ToolRef("custom", "c", namespace=name),
     }
-    assert made.custom == {"files__c"}
-    assert made.functions[0]["description"] == "About files."
+    assert tools.custom == {"files__c"}
+    assert tools.functions[0]["description"] == "About files."
 
 
 @pytest.mark.parametrize(
@@ -104,9 +104,9 @@ def test_there_is_a_limit_of_tools() -> None:
 
 
 def test_hosted_tools_are_hidden_from_the_model() -> None:
-    made = offer({"type": "web_search", "filters": {}}, {"type": "shell"}, FUNCTION)
-    assert made.hidden == ("web_search", "shell")
-    assert [function["name"] for function in made.functions] == ["f"]
+    tools = offer({"type": "web_search", "filters": {}}, {"type": "shell"}, FUNCTION)
+    assert tools.hidden == ("web_search", "shell")
+    assert [function["name"] for function in tools.functions] == ["f"]
 
 
 def test_a_server_is_kept_as_it_was_declared() -> None:
@@ -119,17 +119,17 @@ def test_a_server_is_kept_as_it_was_declared() -> None:
 
 
 def test_the_tools_of_a_server_keep_their_names_where_they_can() -> None:
-    made = offer(FUNCTION, MCP).with_mcp("files", [listed_tool("read", "Reads."), listed_tool("f")])
-    refs = {name: replace(ref, pin="") for name, ref in made.refs.items()}
-    assert refs["read"] == Ref("mcp", "read", server_label="files")
-    assert refs["files__f"] == Ref("mcp", "f", server_label="files")
+    tools = offer(FUNCTION, MCP).with_mcp("files", [listed_tool("read", "Reads."), listed_tool("f")])
+    refs = {name: replace(ref, pin="") for name, ref in tools.refs.items()}
+    assert refs["read"] == ToolRef("mcp", "read", server_label="files")
+    assert refs["files__f"] == ToolRef("mcp", "f", server_label="files")
     shown = {"name": "read", "description": "Reads.", "parameters": {"type": "object"}}
-    assert made.functions[1] == shown
+    assert tools.functions[1] == shown
 
 
 def test_no_tool_of_a_server_covers_another() -> None:
-    made = offer(FUNCTION).with_mcp("files", [listed_tool("f"), listed_tool("f"), listed_tool("f")])
-    assert list(made.refs) == ["f", "files__f", "files__f_2", "files__f_3"]
+    tools = offer(FUNCTION).with_mcp("files", [listed_tool("f"), listed_tool("f"), listed_tool("f")])
+    assert list(tools.refs) == ["f", "files__f", "files__f_2", "files__f_3"]
 
 
 def test_a_call_of_the_history_gets_the_name_that_the_model_sees() -> None:
@@ -151,8 +151,8 @@ def test_tools_that_were_loaded_on_the_way_are_offered_once() -> None:
         {"type": "tool_search_output", "tools": [loaded, FUNCTION]},
         {"type": "additional_tools", "tools": [{**loaded, "description": "newer"}]},
     ]
-    made = offer(FUNCTION, items=items)
-    assert [(one["name"], one["description"]) for one in made.functions] == [("f", None), ("late", "newer")]
+    tools = offer(FUNCTION, items=items)
+    assert [(one["name"], one["description"]) for one in tools.functions] == [("f", None), ("late", "newer")]
 
 
 def test_tools_are_echoed_without_secrets() -> None:

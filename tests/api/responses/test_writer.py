@@ -11,24 +11,24 @@ from msgspec import Struct, structs
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from dragoman.api.reply import Speller, encode
-from dragoman.api.responses.output import Wire, Written
-from dragoman.api.responses.tools import Ref
-from dragoman.api.responses.writer import Manner, ResponseWriter
+from dragoman.api.reply import LogprobSerializer, encode
+from dragoman.api.responses.event_encoder import OutputBytes, ResponseEventEncoder
+from dragoman.api.responses.tools import ToolRef
+from dragoman.api.responses.writer import ItemOptions, ResponseWriter
 from dragoman.engines.scripted import ByteTokenizer
 from dragoman.errors import EngineFailed
 from dragoman.mcp import CallResult
-from dragoman.turns.reading import Pieces
-from dragoman.types import Event, FinishReason, Kind, TokenLogprob
+from dragoman.turns.choice_reader import TokenTable
+from dragoman.types import Event, EventKind, FinishReason, TokenLogprob
 from tests.support.responses import fold, numbers, payloads, texts
 
 SDK: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 REFS = {
-    "weather": Ref("function", "weather"),
-    "files__read": Ref("function", "read", namespace="files"),
-    "patch": Ref("custom", "patch"),
-    "search": Ref("mcp", "search", server_label="web"),
-    "web__delete": Ref("mcp", "delete", server_label="web"),
+    "weather": ToolRef("function", "weather"),
+    "files__read": ToolRef("function", "read", namespace="files"),
+    "patch": ToolRef("custom", "patch"),
+    "search": ToolRef("mcp", "search", server_label="web"),
+    "web__delete": ToolRef("mcp", "delete", server_label="web"),
 }
 NEEDS_APPROVAL = frozenset({"web__delete"})
 
@@ -60,9 +60,9 @@ def logprobs(text: str) -> list[TokenLogprob]:
 
 pieces = st.sampled_from(["a", " ", "\n", "wörld", '"', "{}", "\\"])
 fragments = st.lists(pieces, min_size=1, max_size=4)
-spoken: st.SearchStrategy[Kind] = st.sampled_from(["text", "reasoning"])
+spoken: st.SearchStrategy[EventKind] = st.sampled_from(["text", "reasoning"])
 says = st.tuples(spoken, fragments).map(
-    lambda said: [Event(said[0], 0, text, logprobs=logprobs(text)) for text in said[1]]
+    lambda match: [Event(match[0], 0, text, logprobs=logprobs(text)) for text in match[1]]
 )
 calls = st.tuples(st.sampled_from([*REFS, "unknown"]), st.lists(pieces, max_size=3)).map(
     lambda call: [
@@ -89,16 +89,16 @@ ways = st.builds(Way, *[st.booleans()] * 4)
 
 def writer_of(way: Way) -> ResponseWriter:
     ids = count()
-    speller = Speller(Pieces(ByteTokenizer().pieces)) if way.logprobs else None
+    speller = LogprobSerializer(TokenTable(ByteTokenizer().pieces)) if way.logprobs else None
     seal = (lambda text: f"sealed {text}") if way.seals else None
-    manner = Manner(
+    manner = ItemOptions(
         new_id=lambda start: f"{start}{next(ids)}",
         summary=way.summary,
         seal=seal,
         speller=speller,
         token_ids=way.token_ids,
     )
-    writer = ResponseWriter(Wire(obfuscates=way.obfuscates), manner)
+    writer = ResponseWriter(ResponseEventEncoder(obfuscates=way.obfuscates), manner)
     writer.refs, writer.needs_approval = REFS, NEEDS_APPROVAL.__contains__
     return writer
 
@@ -112,14 +112,14 @@ def written(writer: ResponseWriter, run: Sequence[Round], group: int = 1) -> byt
             data += joined(writer.write(each.events[start : start + group]))
         if each.finish != "stop":
             break
-        for call in writer.for_server:
-            done, item = call.done(CallResult("42" if each.succeeds else "no", not each.succeeds))
-            writer.finished(call.item.place, item)
+        for call in writer.server_calls:
+            done, item = call.complete(CallResult("42" if each.succeeds else "no", not each.succeeds))
+            writer.add_item(call.item.item_encoder, item)
             data += done
     return data + joined(writer.abandon())
 
 
-def joined(written: Written) -> bytes:
+def joined(written: OutputBytes) -> bytes:
     return written if isinstance(written, bytes) else b"".join(written)
 
 
@@ -165,8 +165,8 @@ def test_everything_that_is_said_is_in_the_items(way: Way, run: Round) -> None:
     reasoning = [item for item in writer.items if item["type"] == "reasoning"]
     parts = [part["text"] for item in reasoning for part in item["summary" if way.summary else "content"]]
     assert "".join(parts) == "".join(event.text for event in run.events if event.kind == "reasoning")
-    told = "".join(event.text for event in run.events if event.kind == "text")
-    assert "".join(texts({"output": writer.items}).split()) == "".join(told.split())
+    text = "".join(event.text for event in run.events if event.kind == "text")
+    assert "".join(texts({"output": writer.items}).split()) == "".join(text.split())
 
 
 @given(ways, st.lists(st.tuples(said, finishes), min_size=1, max_size=3), st.data())
@@ -176,18 +176,18 @@ def test_each_id_is_told_once_in_order(
     """Also those of layout that is no message, and of markers."""
     sampled, run = count(), []
     for events, finish in drawn:
-        for place in data.draw(st.lists(st.integers(0, len(events)), max_size=3)):
-            events.insert(place, Event("unseen", 0))
+        for position in data.draw(st.lists(st.integers(0, len(events)), max_size=3)):
+            events.insert(position, Event("unseen", 0))
         events.append(Event("finish", 0, finish=finish))
         for event in events:
             event.ids = [next(sampled) for _ in range(data.draw(st.integers(0, 2)))]
         run.append(Round(events, True))
     writer = writer_of(structs.replace(way, token_ids=True))
-    told = [id_ for event in payloads(written(writer, run)) for id_ in event.get("token_ids", ())]
+    items = [id_ for event in payloads(written(writer, run)) for id_ in event.get("token_ids", ())]
     heard = next((index for index, each in enumerate(run) if each.finish != "stop"), len(run) - 1)
     ids = [id_ for each in run[: heard + 1] for event in each.events for id_ in event.ids]
     # What is left is in the event that ends the response.
-    assert told + writer.wire.ids == ids
+    assert items + writer.wire.ids == ids
 
 
 @given(ways, rounds)

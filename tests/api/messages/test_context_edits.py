@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from dragoman.api.messages.context import CLEARED, Edited, edit
-from dragoman.api.messages.request import AskedMessage
+from dragoman.api.messages.context_edits import CLEARED, ContextEditResult, apply_edits
+from dragoman.api.messages.request import ParsedMessagesRequest
 from tests.api.messages.asking import TOOL, USER, asked
 
 CONTEXT = 1_000_000
@@ -22,24 +22,24 @@ def talk(turns: int) -> list[dict[str, Any]]:
     return messages
 
 
-def edited(turns: int, *edits: dict[str, Any], context: int = CONTEXT) -> Edited:
+def edited(turns: int, *edits: dict[str, Any], context: int = CONTEXT) -> ContextEditResult:
     request = asked(*talk(turns), tools=[TOOL], context_management={"edits": edits})
-    return edit(request, letters, context)
+    return apply_edits(request, letters, context)
 
 
-def letters(request: AskedMessage) -> int:
-    said = [f"{each.content}{each.reasoning or ''}" for each in request.messages]
-    return sum(map(len, said)) + sum(
+def letters(request: ParsedMessagesRequest) -> int:
+    texts = [f"{each.content}{each.reasoning or ''}" for each in request.messages]
+    return sum(map(len, texts)) + sum(
         len(call.arguments) for each in request.messages for call in each.tool_calls
     )
 
 
-def thoughts(found: Edited) -> list[str]:
-    return [each.reasoning for each in found.asked.messages if each.reasoning]
+def thoughts(result: ContextEditResult) -> list[str]:
+    return [each.reasoning for each in result.asked.messages if each.reasoning]
 
 
-def results(found: Edited) -> list[Any]:
-    return [each.content for each in found.asked.messages if each.role == "tool"]
+def results(result: ContextEditResult) -> list[Any]:
+    return [each.content for each in result.asked.messages if each.role == "tool"]
 
 
 @pytest.mark.parametrize(
@@ -53,11 +53,11 @@ def results(found: Edited) -> list[Any]:
     ],
 )
 def test_old_thinking_is_left_out(keep: Any, kept: int) -> None:
-    found = edited(3, {"type": "clear_thinking_20251015", **({"keep": keep} if keep else {})})
-    assert thoughts(found) == [f"Thought {turn}." for turn in range(3)][3 - kept :]
-    assert found.applied is not None
-    assert sum(each["cleared_thinking_turns"] for each in found.applied) == 3 - kept
-    assert sum(each["cleared_input_tokens"] for each in found.applied) == (3 - kept) * len("Thought 0.")
+    result = edited(3, {"type": "clear_thinking_20251015", **({"keep": keep} if keep else {})})
+    assert thoughts(result) == [f"Thought {turn}." for turn in range(3)][3 - kept :]
+    assert result.applied is not None
+    assert sum(each["cleared_thinking_turns"] for each in result.applied) == 3 - kept
+    assert sum(each["cleared_input_tokens"] for each in result.applied) == (3 - kept) * len("Thought 0.")
 
 
 USES: dict[str, Any] = {"type": "clear_tool_uses_20250919", "trigger": {"type": "tool_uses", "value": 2}}
@@ -65,10 +65,10 @@ KEEP = {"keep": {"type": "tool_uses", "value": 1}}
 
 
 def test_old_results_are_left_out() -> None:
-    found = edited(5, {**USES, **KEEP})
-    assert results(found) == [CLEARED] * 4 + ["Result 4."]
-    assert found.applied is not None
-    assert [each["cleared_tool_uses"] for each in found.applied] == [4]
+    result = edited(5, {**USES, **KEEP})
+    assert results(result) == [CLEARED] * 4 + ["Result 4."]
+    assert result.applied is not None
+    assert [each["cleared_tool_uses"] for each in result.applied] == [4]
 
 
 @pytest.mark.parametrize(
@@ -82,14 +82,14 @@ def test_old_results_are_left_out() -> None:
     ],
 )
 def test_results_stay_where_the_edit_says_so(wish: dict[str, Any]) -> None:
-    found = edited(5, wish)
-    assert results(found) == [f"Result {turn}." for turn in range(5)]
-    assert found.applied == []
+    result = edited(5, wish)
+    assert results(result) == [f"Result {turn}." for turn in range(5)]
+    assert result.applied == []
 
 
 def test_what_was_asked_of_tools_is_left_out_too() -> None:
-    found = edited(3, {**USES, **KEEP, "clear_tool_inputs": True})
-    calls = [call.arguments for each in found.asked.messages for call in each.tool_calls]
+    result = edited(3, {**USES, **KEEP, "clear_tool_inputs": True})
+    calls = [call.arguments for each in result.asked.messages for call in each.tool_calls]
     assert calls == ["{}", "{}", '{"city":"Rome"}']
 
 
@@ -102,7 +102,7 @@ def test_a_summary_is_made_of_what_is_too_long() -> None:
 
 
 def test_without_edits_nothing_is_counted() -> None:
-    def count(request: AskedMessage) -> int:
+    def count(request: ParsedMessagesRequest) -> int:
         raise AssertionError("Nobody asked.")
 
-    assert edit(asked(), count, CONTEXT) == Edited(asked())
+    assert apply_edits(asked(), count, CONTEXT) == ContextEditResult(asked())

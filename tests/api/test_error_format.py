@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 
 from dragoman.api import completions as completions_reply
-from dragoman.api import vectors
+from dragoman.api import embeddings
 from dragoman.api.chat import reply as chat_reply
 from dragoman.api.chat import request as chat_request
-from dragoman.api.reply import OpenAIErrors, spell_error
+from dragoman.api.reply import OpenAIErrorSerializer, format_error
 from dragoman.api.responses import request as responses
 from dragoman.api.responses.response import ERRORS as RESPONSES
-from dragoman.errors import ALTERNATIVES, CONVERSATION, LOGPROBS, OUTPUT, PROMPT, BadRequest, Part
+from dragoman.errors import CONVERSATION, LOGPROBS, OUTPUT, PROMPT, TOP_LOGPROBS, BadRequest, ParamKey
 from dragoman.limits import Limits
 
-CHAT, COMPLETIONS, EMBEDDINGS = chat_reply.ERRORS, completions_reply.ERRORS, vectors.ERRORS
+CHAT, COMPLETIONS, EMBEDDINGS = chat_reply.ERRORS, completions_reply.ERRORS, embeddings.ERRORS
 
 
 @pytest.mark.parametrize(
@@ -24,12 +24,12 @@ CHAT, COMPLETIONS, EMBEDDINGS = chat_reply.ERRORS, completions_reply.ERRORS, vec
         (CHAT, CONVERSATION, "messages"),
         (CHAT, PROMPT, "messages"),
         (CHAT, OUTPUT, "response_format"),
-        (CHAT, ALTERNATIVES, "top_logprobs"),
+        (CHAT, TOP_LOGPROBS, "top_logprobs"),
         (CHAT, LOGPROBS, "logprobs"),
-        (CHAT, Part("reuse_prefix"), "cache_prompt"),
-        (CHAT, Part("logit_bias"), "logit_bias"),
+        (CHAT, ParamKey("reuse_prefix"), "cache_prompt"),
+        (CHAT, ParamKey("logit_bias"), "logit_bias"),
         (COMPLETIONS, PROMPT, "prompt"),
-        (COMPLETIONS, ALTERNATIVES, "logprobs"),
+        (COMPLETIONS, TOP_LOGPROBS, "logprobs"),
         (COMPLETIONS, LOGPROBS, "logprobs"),
         (RESPONSES, CONVERSATION, "input"),
         (RESPONSES, OUTPUT, "text.format"),
@@ -37,7 +37,7 @@ CHAT, COMPLETIONS, EMBEDDINGS = chat_reply.ERRORS, completions_reply.ERRORS, vec
         (EMBEDDINGS, PROMPT, "input"),
     ],
 )
-def test_a_part_has_a_word_in_each_api(errors: OpenAIErrors, part: Part, field: str) -> None:
+def test_a_part_has_a_word_in_each_api(errors: OpenAIErrorSerializer, part: ParamKey, field: str) -> None:
     body = errors.body(BadRequest(f"'{part}' is wrong.", param=part))
     assert body["error"] == {
         "message": f"'{field}' is wrong.",
@@ -57,8 +57,8 @@ def test_a_field_of_others_is_led_to_the_apis_own(read: Callable[[bytes, Limits]
 
 def test_what_an_api_has_said_itself_stays() -> None:
     error = BadRequest("'prompt' is not supported.", param="prompt")
-    assert spell_error(error, {PROMPT: "input"}) == ("'prompt' is not supported.", "prompt")
+    assert format_error(error, {PROMPT: "input"}) == ("'prompt' is not supported.", "prompt")
 
 
 def test_a_long_name_is_shortened_and_still_a_field() -> None:
-    assert len(spell_error(BadRequest("no", param="x" * 10_000), {})[1] or "") < 300
+    assert len(format_error(BadRequest("no", param="x" * 10_000), {})[1] or "") < 300

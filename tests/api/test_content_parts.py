@@ -9,9 +9,9 @@ import pytest
 
 from dragoman.api import ollama
 from dragoman.api.chat import request as chat
-from dragoman.api.chat.known_bodies import KnownBodies
+from dragoman.api.chat.body_cache import BodyCache
 from dragoman.api.messages import request as messages
-from dragoman.api.read import Ignored
+from dragoman.api.request_decoder import IgnoredFields
 from dragoman.api.responses.items import normalise
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
@@ -26,7 +26,7 @@ LIMITS = Limits()
 
 def conversation(*parts: Any, role: str = "user", **fields: Any) -> Conversation:
     body = {"messages": [{"role": role, "content": [*parts], **fields}]}
-    return chat.conversation(chat.read(json.dumps(body).encode(), LIMITS, Ignored("warn")))
+    return chat.conversation(chat.read(json.dumps(body).encode(), LIMITS, IgnoredFields("warn")))
 
 
 PICTURES: list[dict[str, Any]] = [
@@ -47,14 +47,14 @@ PICTURES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("part", PICTURES)
 def test_a_picture_is_one_however_it_is_sent(part: dict[str, Any]) -> None:
-    made = conversation({"type": "text", "text": "What is this?"}, part)
-    [(key, media)] = made.media.items()
-    content = made.messages[0].content
+    result = conversation({"type": "text", "text": "What is this?"}, part)
+    [(key, media)] = result.media.items()
+    content = result.messages[0].content
     assert isinstance(content, list)
-    said, shown = content
-    assert (said, shown) == ({"type": "text", "text": "What is this?"}, {"type": "image", "media": key})
+    fields, shown = content
+    assert (fields, shown) == ({"type": "text", "text": "What is this?"}, {"type": "image", "media": key})
     assert (media.kind, media.format, media.data, media.key) == ("image", "png", RED, key)
-    assert (media.digest, made.places) == (sha256(RED).hexdigest(), {key: "messages[0].content[1]"})
+    assert (media.digest, result.media_params) == (sha256(RED).hexdigest(), {key: "messages[0].content[1]"})
 
 
 SOUNDS: list[dict[str, Any]] = [
@@ -78,10 +78,10 @@ def test_details_are_told() -> None:
 
 def test_pictures_beside_a_text_come_before_it() -> None:
     body = {"messages": [{"role": "user", "content": "Which?", "images": [RED64, BLUE64]}]}
-    made = chat.conversation(chat.read(json.dumps(body).encode(), LIMITS))
-    kinds = [part["type"] for part in made.messages[0].content or () if isinstance(part, dict)]
+    result = chat.conversation(chat.read(json.dumps(body).encode(), LIMITS))
+    kinds = [part["type"] for part in result.messages[0].content or () if isinstance(part, dict)]
     assert kinds == ["image", "image", "text"]
-    assert [*made.places.values()] == ["messages[0].images[0]", "messages[0].images[1]"]
+    assert [*result.media_params.values()] == ["messages[0].images[0]", "messages[0].images[1]"]
 
 
 def test_results_of_tools_may_have_pictures() -> None:
@@ -132,48 +132,51 @@ def test_there_may_be_so_many() -> None:
 
 
 def test_a_body_that_goes_on_from_another_shows_what_that_one_showed() -> None:
-    known = KnownBodies()
+    known = BodyCache()
     first = {"role": "user", "content": [PICTURES[0]]}
     then = [
         first,
         {"role": "assistant", "content": "Red."},
         {"role": "user", "content": "?", "images": [BLUE64]},
     ]
-    for told in ([first], then):
-        body = json.dumps({"messages": told}).encode()
-        request, before = known.read(body, "", LIMITS, Ignored("warn"))
-    made = chat.conversation(request, before)
-    assert made == chat.conversation(chat.read(body, LIMITS, Ignored("warn")))
-    assert [media.data for media in made.media.values()] == [RED, BLUE]
+    for value in ([first], then):
+        body = json.dumps({"messages": value}).encode()
+        request, before = known.read(body, "", LIMITS, IgnoredFields("warn"))
+    result = chat.conversation(request, before)
+    assert result == chat.conversation(chat.read(body, LIMITS, IgnoredFields("warn")))
+    assert [media.data for media in result.media.values()] == [RED, BLUE]
 
 
 def test_messages_have_blocks_of_pictures_in_results_and_documents() -> None:
     block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": RED64}}
     other = {**block, "source": {**block["source"], "data": BLUE64}}  # type: ignore[dict-item]
     parts = {"type": "content", "content": [{"type": "text", "text": "page"}, other]}
-    said = [
+    rows = [
         {"role": "user", "content": [block, {"type": "document", "title": "T", "source": parts}]},
         {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]},
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [block]}]},
     ]
-    body = json.dumps({"model": "m", "max_tokens": 1, "messages": said}).encode()
-    made = messages.conversation(messages.read(body, LIMITS, lambda _: None))
+    body = json.dumps({"model": "m", "max_tokens": 1, "messages": rows}).encode()
+    result = messages.conversation(messages.read(body, LIMITS, lambda _: None))
     kinds = [
-        [part["type"] for part in each.content or () if isinstance(part, dict)] for each in made.messages
+        [part["type"] for part in each.content or () if isinstance(part, dict)] for each in result.messages
     ]
     assert kinds == [["image", "text", "text", "image"], [], ["image"]]
-    assert [*made.places.values()] == ["messages[0].content[0]", "messages[0].content[1].source.content[1]"]
+    assert [*result.media_params.values()] == [
+        "messages[0].content[0]",
+        "messages[0].content[1].source.content[1]",
+    ]
 
 
 def test_ollama_asks_about_pictures() -> None:
     request = ollama.read_prompt(json.dumps({"prompt": "What?", "images": [RED64]}).encode(), LIMITS)
     [prompt] = ollama.spec(request).prompts
     assert isinstance(prompt, Conversation)
-    assert [*prompt.places.values()] == ["images[0]"]
+    assert [*prompt.media_params.values()] == ["images[0]"]
 
 
 def test_items_keep_what_was_sent() -> None:
     picture = {"type": "input_image", "image_url": URL, "detail": "high"}
-    given = {"type": "function_call_output", "call_id": "c", "output": [picture]}
-    [item] = normalise([given], lambda prefix: prefix + "1", limits=LIMITS)
+    fields = {"type": "function_call_output", "call_id": "c", "output": [picture]}
+    [item] = normalise([fields], lambda prefix: prefix + "1", limits=LIMITS)
     assert item["output"] == [picture]

@@ -8,11 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from dragoman.api import completions as completion_bodies
-from dragoman.api import vectors
+from dragoman.api import embeddings
 from dragoman.api.chat import request as chat_request
-from dragoman.api.read import MOST_IGNORED, Ignored
+from dragoman.api.request_decoder import MOST_IGNORED, IgnoredFields
 from dragoman.api.responses import request as response_request
-from dragoman.errors import BadRequest, UnknownField, is_near
+from dragoman.errors import BadRequest, UnknownField, is_typo_of
 from dragoman.limits import Limits
 from dragoman.turns.spec import TurnSpec
 
@@ -26,18 +26,18 @@ MEANT: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def read(route: str, ignored: Ignored | None = None, /, **fields: Any) -> Any:
+def read(route: str, ignored: IgnoredFields | None = None, /, **fields: Any) -> Any:
     module: Any = {"chat": chat_request, "completions": completion_bodies}[route]
-    return module.read(json.dumps({**BASES[route], **fields}).encode(), Limits(), ignored or Ignored())
+    return module.read(json.dumps({**BASES[route], **fields}).encode(), Limits(), ignored or IgnoredFields())
 
 
 def spec(route: str, /, **fields: Any) -> TurnSpec:
     module: Any = {"chat": chat_request, "completions": completion_bodies}[route]
-    made: TurnSpec = module.spec(read(route, **fields))
-    return made
+    turn_spec: TurnSpec = module.spec(read(route, **fields))
+    return turn_spec
 
 
-def refused(route: str, ignored: Ignored | None = None, /, **fields: Any) -> BadRequest:
+def refused(route: str, ignored: IgnoredFields | None = None, /, **fields: Any) -> BadRequest:
     with pytest.raises(BadRequest) as caught:
         read(route, ignored, **fields)
     return caught.value
@@ -49,9 +49,9 @@ def test_a_field_means_what_others_mean(route: str, row: dict[str, Any]) -> None
     assert _without_places(spec(route, **asked)) == _without_places(spec(route, **meant))
 
 
-def _without_places(made: TurnSpec) -> str:
+def _without_places(turn_spec: TurnSpec) -> str:
     """But for the names of fields: which was set, and which a constraint came in."""
-    text = repr(replace(made, chosen=frozenset()))
+    text = repr(replace(turn_spec, chosen=frozenset()))
     for name in ("structured_outputs.json_object", "guided_json"):
         text = text.replace(name, "wanted")
     return text
@@ -59,9 +59,9 @@ def _without_places(made: TurnSpec) -> str:
 
 @pytest.mark.parametrize(("route", "row"), [(route, row) for route, row in MEANT if "ignored" in row])
 def test_what_has_no_effect_is_told(route: str, row: dict[str, Any]) -> None:
-    ignored = Ignored()
+    ignored = IgnoredFields()
     read(route, ignored, **row["fields"])
-    assert ignored.told == row["ignored"]
+    assert ignored.summary == row["ignored"]
 
 
 @pytest.mark.parametrize("route", sorted(BASES))
@@ -69,15 +69,15 @@ def test_what_has_no_effect_is_told(route: str, row: dict[str, Any]) -> None:
 def test_an_off_value_is_off(route: str, name: str) -> None:
     value = CORPUS["off"][name]
     plain = spec(route, max_tokens=150)
-    made = spec(route, **{"max_tokens": 150, name: value})
-    assert made.sampling == plain.sampling
-    assert made.wanted is None
+    turn_spec = spec(route, **{"max_tokens": 150, name: value})
+    assert turn_spec.sampling == plain.sampling
+    assert turn_spec.output_constraint is None
 
 
 @pytest.mark.parametrize("route", sorted(BASES))
 def test_all_off_values_together_are_nothing(route: str) -> None:
-    made = spec(route, **CORPUS["off"])
-    assert made.sampling == spec(route, max_tokens=150).sampling
+    turn_spec = spec(route, **CORPUS["off"])
+    assert turn_spec.sampling == spec(route, max_tokens=150).sampling
 
 
 @pytest.mark.parametrize("route", sorted(BASES))
@@ -91,39 +91,39 @@ def test_what_would_change_the_answer_is_refused(route: str, row: dict[str, Any]
 
 @pytest.mark.parametrize(("name", "other"), CORPUS["not_near"].items())
 def test_a_hint_is_given_only_for_a_slip(name: str, other: str) -> None:
-    assert not is_near(name, other)
+    assert not is_typo_of(name, other)
 
 
 @pytest.mark.parametrize("row", CORPUS["messages"], ids=lambda row: row["from"])
 def test_a_message_of_theirs_can_be_sent_back(row: dict[str, Any]) -> None:
-    ignored = Ignored("error")
-    made = read("chat", ignored, messages=[row["message"]])
+    ignored = IgnoredFields("error")
+    result = read("chat", ignored, messages=[row["message"]])
     meant = read("chat", messages=[row["as"]])
-    assert chat_request.conversation(made) == chat_request.conversation(meant)
-    assert ignored.told == ""
+    assert chat_request.conversation(result) == chat_request.conversation(meant)
+    assert ignored.summary == ""
 
 
 @pytest.mark.parametrize("name", ["prefix", "partial"])
 def test_a_last_message_may_say_that_it_goes_on(name: str) -> None:
     begun = {"role": "assistant", "content": "One,"}
-    made = read("chat", messages=[{**begun, name: True}])
-    assert chat_request.conversation(made).continue_final_message
+    result = read("chat", messages=[{**begun, name: True}])
+    assert chat_request.conversation(result).continue_final_message
     asked = {"role": "user", "content": "Go on."}
     later = read("chat", messages=[{**begun, name: True}, asked])
     assert not chat_request.conversation(later).continue_final_message
 
 
 def test_unknown_fields_are_errors_where_the_operator_says_so() -> None:
-    error = refused("chat", Ignored("error"), colour="red")
+    error = refused("chat", IgnoredFields("error"), colour="red")
     assert (error.param, error.code) == ("colour", "unknown_field")
-    error = refused("chat", Ignored("error"), messages=[{"role": "user", "content": "a", "colour": 1}])
+    error = refused("chat", IgnoredFields("error"), messages=[{"role": "user", "content": "a", "colour": 1}])
     assert error.param == "messages[0].colour"
 
 
 def test_a_field_of_many_messages_is_told_once() -> None:
-    ignored = Ignored()
+    ignored = IgnoredFields()
     read("chat", ignored, messages=[{"role": "user", "content": "a", "colour": 1}] * 3)
-    assert ignored.told == "messages[].colour"
+    assert ignored.summary == "messages[].colour"
 
 
 def test_too_many_unknown_fields_are_no_request() -> None:
@@ -132,36 +132,36 @@ def test_too_many_unknown_fields_are_no_request() -> None:
 
 
 def test_a_header_has_no_letters_that_it_must_not_have() -> None:
-    ignored = Ignored()
+    ignored = IgnoredFields()
     read("chat", ignored, **{"a\r\nset-cookie: b": 1})
-    assert ignored.told == "a??set-cookie??b"
+    assert ignored.summary == "a??set-cookie??b"
 
 
 def test_a_response_takes_the_same_names() -> None:
-    ignored = Ignored()
+    ignored = IgnoredFields()
     fields = {"input": "hi", "max_new_tokens": 5, "keep_alive": 1, "think": False, "colour": 1}
-    made = response_request.read(json.dumps(fields).encode(), Limits(), ignored)
-    assert (made.max_output_tokens, made.enable_thinking) == (5, False)
-    assert ignored.told == "keep_alive, colour"
+    request = response_request.read(json.dumps(fields).encode(), Limits(), ignored)
+    assert (request.max_output_tokens, request.enable_thinking) == (5, False)
+    assert ignored.summary == "keep_alive, colour"
 
 
 def test_a_response_without_a_bound() -> None:
-    made = response_request.read(b'{"input": "hi", "max_output_tokens": -1}', Limits())
-    assert made.max_output_tokens is None
+    request = response_request.read(b'{"input": "hi", "max_output_tokens": -1}', Limits())
+    assert request.max_output_tokens is None
 
 
 def test_a_tool_of_a_response_may_have_more_than_we_know() -> None:
     tool = {"type": "function", "name": "f", "parameters": {}, "colour": 1, "cache_control": {}}
-    ignored = Ignored()
+    ignored = IgnoredFields()
     response_request.read(json.dumps({"input": "hi", "tools": [tool]}).encode(), Limits(), ignored)
-    assert ignored.told == "tools[].colour"
+    assert ignored.summary == "tools[].colour"
 
 
 def test_embeddings_too() -> None:
-    ignored = Ignored()
+    ignored = IgnoredFields()
     body = b'{"input": "a", "input_type": "query", "truncate": "NONE", "normalize": true, "colour": 1}'
-    vectors.read_embedding(body, Limits(), ignored)
-    assert ignored.told == "input_type, colour"
+    embeddings.read_embedding(body, Limits(), ignored)
+    assert ignored.summary == "input_type, colour"
     with pytest.raises(BadRequest) as caught:
-        vectors.read_embedding(b'{"input": "a", "truncate": "END"}', Limits(), ignored)
+        embeddings.read_embedding(b'{"input": "a", "truncate": "END"}', Limits(), ignored)
     assert caught.value.param == "truncate"
