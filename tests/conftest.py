@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import settings
 
-from dragoman.engines.local import calibrated, worker
+from dragoman.engines.local import engine_thread, runner_choice
 from dragoman.http import upkeep
 
 pytest_plugins = ["tests.support.laws"]
@@ -29,7 +29,7 @@ GROWN_BYTES = 64 * 1024 * 1024
 def no_runner_is_measured() -> Iterator[None]:
     """It takes seconds, and may end either way. Those who test it say so."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(calibrated, "_SMALL", 1 << 62)
+        patch.setattr(runner_choice, "_SMALL", 1 << 62)
         yield
 
 
@@ -38,7 +38,7 @@ def no_pages_are_put_together() -> Iterator[None]:
     """An engine does that with all memory of its process, which here is that of thousands of tests: each
     engine would be busy for seconds whenever it has nothing else to do."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "use_large_pages", lambda: iter(()))
+        patch.setattr(engine_thread, "use_large_pages", lambda: iter(()))
         yield
 
 

@@ -30,9 +30,9 @@ def enough(number: int) -> None:
 def faults(law: Callable[[int], None]) -> list[str]:
     quiet = settings(max_examples=50, database=None, suppress_health_check=list(HealthCheck))
     # What is wrong with these is not told to the guard of this very test.
-    with collector.with_value(None), counted() as found:
+    with collector.with_value(None), counted() as texts:
         quiet(given(st.integers(0, 999))(law))()
-    return found
+    return texts
 
 
 @pytest.mark.parametrize("law", [thrown_away, nothing_to_try])

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -109,7 +110,7 @@ def test_a_class_has_a_name_of_its_own() -> None:
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 files[node.name].append(file)
-    twice = [f"{name} is in {' and '.join(found)}" for name, found in files.items() if len(found) > 1]
+    twice = [f"{name} is in {' and '.join(texts)}" for name, texts in files.items() if len(texts) > 1]
     assert not twice, "\n".join(twice)
 
 
@@ -121,6 +122,65 @@ def test_files_that_are_named_are_there() -> None:
         (file, name) for file, text, _ in sources() for name in re.findall(r"(?<![\w/.])[\w/]+\.py\b", text)
     }
     gone = [f"{file} names {name}" for file, name in named if not any(f.endswith(f"/{name}") for f in there)]
+    assert not gone, "\n".join(gone)
+
+
+EXTERNAL = {
+    *(
+        "MADV_COLLAPSE",
+        "LLAMA_LOAD_MODE_NONE",
+        "sem_t",
+        "PlaceholderRange",
+        "destructiveHint",
+        "content_part",
+    ),
+    *("call_8f2", "call_tool", "namespace__name", "label__name", "on_", "py", "stack_t", "InferRequest"),
+}
+"""Names of other projects, and examples, that stand in backticks."""
+SPAN, CODE = re.compile(r"`([^`\n]+)`"), re.compile(r"([A-Za-z_][\w.]*)(\(.*\))?")
+STEP = re.compile(r"^    (_[a-z]\w*)  +\w", re.MULTILINE)
+
+
+def defined_names() -> set[str]:
+    """Every name in any code of the repository, and names of files."""
+    names: set[str] = set()
+    for folder in ("src", "tests", "tools", "bench", "examples"):
+        for path in (SOURCE.parent.parent / folder).rglob("*.py"):
+            names.add(path.stem)
+            for node in ast.walk(ast.parse(path.read_text())):
+                for field in ("id", "attr", "name", "arg", "asname", "module"):
+                    if isinstance(name := getattr(node, field, None), str):
+                        names |= {name, *name.split(".")}
+                if (
+                    isinstance(node, ast.Constant)
+                    and isinstance(node.value, str)
+                    and node.value.isidentifier()
+                ):
+                    names.add(node.value)
+    return names
+
+
+def described_names(tree: ast.Module) -> Iterator[str]:
+    """Functions, classes and methods in backticks and diagrams of docstrings."""
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+            continue
+        text = node.value.value if isinstance(node.value.value, str) else ""
+        for match in map(CODE.fullmatch, SPAN.findall(text)):
+            if match and (match[2] or re.search(r"[a-z][A-Z]|_", match[1])):
+                yield from match[1].split(".")
+        yield from STEP.findall(text)
+
+
+def test_names_in_docstrings_are_there() -> None:
+    """Functions and classes that a docstring names, which nothing else would notice when they are renamed."""
+    there = defined_names() | EXTERNAL
+    gone = [
+        f"{file} names {name}"
+        for file, _, tree in sources()
+        for name in described_names(tree)
+        if name and name not in there
+    ]
     assert not gone, "\n".join(gone)
 
 

@@ -64,8 +64,8 @@ def test_a_simple_route_shows_its_time() -> None:
 
 def test_an_error_is_told() -> None:
     request = {"method": "POST", "path": "/v1/x", "status": 400, "error": "no such field", "request_id": "r"}
-    said = line(request)
-    assert said.endswith("POST /v1/x 400  no such field  r\n")
+    text = line(request)
+    assert text.endswith("POST /v1/x 400  no such field  r\n")
 
 
 @pytest.mark.parametrize(("status", "colour"), [(200, 32), (404, 33), (500, 31)])
@@ -83,10 +83,10 @@ def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_json_has_every_field() -> None:
-    said = json.loads(line(REQUEST, json=True))
-    assert {name: said[name] for name in REQUEST} == REQUEST
-    assert (said["level"], said["logger"]) == ("info", "dragoman.access")
-    assert said["time"].endswith("Z")
+    result = json.loads(line(REQUEST, json=True))
+    assert {name: result[name] for name in REQUEST} == REQUEST
+    assert (result["level"], result["logger"]) == ("info", "dragoman.access")
+    assert result["time"].endswith("Z")
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -97,9 +97,9 @@ def test_contents_and_keys_do_not_pass(as_json: bool) -> None:
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_a_path_cannot_forge_a_line(as_json: bool) -> None:
-    said = line(REQUEST | {"path": "/a\n12:00:00 GET /b 200\x1b[2J"}, json=as_json)
-    assert said.count("\n") == 1
-    assert "\x1b" not in said
+    text = line(REQUEST | {"path": "/a\n12:00:00 GET /b 200\x1b[2J"}, json=as_json)
+    assert text.count("\n") == 1
+    assert "\x1b" not in text
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -118,8 +118,8 @@ def test_the_text_of_a_foreign_exception_does_not_pass(as_json: bool) -> None:
 
 
 def test_the_system_says_what_it_means() -> None:
-    said = logs.describe(FileNotFoundError(2, "SECRET", "SECRET"))
-    assert said == "FileNotFoundError: No such file or directory"
+    text = logs.safe_message(FileNotFoundError(2, "SECRET", "SECRET"))
+    assert text == "FileNotFoundError: No such file or directory"
 
 
 def test_levels_and_other_loggers() -> None:

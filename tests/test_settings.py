@@ -104,14 +104,14 @@ def test_an_empty_variable_is_not_an_empty_list() -> None:
 
 
 def test_every_setting_is_an_option_with_help_and_a_variable() -> None:
-    found = {option.name: option for option in options()}
-    assert set(Settings.__struct_fields__) - {"limits"} <= set(found)
-    assert {f"limit_{name}" for name in Limits.__struct_fields__} <= set(found)
-    assert all(option.help for option in found.values())
-    assert (found["api_key"].flag, found["api_key"].env) == ("--api-key", "DRAGOMAN_API_KEY")
-    assert found["api_key"].is_list
-    assert found["log_json"].is_bool
-    assert found["log_level"].choices == ("debug", "info", "warning", "error")
+    fields = {option.name: option for option in options()}
+    assert set(Settings.__struct_fields__) - {"limits"} <= set(fields)
+    assert {f"limit_{name}" for name in Limits.__struct_fields__} <= set(fields)
+    assert all(option.help for option in fields.values())
+    assert (fields["api_key"].flag, fields["api_key"].env) == ("--api-key", "DRAGOMAN_API_KEY")
+    assert fields["api_key"].is_list
+    assert fields["log_json"].is_bool
+    assert fields["log_level"].choices == ("debug", "info", "warning", "error")
 
 
 def test_an_object_comes_from_json_and_from_a_table() -> None:

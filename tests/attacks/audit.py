@@ -25,7 +25,7 @@ def audit(file: Path) -> None:
     sys.addaudithook(hook)
 
 
-class Audited:
+class AuditLog:
     """What has been written down since it was last looked at."""
 
     def __init__(self, file: Path) -> None:

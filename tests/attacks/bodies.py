@@ -120,10 +120,10 @@ def good(path: str) -> dict[str, Any]:
     return copy.deepcopy(GOOD[path])
 
 
-def changed(path: str, place: str, value: Any) -> dict[str, Any]:
+def changed(path: str, param: str, value: Any) -> dict[str, Any]:
     """`changed("/v1/chat/completions", "messages[0].content", 5)`: the good body with that at that place."""
     body = good(path)
-    *way, last = [int(at) if at else name for name, at in _STEP.findall(place)]
+    *way, last = [int(at) if at else name for name, at in _STEP.findall(param)]
     inner: Any = body
     for step in way:
         inner = inner.setdefault(step, {}) if isinstance(inner, dict) else inner[step]

@@ -30,7 +30,7 @@ def canary() -> Iterator[Canary]:
     """On every address of this machine, so that no way to write one leads past it."""
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     with socket.create_server(("", 0), family=family, dualstack_ipv6=family == socket.AF_INET6) as listener:
-        made = Canary(listener)
-        with socket.create_connection(("127.0.0.1", made.port)):
-            assert made.sings
-        yield made
+        result = Canary(listener)
+        with socket.create_connection(("127.0.0.1", result.port)):
+            assert result.sings
+        yield result

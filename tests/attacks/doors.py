@@ -3,7 +3,7 @@
 import httpx
 
 from dragoman.http.routes.table import DELETE, GET, OPEN_PATHS, POST
-from tests.attacks.frame import Attacked, Reply, check
+from tests.attacks.frame import AttackedServer, Reply, check
 
 KEY = "sk-right-0123456789"
 OTHER_KEY = "sk-other-0123456789"
@@ -33,7 +33,7 @@ def name(route: tuple[str, str]) -> str:
     return " ".join(route)
 
 
-def ask(server: Attacked, method: str, path: str, **headers: str) -> httpx.Response:
+def ask(server: AttackedServer, method: str, path: str, **headers: str) -> httpx.Response:
     reply = server.client.request(method, path, headers=headers)
     check(Reply(reply.status_code, reply.content))
     return reply

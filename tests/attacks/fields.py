@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Struct, inspect
 
 import dragoman.api
-from dragoman.api.read import Reader
+from dragoman.api.request_decoder import RequestDecoder
 from tests.attacks.bodies import GOOD
 
 TYPES: dict[str, tuple[str, ...]] = {
@@ -27,35 +27,35 @@ TYPES: dict[str, tuple[str, ...]] = {
         "/v1/responses/input_tokens",
     ),
     "MessagesRequest": ("/v1/messages", "/v1/messages/count_tokens"),
-    "CreateMessageBatch": ("/v1/messages/batches",),
-    "CreateBatch": ("/v1/batches",),
-    "CreateUpload": ("/v1/uploads",),
-    "CompleteUpload": ("/v1/uploads/{id}/complete",),
+    "CreateMessageBatchRequest": ("/v1/messages/batches",),
+    "CreateBatchRequest": ("/v1/batches",),
+    "CreateUploadRequest": ("/v1/uploads",),
+    "CompleteUploadRequest": ("/v1/uploads/{id}/complete",),
     "EmbeddingRequest": ("/v1/embeddings",),
-    "OllamaChat": ("/api/chat",),
-    "OllamaPrompt": ("/api/generate",),
-    "OllamaTexts": ("/api/embed", "/api/embeddings"),
-    "OllamaModel": ("/api/show", "/api/pull", "/api/create"),
-    "ChangeModel": ("/models/load", "/models/unload", "/v1/model/load", "/v1/model/unload"),
-    "CopyModel": ("/api/copy",),
+    "OllamaChatRequest": ("/api/chat",),
+    "OllamaGenerateRequest": ("/api/generate",),
+    "OllamaEmbedRequest": ("/api/embed", "/api/embeddings"),
+    "OllamaModelRequest": ("/api/show", "/api/pull", "/api/create"),
+    "ChangeModelRequest": ("/models/load", "/models/unload", "/v1/model/load", "/v1/model/unload"),
+    "CopyModelRequest": ("/api/copy",),
     "RerankRequest": ("/v1/rerank", "/rerank"),
     "ScoreRequest": ("/v1/score", "/score"),
-    "TokenizeText": ("/tokenize",),
-    "TokenizeChat": ("/v1/tokenize",),
-    "Detokenize": ("/detokenize", "/v1/detokenize"),
-    "CheckSchema": ("/v1/check_schema",),
-    "ParseAnswer": ("/parse",),
-    "ParseCalls": ("/parse/function_call", "/parse_function_call"),
-    "ParseReasoning": ("/parse/reasoning", "/separate_reasoning"),
-    "CreateConversation": ("/v1/conversations",),
-    "AddItems": ("/v1/conversations/{id}/items",),
-    "ChangeMetadata": ("/v1/conversations/{id}", "/v1/chat/completions/{id}"),
-    "SetRewards": ("/v1/trajectories/{id}",),
+    "TokenizeTextRequest": ("/tokenize",),
+    "TokenizeChatRequest": ("/v1/tokenize",),
+    "DetokenizeRequest": ("/detokenize", "/v1/detokenize"),
+    "CheckSchemaRequest": ("/v1/check_schema",),
+    "ParseAnswerRequest": ("/parse",),
+    "ParseCallsRequest": ("/parse/function_call", "/parse_function_call"),
+    "ParseReasoningRequest": ("/parse/reasoning", "/separate_reasoning"),
+    "CreateConversationRequest": ("/v1/conversations",),
+    "AddItemsRequest": ("/v1/conversations/{id}/items",),
+    "ChangeMetadataRequest": ("/v1/conversations/{id}", "/v1/chat/completions/{id}"),
+    "SetRewardsRequest": ("/v1/trajectories/{id}",),
     "PauseRequest": ("/v1/engine/pause",),
     "ResumeRequest": ("/v1/engine/resume",),
-    "LoadAdapter": ("/v1/load_lora_adapter",),
-    "UnloadAdapter": ("/v1/unload_lora_adapter",),
-    "SetScales": ("/lora-adapters",),
+    "LoadAdapterRequest": ("/v1/load_lora_adapter",),
+    "UnloadAdapterRequest": ("/v1/unload_lora_adapter",),
+    "SetScalesRequest": ("/lora-adapters",),
 }
 """The routes that read a type of request."""
 PARTS = {
@@ -87,33 +87,33 @@ class Site(Struct, frozen=True):
         return json.dumps(whole).replace(f'"{_SLOT}"', raw).encode()
 
 
-def readers() -> dict[str, Reader]:
+def readers() -> dict[str, RequestDecoder]:
     """All that read requests, by the names of their types."""
-    found: dict[str, Reader] = {}
+    fields: dict[str, RequestDecoder] = {}
     for module in pkgutil.walk_packages(dragoman.api.__path__, "dragoman.api."):
-        _collect(module.name, found)
-    return found
+        _collect(module.name, fields)
+    return fields
 
 
-def _collect(module: str, found: dict[str, Reader]) -> None:
+def _collect(module: str, fields: dict[str, RequestDecoder]) -> None:
     for value in vars(importlib.import_module(module)).values():
-        if isinstance(value, Reader):
-            found[value.decoder.type.__name__] = value
+        if isinstance(value, RequestDecoder):
+            fields[value.decoder.type.__name__] = value
 
 
 def sites(*kinds: type[inspect.Type]) -> list[Site]:
     """All places that hold values of these kinds."""
     return [
-        Site(name, place, kind, build)
+        Site(name, param, kind, build)
         for name, reader in readers().items()
         if name in TYPES
         for field in _struct(reader).fields
-        for place, kind, build in _inside(field.type, f".{field.encode_name}", _same, ())
+        for param, kind, build in _inside(field.type, f".{field.encode_name}", _same, ())
         if isinstance(kind, kinds)
     ]
 
 
-def _struct(reader: Reader) -> inspect.StructType:
+def _struct(reader: RequestDecoder) -> inspect.StructType:
     info = inspect.type_info(reader.decoder.type)
     assert isinstance(info, inspect.StructType)
     return info
@@ -124,22 +124,22 @@ def _same(value: Any) -> Any:
 
 
 def _inside(
-    kind: inspect.Type, place: str, build: Build, outer: Sequence[type]
+    kind: inspect.Type, param: str, build: Build, outer: Sequence[type]
 ) -> Iterator[tuple[str, inspect.Type, Build]]:
     kind = _plain(kind)
-    yield place, kind, build
+    yield param, kind, build
     if isinstance(kind, inspect.UnionType):
         for option in kind.types:
-            yield from _inside(option, place, build, outer)
+            yield from _inside(option, param, build, outer)
     elif isinstance(kind, inspect.ListType):
-        yield from _inside(kind.item_type, f"{place}[0]", lambda value: build([value]), outer)
+        yield from _inside(kind.item_type, f"{param}[0]", lambda value: build([value]), outer)
     elif isinstance(kind, inspect.DictType):
-        yield from _inside(kind.value_type, f"{place}.1", lambda value: build({"1": value}), outer)
+        yield from _inside(kind.value_type, f"{param}.1", lambda value: build({"1": value}), outer)
     elif isinstance(kind, inspect.StructType) and kind.cls not in outer:
         for field in kind.fields:
             around = {f.encode_name: sample(f.type) for f in kind.fields if f.required and f is not field}
             put = _member(build, around, field.encode_name)
-            yield from _inside(field.type, f"{place}.{field.encode_name}", put, (*outer, kind.cls))
+            yield from _inside(field.type, f"{param}.{field.encode_name}", put, (*outer, kind.cls))
 
 
 def _member(build: Build, around: dict[str, Any], name: str) -> Build:

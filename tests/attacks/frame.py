@@ -47,16 +47,16 @@ class Reply(msgspec.Struct):
     def error(self) -> dict[str, Any]:
         """Ours, with all four keys; anything else fails. For Ollama's clients they stand apart, and
         Anthropic's have a code of errors in a place of their own."""
-        told = json.loads(self.body)
-        found: dict[str, Any] = told["error"]
-        if isinstance(found, str):
-            found = {"message": told.pop("error"), **told}
-        assert found.pop("details", None) in (None, {"error_code": found.get("code")})
-        assert set(found) == {"message", "type", "param", "code"}
-        return found
+        result = json.loads(self.body)
+        fields: dict[str, Any] = result["error"]
+        if isinstance(fields, str):
+            fields = {"message": result.pop("error"), **result}
+        assert fields.pop("details", None) in (None, {"error_code": fields.get("code")})
+        assert set(fields) == {"message", "type", "param", "code"}
+        return fields
 
 
-class Attacked:
+class AttackedServer:
     """A server of its own process. `key` is sent with every request."""
 
     def __init__(self, process: "subprocess.Popen[str]", url: str, key: str | None) -> None:
@@ -101,13 +101,13 @@ class Attacked:
         headers = {"content-type": "application/json", **self._headers}
         try:
             self._connection.request("POST", path, raw, headers)
-            found = self._connection.getresponse()
+            http_response = self._connection.getresponse()
         except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError):
             # The server has closed it after the last reply, as it may.
             self._connection.close()
             self._connection.request("POST", path, raw, headers)
-            found = self._connection.getresponse()
-        return Reply(found.status, found.read())
+            http_response = self._connection.getresponse()
+        return Reply(http_response.status, http_response.read())
 
     def _over_socket(self, raw: bytes) -> Reply:
         """The last event of the answer; that of an error has its status."""
@@ -148,7 +148,7 @@ class Attacked:
 class Frame:
     """One test's attacks on a server."""
 
-    def __init__(self, server: Attacked) -> None:
+    def __init__(self, server: AttackedServer) -> None:
         self.server = server
 
     def refused(
@@ -182,21 +182,21 @@ def check(reply: Reply) -> None:
 
 
 @contextmanager
-def attacked(key: str | None = None, **settings: Any) -> Iterator[Attacked]:
+def attacked(key: str | None = None, **settings: Any) -> Iterator[AttackedServer]:
     """A server with these settings while the block runs; `interval` is the pace of its model.
 
     A request that is not refused is answered with what the last message says.
     """
     log_level = settings.pop("log_level", "error")
-    given = {"log_level": log_level, **settings, **({"api_key": [key]} if key else {})}
-    command = [sys.executable, "-m", "tests.attacks.server", json.dumps(given)]
+    fields = {"log_level": log_level, **settings, **({"api_key": [key]} if key else {})}
+    command = [sys.executable, "-m", "tests.attacks.server", json.dumps(fields)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as process:
         assert process.stdout is not None
         try:
             url = process.stdout.readline().strip()
             assert url, "The server did not start."
-            server = Attacked(process, url, key)
+            server = AttackedServer(process, url, key)
             with server.client:
                 yield server
         finally:
@@ -204,7 +204,7 @@ def attacked(key: str | None = None, **settings: Any) -> Iterator[Attacked]:
 
 
 @contextmanager
-def healthy(server: Attacked) -> Iterator[Callable[[], int]]:
+def healthy(server: AttackedServer) -> Iterator[Callable[[], int]]:
     """Asks for `/health` all the while, and fails if it is refused even once. Gives how often it answered."""
     over, answered = threading.Event(), [0]
     wrong: list[str] = []

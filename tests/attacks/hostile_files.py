@@ -9,7 +9,7 @@ import numpy
 import soundfile
 from PIL import Image
 
-from tests.http.test_documents import pdf
+from tests.http.test_attachments import pdf
 from tests.media.samples import PICTURES, picture, png_that_says, sample, saved, sound
 
 _NOISE = Image.effect_noise((96, 96), 90).convert("RGB")
@@ -98,10 +98,10 @@ SOUNDS: dict[str, bytes] = {
 
 
 def _pdf(*objects: str, trailer: str = "/Root 1 0 R") -> bytes:
-    made = b"%PDF-1.4\n"
+    data = b"%PDF-1.4\n"
     for number, one in enumerate(objects, 1):
-        made += f"{number} 0 obj\n{one}\nendobj\n".encode("latin-1")
-    return made + f"trailer << /Size {len(objects) + 1} {trailer} >>\nstartxref\n0\n%%EOF\n".encode()
+        data += f"{number} 0 obj\n{one}\nendobj\n".encode("latin-1")
+    return data + f"trailer << /Size {len(objects) + 1} {trailer} >>\nstartxref\n0\n%%EOF\n".encode()
 
 
 def _pdf_that_unpacks(size: int) -> bytes:

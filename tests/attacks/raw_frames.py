@@ -54,24 +54,24 @@ class RawSocket(Raw):
 
     def event(self) -> dict[str, Any]:
         """The next that is no ping or pong."""
-        while (found := self.frame())[0] not in (TEXT, BINARY):
-            assert found[0] != CLOSE, found
-        event: dict[str, Any] = json.loads(found[1])
+        while (pair := self.frame())[0] not in (TEXT, BINARY):
+            assert pair[0] != CLOSE, pair
+        event: dict[str, Any] = json.loads(pair[1])
         return event
 
     def closed(self) -> int:
         """The code with which the server closes it, whatever it says before; then nothing more comes."""
-        while (found := self.frame())[0] != CLOSE:
+        while (pair := self.frame())[0] != CLOSE:
             pass
         assert not self._said and self.rest() == b""
-        code: int = struct.unpack("!H", found[1][:2])[0]
+        code: int = struct.unpack("!H", pair[1][:2])[0]
         return code
 
     def _bytes(self, count: int) -> bytes:
         while len(self._said) < count:
             self._more()
-        found, self._said = self._said[:count], self._said[count:]
-        return found
+        data, self._said = self._said[:count], self._said[count:]
+        return data
 
     def _more(self) -> None:
         data = self.socket.recv(65536)

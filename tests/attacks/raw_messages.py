@@ -108,10 +108,10 @@ def _endings() -> Iterator[Named]:
         b"\n", b"\r", b"\n\r", b"\r\r\n", b"\r\n ", b"\r\n\t", b"\r ", b"\x0b\n", b"\r\n\x0b", b"\r\n\x00",
         b"\x85", b" \n",
     ):  # fmt: skip
-        for place in range(len(parts)):
-            ends = [ending if number == place else b"\r\n" for number in range(len(parts))]
+        for offset in range(len(parts)):
+            ends = [ending if number == offset else b"\r\n" for number in range(len(parts))]
             message = b"".join(part + end for part, end in zip(parts, ends, strict=True))
-            yield f"ending {ending!r} of line {place}", message
+            yield f"ending {ending!r} of line {offset}", message
     for name, folded in {
         "space": b"X: a\r\n b\r\n",
         "tab": b"X: a\r\n\tb\r\n",

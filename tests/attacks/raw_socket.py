@@ -47,25 +47,25 @@ class Raw:
 
     def rest(self) -> bytes:
         """All that comes until the server closes the connection."""
-        said = b""
+        raw = b""
         with suppress(ConnectionResetError):
             while data := self.socket.recv(65536):
-                said += data
-        return said
+                raw += data
+        return raw
 
     def replies(self, count: int | None = None) -> list[Reply]:
         """So many, or all until the server closes the connection."""
         if count is None:
             return replies(self.rest())
-        said = b""
-        while len(found := replies(said)) < count:
+        raw = b""
+        while len(result := replies(raw)) < count:
             data = self.socket.recv(65536)
-            assert data, f"closed after {said!r}"
-            said += data
-        return found
+            assert data, f"closed after {raw!r}"
+            raw += data
+        return result
 
 
-class Held(msgspec.Struct):
+class OpenSocket(msgspec.Struct):
     """A socket of a process."""
 
     listens: bool
@@ -73,7 +73,7 @@ class Held(msgspec.Struct):
     """The other side's."""
 
 
-def held(pid: int) -> list[Held]:
+def held(pid: int) -> list[OpenSocket]:
     """The sockets that a process holds, but for those of files."""
     rows = []
     for table in ("tcp", "tcp6", "udp", "udp6"):
@@ -84,7 +84,7 @@ def held(pid: int) -> list[Held]:
         with suppress(OSError):
             own.add(str(link.readlink()))
     return [
-        Held(listens=table.startswith("udp") or row[3] == "0A", port=int(row[2].rpartition(":")[2], 16))
+        OpenSocket(listens=table.startswith("udp") or row[3] == "0A", port=int(row[2].rpartition(":")[2], 16))
         for table, *row in rows
         if f"socket:[{row[9]}]" in own
     ]
@@ -92,7 +92,7 @@ def held(pid: int) -> list[Held]:
 
 def replies(said: bytes) -> list[Reply]:
     """The whole replies in some bytes; none of them may come in chunks."""
-    found = []
+    result = []
     while b"\r\n\r\n" in said:
         head, _, rest = said.partition(b"\r\n\r\n")
         lines = head.lower().split(b"\r\n")
@@ -100,6 +100,6 @@ def replies(said: bytes) -> list[Reply]:
         length = next(int(line.split(b":")[1]) for line in lines if line.startswith(b"content-length:"))
         if len(rest) < length:
             break
-        found.append(Reply(status, rest[:length]))
+        result.append(Reply(status, rest[:length]))
         said = rest[length:]
-    return found
+    return result

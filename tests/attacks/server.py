@@ -50,7 +50,7 @@ class State(msgspec.Struct):
     """Where it was when it was late, if it is watched."""
 
 
-class _Forgotten(list[Job]):
+class _ForgottenJobs(list[Job]):
     """Jobs are kept for tests in the same process; here they would look like a leak."""
 
     def append(self, job: Job) -> None:
@@ -64,11 +64,11 @@ def _repeated(job: Job) -> Script:
     end = _index(backwards, END_ID, 0)
     start = _index(backwards, START_ID, end)
     if start < len(backwards):
-        said = job.prompt[len(backwards) - start : len(backwards) - end - 1]
-        said = said[_index(said, 10, 0) + 1 :] or said
+        numbers = job.prompt[len(backwards) - start : len(backwards) - end - 1]
+        numbers = numbers[_index(numbers, 10, 0) + 1 :] or numbers
     else:
-        said = job.prompt
-    return Script([*(id_ for id_ in said[: job.sampling.max_tokens] if id_ < 256), END_ID])
+        numbers = job.prompt
+    return Script([*(id_ for id_ in numbers[: job.sampling.max_tokens] if id_ < 256), END_ID])
 
 
 def _index(ids: Sequence[int], wanted: int, begin: int) -> int:
@@ -98,20 +98,20 @@ class Target(ScriptedEngine):
         card = ModelCard(name=NAME, max_model_len=context, templates={"default": TEMPLATE}, constrains=True)
         card.modalities = frozenset({"image", "audio"} if sees else ())
         self._decoder = MediaDecoder() if sees else None
-        card.slots = card.embeds_at_once = slots
+        card.slots = card.max_concurrent_embeds = slots
         super().__init__(_repeated, card=card, interval=interval)
-        self.jobs = _Forgotten()
+        self.jobs = _ForgottenJobs()
         self._lags: deque[float] = deque(maxlen=100_000)
         self._busy = 0.0
         self._tasks: list[asyncio.Task[None]] = []
         self._watch = Watch() if watched else None
 
-    def place(self, media: Media) -> list[int]:
+    def media_token_ids(self, media: Media) -> list[int]:
         """Decoded first, as by an engine with a model."""
         if self._decoder is not None:
             how = self._decoder
             how.decode_image(media) if media.kind == "image" else how.decode_audio(media, 16_000)
-        return super().place(media)[:4]
+        return super().media_token_ids(media)[:4]
 
     async def embed(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
         return [await asyncio.to_thread(_vector, ids) for ids in prompts]

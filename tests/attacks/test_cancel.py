@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from dragoman.engines.default_weights import default_model
 from dragoman.engines.local import LocalEngine, LocalOptions
-from dragoman.engines.weights import default_model
 from dragoman.errors import ModelFileError
 from dragoman.http.server import background
 from dragoman.settings import Settings
@@ -68,8 +68,8 @@ def recorded(url: str) -> float:
 
 @contextmanager
 def connected(url: str) -> Iterator[socket.socket]:
-    place = urlsplit(url)
-    with socket.create_connection((place.hostname or "", place.port or 0)) as client:
+    position = urlsplit(url)
+    with socket.create_connection((position.hostname or "", position.port or 0)) as client:
         yield client
 
 
@@ -132,10 +132,10 @@ def test_leaving_while_a_tool_server_is(
     config = tmp_path / "mcp.json"
     config.write_text(json.dumps({"mcpServers": {"raw": {"url": tools.url}}}))
     tool = {"type": "mcp", "server_label": "raw", "require_approval": "never"}
-    said = call("say")
-    asked: dict[str, Any] = {"input": said}
+    text = call("say")
+    asked: dict[str, Any] = {"input": text}
     if path == CHAT:
-        asked = {"messages": [{"role": "user", "content": said}]}
+        asked = {"messages": [{"role": "user", "content": text}]}
     settings = Settings(port=0, store="memory", mcp_config=str(config), mcp_timeout=600, shutdown_grace=0)
     with background(parrot(), settings) as url:
         with connected(url) as client:

@@ -17,7 +17,7 @@ from websockets.sync.client import connect
 from dragoman.http.server import background
 from dragoman.settings import Settings
 from tests.attacks.bodies import changed, good
-from tests.attacks.frame import Attacked, attacked
+from tests.attacks.frame import AttackedServer, attacked
 from tests.support.parrot import parrot
 from tests.support.responses import PATH, get, payloads
 from tests.support.wait import becomes
@@ -28,24 +28,24 @@ FOREVER_S = 600
 
 
 @contextmanager
-def still(**settings: Any) -> Iterator[Attacked]:
+def still(**settings: Any) -> Iterator[AttackedServer]:
     """Its engine takes jobs and does nothing, until it is resumed."""
     with attacked(**settings) as server:
         assert server.client.post("/v1/engine/pause").status_code == 200
         yield server
 
 
-def running(server: Attacked, count: int = 1) -> None:
+def running(server: AttackedServer, count: int = 1) -> None:
     assert becomes(lambda: server.state().live == count)
 
 
-def stop(server: Attacked) -> None:
+def stop(server: AttackedServer) -> None:
     """Returns when it has taken notice."""
     server.process.terminate()
     assert becomes(lambda: httpx.get(f"{server.url}/ready").status_code == 503)
 
 
-def ended(server: Attacked) -> bool:
+def ended(server: AttackedServer) -> bool:
     return server.process.wait(timeout=120) is not None
 
 
@@ -74,7 +74,7 @@ def cut(tmp_path_factory: pytest.TempPathFactory) -> Cut:
         return Cut({which: one.result() for which, one in asked.items()}, over_socket.result(), data)
 
 
-def heard(server: Attacked) -> list[dict[str, Any]]:
+def heard(server: AttackedServer) -> list[dict[str, Any]]:
     """All messages on a socket, until it is closed."""
     messages = []
     with connect(server.url.replace("http", "ws", 1) + PATH) as client, suppress(ConnectionClosed):

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from dragoman.engines.default_weights import default_model
 from dragoman.engines.local import LocalEngine, LocalOptions
 from dragoman.engines.local.llamacpp import LlamaRunner
-from dragoman.engines.supervised import Supervised
-from dragoman.engines.weights import default_model
+from dragoman.engines.supervisor import SupervisedEngine
 from dragoman.errors import ModelFileError
 from dragoman.http.server import background
 from dragoman.settings import Settings
 from tests.support.crashes import KILLS, Server, crash, isolated_server
-from tests.support.http import HELLO, found, get, post
+from tests.support.http import HELLO, get, get_json, post
 from tests.support.wait import becomes
 
 LISTEN = "0A"
@@ -35,8 +35,8 @@ def weights() -> None:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with isolated_server("--slots", "2") as made:
-        yield made
+    with isolated_server("--slots", "2") as result:
+        yield result
 
 
 @pytest.mark.parametrize("number", KILLS, ids=lambda number: number.name)
@@ -48,7 +48,7 @@ def test_a_process_that_is_killed_segfaults_or_stops(server: Server, number: obj
     assert (seen.untold, len(seen.ends)) == (0, 4)
     assert server.engine not in (before, None)
     assert get(server.url, "/health").status_code == 200
-    assert found(server.url, f"/v1/responses/{stored['id']}")["output"] == stored["output"]
+    assert get_json(server.url, f"/v1/responses/{stored['id']}")["output"] == stored["output"]
 
 
 def sockets(pid: int) -> set[str]:
@@ -84,7 +84,7 @@ def test_an_exception_in_the_engines_thread(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(LlamaRunner, "step", fail)
     options = LocalOptions(runner="llamacpp", slots=2, context=256, threads=1)
-    engine = Supervised(lambda: LocalEngine.open(default_model(), options))
+    engine = SupervisedEngine(lambda: LocalEngine.open(default_model(), options))
     body = {**HELLO, "max_tokens": 4, "temperature": 0}
     with background(engine, Settings(port=0, store="none")) as url:
         answer = post(url, "/v1/chat/completions", body).json()["choices"]

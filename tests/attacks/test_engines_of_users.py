@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from dragoman.engines import border
-from dragoman.engines import border as drive
+from dragoman.engines import validate
+from dragoman.engines import validate as drive
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import ByteTokenizer
 from dragoman.errors import SettingsError, Unavailable
@@ -20,7 +20,7 @@ from dragoman.http import upkeep
 from dragoman.http.server import background
 from dragoman.models import loaded, pool
 from dragoman.types import Job, Step
-from tests.attacks.unruly import LOGPROBS, MENDED, RAISED, STEPS, A, Calling, Dead, Unruly
+from tests.attacks.unruly import LOGPROBS, MENDED, RAISED, STEPS, A, Dead, Unruly, UnrulyCallbackEngine
 
 CHAT = "/v1/chat/completions"
 FAULTY = [name for name in STEPS if name != "good"]
@@ -34,8 +34,8 @@ def unruly() -> Iterator[tuple[Unruly, str]]:
 
 
 @pytest.fixture(scope="module")
-def calling() -> Iterator[tuple[Calling, str]]:
-    engine = Calling()
+def calling() -> Iterator[tuple[UnrulyCallbackEngine, str]]:
+    engine = UnrulyCallbackEngine()
     with background(engine) as url:
         yield engine, url
 
@@ -150,7 +150,7 @@ def test_empty_steps_do_not_go_on_for_ever(
     unruly: tuple[Unruly, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, url = unruly
-    monkeypatch.setattr(border, "MOST_EMPTY", 100)
+    monkeypatch.setattr(validate, "MOST_EMPTY", 100)
     fails(url, "endless: nothing")
     goes_on(engine, url)
 
@@ -166,31 +166,33 @@ def test_an_abort_with_words_is_told_and_logged(
 
 
 @pytest.mark.parametrize("name", ["raises", "raises CancelledError", "raises SystemExit", "no handle"])
-def test_a_submit_that_gives_no_handle(calling: tuple[Calling, str], name: str) -> None:
+def test_a_submit_that_gives_no_handle(calling: tuple[UnrulyCallbackEngine, str], name: str) -> None:
     _, url = calling
     for stream in (False, True):
         reply = ask(url, name, stream=stream)
         assert (reply.status_code, reply.json()["error"]["code"]) == (500, "engine_failed")
 
 
-def test_a_submit_may_refuse(calling: tuple[Calling, str]) -> None:
+def test_a_submit_may_refuse(calling: tuple[UnrulyCallbackEngine, str]) -> None:
     reply = ask(calling[1], "refuses")
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "top_k")
 
 
 @pytest.mark.parametrize("name", ["wrong index", "odd index"])
-def test_a_step_of_a_continuation_that_is_not_there(calling: tuple[Calling, str], name: str) -> None:
+def test_a_step_of_a_continuation_that_is_not_there(
+    calling: tuple[UnrulyCallbackEngine, str], name: str
+) -> None:
     engine, url = calling
     before = engine.handle.cancelled
     fails(url, name)
     assert engine.handle.cancelled == before + 2, "the job is taken from the engine"
 
 
-def test_a_sink_that_is_called_from_another_thread(calling: tuple[Calling, str]) -> None:
+def test_a_sink_that_is_called_from_another_thread(calling: tuple[UnrulyCallbackEngine, str]) -> None:
     assert ask(calling[1], "from a thread").json()["choices"][0]["message"]["content"] == "aa"
 
 
-def test_steps_that_come_before_the_handle(calling: tuple[Calling, str]) -> None:
+def test_steps_that_come_before_the_handle(calling: tuple[UnrulyCallbackEngine, str]) -> None:
     engine, url = calling
     before = engine.handle.cancelled
     assert ask(url, "before it returns", stop=["z"]).json()["choices"][0]["message"]["content"] == "aa"
@@ -296,7 +298,7 @@ def vectors() -> Iterator[tuple[Vectors, str]]:
 # Its life
 
 
-class Living(Unruly):
+class UnrulyLifecycle(Unruly):
     """Its start, check and stop do what they are told to."""
 
     def __init__(self, **does: Any) -> None:
@@ -331,14 +333,14 @@ over = threading.Event()
 
 @pytest.mark.parametrize("error", [ValueError("secret"), SystemExit(3), asyncio.CancelledError()], ids=repr)
 def test_a_start_that_raises(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(Unavailable, match="did not start"), background(Living(start=error)):
+    with pytest.raises(Unavailable, match="did not start"), background(UnrulyLifecycle(start=error)):
         pass
     assert "secret" not in "".join(record.getMessage() for record in caplog.records)
 
 
 @pytest.mark.parametrize("error", [ValueError("secret"), SystemExit(3), asyncio.CancelledError()], ids=repr)
 def test_a_check_that_raises_is_a_503(error: BaseException) -> None:
-    with background(Living(check=error)) as url:
+    with background(UnrulyLifecycle(check=error)) as url:
         for path in ("/ready", "/health"):
             reply = httpx.get(url + path)
             assert (reply.status_code, reply.json()["error"]["code"]) == (503, "engine_failed")
@@ -348,7 +350,7 @@ def test_a_check_that_raises_is_a_503(error: BaseException) -> None:
 def test_a_check_that_hangs_is_not_waited_for(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loaded, "ALIVE_TIMEOUT_S", 0.05)
     over.clear()
-    with background(Living(check=how)) as url:
+    with background(UnrulyLifecycle(check=how)) as url:
         for _ in range(3):
             assert httpx.get(url + "/health").status_code == 200
         assert ask(url, "good").status_code == 200
@@ -360,7 +362,7 @@ def test_a_stop_that_hangs_or_raises_does_not_keep_the_server(
     how: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool, "STOP_TIMEOUT_S", 0.05)
-    with background(Living(stop=how)) as url:
+    with background(UnrulyLifecycle(stop=how)) as url:
         assert ask(url, "good").status_code == 200
 
 
@@ -399,13 +401,13 @@ def test_an_iterator_that_never_waits_lets_others_go_on() -> None:
 def test_an_engine_that_blocks_the_loop_is_named_in_the_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Blocking(Unruly):
+    class BlockingEngine(Unruly):
         async def generate(self, job: Job) -> Any:
             time.sleep(0.5)
             yield Step([A], finish="length")
 
     monkeypatch.setattr(upkeep, "LONGEST_S", 0.05)
-    with background(Blocking()) as url, caplog.at_level(logging.WARNING):
+    with background(BlockingEngine()) as url, caplog.at_level(logging.WARNING):
         assert ask(url, "good").status_code == 200
     assert "Event loop blocked" in caplog.text
     assert "in generate" in caplog.text

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from dragoman.http.routes.table import FORMS
-from tests.attacks.frame import Attacked, Frame, Reply, attacked, check, healthy
+from tests.attacks.frame import AttackedServer, Frame, Reply, attacked, check, healthy
 from tests.attacks.raw_messages import BODY, HOST
 from tests.attacks.raw_socket import Raw
 
@@ -20,9 +20,9 @@ def field(head: bytes, value: bytes = b"hi") -> bytes:
     return b"--B\r\n" + head + b"\r\n\r\n" + value + b"\r\n"
 
 
-def sent(server: Attacked, body: bytes, media: str = "multipart/form-data; boundary=B") -> Reply:
-    found = server.client.post("/v1/files", content=body, headers={"content-type": media})
-    reply = Reply(found.status_code, found.content)
+def sent(server: AttackedServer, body: bytes, media: str = "multipart/form-data; boundary=B") -> Reply:
+    response = server.client.post("/v1/files", content=body, headers={"content-type": media})
+    reply = Reply(response.status_code, response.content)
     check(reply)
     return reply
 
@@ -100,7 +100,7 @@ def test_a_file_name_reaches_no_path(frame: Frame, name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def hasty() -> Iterator[Attacked]:
+def hasty() -> Iterator[AttackedServer]:
     limits = {"file_bytes": 4 * MB, "files_bytes": 6 * MB, "uploads": 2}
     with attacked(body_timeout=0.5, write_timeout=0.5, limits=limits) as server:
         yield server
@@ -111,7 +111,7 @@ def begun(length: int) -> bytes:
     return head + b"Content-Length: %d\r\n\r\n" % length + PURPOSE + b"--B\r\n" + FILE + b"\r\n\r\n"
 
 
-def test_a_file_that_comes_in_drops_is_given_up_and_nothing_is_left(hasty: Attacked) -> None:
+def test_a_file_that_comes_in_drops_is_given_up_and_nothing_is_left(hasty: AttackedServer) -> None:
     with healthy(hasty), Raw(hasty.url) as raw:
         raw.send(begun(MB) + b"a few bytes")
         (reply,) = raw.replies()
@@ -119,7 +119,7 @@ def test_a_file_that_comes_in_drops_is_given_up_and_nothing_is_left(hasty: Attac
     assert hasty.client.get("/v1/files").json()["data"] == []
 
 
-def test_uploads_that_wait_keep_nobody_else_out(hasty: Attacked) -> None:
+def test_uploads_that_wait_keep_nobody_else_out(hasty: AttackedServer) -> None:
     with Raw(hasty.url) as one, Raw(hasty.url) as two:
         one.send(begun(MB))
         two.send(begun(MB))
@@ -129,14 +129,14 @@ def test_uploads_that_wait_keep_nobody_else_out(hasty: Attacked) -> None:
         assert [raw.replies()[0].status for raw in (one, two)] == [408, 408]
 
 
-def test_a_file_that_is_too_large_is_refused_before_it_is_sent(hasty: Attacked) -> None:
+def test_a_file_that_is_too_large_is_refused_before_it_is_sent(hasty: AttackedServer) -> None:
     with Raw(hasty.url) as raw:
         raw.send(begun(5 * MB))
         (reply,) = raw.replies(1)
     assert (reply.status, reply.error["code"]) == (413, "body_too_large")
 
 
-def test_a_large_file_is_in_memory_at_no_time(hasty: Attacked) -> None:
+def test_a_large_file_is_in_memory_at_no_time(hasty: AttackedServer) -> None:
     before = hasty.memory()
     form = PURPOSE + field(FILE, b"\r\n--A" * (4 * MB // 5)) + b"--B--\r\n"
     for _ in range(3):
@@ -148,7 +148,7 @@ def test_a_large_file_is_in_memory_at_no_time(hasty: Attacked) -> None:
     assert hasty.memory() - before < 8 * MB
 
 
-def test_a_disk_is_not_filled_by_one_key(hasty: Attacked) -> None:
+def test_a_disk_is_not_filled_by_one_key(hasty: AttackedServer) -> None:
     form = PURPOSE + field(FILE, b"x" * 2 * MB) + b"--B--\r\n"
     statuses = [sent(hasty, form).status for _ in range(5)]
     assert statuses == [200, 200, 200, 413, 413]

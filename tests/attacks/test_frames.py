@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from dragoman.http.connection.upgrade import FEW_FRAMES, LEAST_FRAME, MOST_CONTROLS
+from dragoman.http.connection.websocket import FEW_FRAMES, LEAST_FRAME, MOST_CONTROLS
 from tests.attacks.bodies import good
-from tests.attacks.frame import Attacked, attacked, healthy
+from tests.attacks.frame import AttackedServer, attacked, healthy
 from tests.attacks.raw_frames import BINARY, CLOSE, CONTINUATION, FIN, PING, PONG, TEXT, RawSocket, frame
 from tests.attacks.raw_socket import held
 from tests.support.wait import becomes
@@ -19,13 +19,15 @@ SOON_S = 0.5
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Attacked]:
-    with attacked(write_timeout=SOON_S, limits={"body_bytes": 4 * MB, "bodies_bytes": 6 * MB}) as made:
-        yield made
+def server() -> Iterator[AttackedServer]:
+    with attacked(
+        write_timeout=SOON_S, limits={"body_bytes": 4 * MB, "bodies_bytes": 6 * MB}
+    ) as attacked_server:
+        yield attacked_server
 
 
 @pytest.fixture(autouse=True)
-def goes_on(server: Attacked) -> Iterator[None]:
+def goes_on(server: AttackedServer) -> Iterator[None]:
     """Whatever one socket does, all others are answered, meanwhile and after it."""
     with healthy(server):
         yield
@@ -51,13 +53,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_frame_that_is_none_ends_the_socket(server: Attacked, name: str) -> None:
+def test_a_frame_that_is_none_ends_the_socket(server: AttackedServer, name: str) -> None:
     with RawSocket(server.url) as socket:
         socket.send(WRONG[name] + frame(TEXT, CREATE))
         assert socket.closed() == 1002
 
 
-def test_a_frame_that_says_it_is_huge_is_not_waited_for(server: Attacked) -> None:
+def test_a_frame_that_says_it_is_huge_is_not_waited_for(server: AttackedServer) -> None:
     before = server.memory()
     with RawSocket(server.url) as socket:
         socket.send(bytes([FIN | TEXT, FIN | 127]) + struct.pack("!Q", 2**62) + bytes(4))
@@ -65,7 +67,7 @@ def test_a_frame_that_says_it_is_huge_is_not_waited_for(server: Attacked) -> Non
     assert server.memory() - before < 16 * MB
 
 
-def test_a_message_that_never_ends_is_cut(server: Attacked) -> None:
+def test_a_message_that_never_ends_is_cut(server: AttackedServer) -> None:
     with RawSocket(server.url) as socket:
         socket.send(frame(TEXT, b" ", head=0))
         for _ in range(8):
@@ -74,13 +76,13 @@ def test_a_message_that_never_ends_is_cut(server: Attacked) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b" "], ids=["empty", "of a byte"])
-def test_a_message_of_ever_more_frames_is_cut(server: Attacked, data: bytes) -> None:
+def test_a_message_of_ever_more_frames_is_cut(server: AttackedServer, data: bytes) -> None:
     with RawSocket(server.url) as socket:
         socket.send(frame(TEXT, head=0) + 10 * FEW_FRAMES * frame(CONTINUATION, data, head=0))
         assert socket.closed() == 1009
 
 
-def test_a_message_in_many_frames_is_read(server: Attacked) -> None:
+def test_a_message_in_many_frames_is_read(server: AttackedServer) -> None:
     pieces = [CREATE[at : at + 1] for at in range(len(CREATE))]
     with RawSocket(server.url) as socket:
         socket.send(frame(TEXT, head=0) + b"".join(frame(CONTINUATION, one, head=0) for one in pieces))
@@ -88,7 +90,7 @@ def test_a_message_in_many_frames_is_read(server: Attacked) -> None:
         assert socket.event()["type"] == "response.created"
 
 
-def test_a_large_message_in_many_frames_is_read(server: Attacked) -> None:
+def test_a_large_message_in_many_frames_is_read(server: AttackedServer) -> None:
     pieces = 8 * FEW_FRAMES * frame(CONTINUATION, b" " * LEAST_FRAME, head=0)
     with RawSocket(server.url) as socket:
         socket.send(frame(TEXT, head=0) + pieces + frame(CONTINUATION, CREATE))
@@ -96,13 +98,13 @@ def test_a_large_message_in_many_frames_is_read(server: Attacked) -> None:
 
 
 @pytest.mark.parametrize("kind", [PING, PONG])
-def test_a_flood_of_pings_is_cut(server: Attacked, kind: int) -> None:
+def test_a_flood_of_pings_is_cut(server: AttackedServer, kind: int) -> None:
     with RawSocket(server.url) as socket:
         socket.send(1000 * MOST_CONTROLS * frame(kind, b"a" * 125))
         assert socket.closed() == 1008
 
 
-def test_errors_that_are_not_read_end_the_socket(server: Attacked) -> None:
+def test_errors_that_are_not_read_end_the_socket(server: AttackedServer) -> None:
     before = server.memory()
     with RawSocket(server.url, receive_bytes=4096) as socket:
         own = socket.socket.getsockname()[1]
@@ -116,7 +118,7 @@ def test_errors_that_are_not_read_end_the_socket(server: Attacked) -> None:
     assert server.memory() - before < 16 * MB
 
 
-def test_a_close_is_answered_and_no_answer_is_waited_for(server: Attacked) -> None:
+def test_a_close_is_answered_and_no_answer_is_waited_for(server: AttackedServer) -> None:
     with RawSocket(server.url) as socket:
         socket.send(frame(CLOSE, struct.pack("!H", 1000)) + frame(TEXT, CREATE))
         assert socket.closed() == 1000
@@ -124,7 +126,7 @@ def test_a_close_is_answered_and_no_answer_is_waited_for(server: Attacked) -> No
 
 @pytest.mark.parametrize("kind", [TEXT, BINARY])
 @pytest.mark.parametrize("size", [10, MB], ids=["small", "large"])
-def test_a_message_that_is_no_text_is_refused(server: Attacked, kind: int, size: int) -> None:
+def test_a_message_that_is_no_text_is_refused(server: AttackedServer, kind: int, size: int) -> None:
     with RawSocket(server.url) as socket:
         data = b'{"type": "response.create", "input": "' + b"a" * size
         socket.send(frame(kind, data, head=0) + frame(CONTINUATION, b"\xff\xfe", head=0))
@@ -135,7 +137,7 @@ def test_a_message_that_is_no_text_is_refused(server: Attacked, kind: int, size:
         assert socket.event()["type"] == "response.created"
 
 
-def test_unfinished_messages_have_one_budget(server: Attacked) -> None:
+def test_unfinished_messages_have_one_budget(server: AttackedServer) -> None:
     """The third of these has no room left; when the others are gone there is."""
     with RawSocket(server.url) as one, RawSocket(server.url) as two, RawSocket(server.url) as three:
         for socket in (one, two):

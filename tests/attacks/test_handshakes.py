@@ -6,7 +6,7 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
-from tests.attacks.frame import Attacked, attacked
+from tests.attacks.frame import AttackedServer, attacked
 from tests.attacks.raw_frames import KEY, LINE, PING, PONG, VERSION, RawSocket, frame, handshake
 from tests.attacks.raw_messages import get
 from tests.attacks.raw_socket import Raw
@@ -17,16 +17,16 @@ PLACES = 16
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Attacked]:
-    with attacked() as made:
-        yield made
+def server() -> Iterator[AttackedServer]:
+    with attacked() as attacked_server:
+        yield attacked_server
 
 
 @pytest.fixture(scope="module")
-def keyed() -> Iterator[Attacked]:
+def keyed() -> Iterator[AttackedServer]:
     """With few connections."""
-    with attacked(SECRET, limits={"connections": PLACES}) as made:
-        yield made
+    with attacked(SECRET, limits={"connections": PLACES}) as attacked_server:
+        yield attacked_server
 
 
 BAD = {
@@ -48,7 +48,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_handshake_that_is_none_is_answered_at_once(server: Attacked, name: str) -> None:
+def test_a_handshake_that_is_none_is_answered_at_once(server: AttackedServer, name: str) -> None:
     sent, status = BAD[name]
     with Raw(server.url) as raw:
         raw.send(sent)
@@ -57,7 +57,7 @@ def test_a_handshake_that_is_none_is_answered_at_once(server: Attacked, name: st
     assert reply.error["code"] == ("head_too_large" if status == 431 else "invalid_handshake")
 
 
-def test_which_version_there_is_can_be_read(server: Attacked) -> None:
+def test_which_version_there_is_can_be_read(server: AttackedServer) -> None:
     with Raw(server.url) as raw:
         raw.send(BAD["an old version"][0])
         assert b"\r\nsec-websocket-version: 13\r\n" in raw.rest()
@@ -74,26 +74,26 @@ def test_which_version_there_is_can_be_read(server: Attacked) -> None:
     ],
     ids=["many headers", "a large one", "no body", "compression", "subprotocols"],
 )
-def test_a_handshake_is_read_once_and_agrees_to_nothing_else(server: Attacked, more: bytes) -> None:
+def test_a_handshake_is_read_once_and_agrees_to_nothing_else(server: AttackedServer, more: bytes) -> None:
     with Raw(server.url) as raw:
         raw.send(handshake(more) + frame(PING, b"there?"))
-        said = b""
-        while b"there?" not in said:
-            said += raw.socket.recv(1000)
-    head, _, rest = said.partition(b"\r\n\r\n")
+        data = b""
+        while b"there?" not in data:
+            data += raw.socket.recv(1000)
+    head, _, rest = data.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 101 ") and b"s3pPLMBiTxaQ9kYGzzhZRbK+xOo=" in head
     assert b"sec-websocket-extensions" not in head.lower() and b"protocol:" not in head.lower()
     assert rest == bytes([0x80 | PONG, 6]) + b"there?"
 
 
-def test_a_handshake_behind_a_request_that_runs_ends_both(server: Attacked) -> None:
+def test_a_handshake_behind_a_request_that_runs_ends_both(server: AttackedServer) -> None:
     with Raw(server.url) as raw:
         raw.send(get() + handshake())
         statuses = [reply.status for reply in raw.replies()]
     assert statuses in ([200], [])
 
 
-def test_a_refused_handshake_is_the_end(keyed: Attacked) -> None:
+def test_a_refused_handshake_is_the_end(keyed: AttackedServer) -> None:
     with Raw(keyed.url) as raw:
         raw.send(handshake() + get())
         assert [reply.status for reply in raw.replies()] == [401]
@@ -109,7 +109,7 @@ HALVES = {
 
 
 @pytest.mark.parametrize("name", HALVES)
-def test_strangers_keep_out_nobody_who_has_a_key(keyed: Attacked, name: str) -> None:
+def test_strangers_keep_out_nobody_who_has_a_key(keyed: AttackedServer, name: str) -> None:
     with ExitStack() as stack:
         for _ in range(4 * PLACES):
             stack.enter_context(Raw(keyed.url)).send(HALVES[name])
@@ -118,7 +118,7 @@ def test_strangers_keep_out_nobody_who_has_a_key(keyed: Attacked, name: str) -> 
                 assert client.get("/v1/models").status_code == 200
 
 
-def test_connections_that_rest_give_way_to_others(keyed: Attacked) -> None:
+def test_connections_that_rest_give_way_to_others(keyed: AttackedServer) -> None:
     head = b"Host: localhost\r\nAuthorization: Bearer %s\r\n" % SECRET.encode()
     with ExitStack() as stack:
         for _ in range(2 * PLACES):

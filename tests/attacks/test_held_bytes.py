@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
-from tests.attacks.frame import Attacked, attacked, healthy
+from tests.attacks.frame import AttackedServer, attacked, healthy
 from tests.attacks.raw_messages import HOST, JSON, chunked, get
 from tests.attacks.raw_socket import Raw
 from tests.support.wait import becomes
@@ -21,16 +21,16 @@ CHAT = "/v1/chat/completions"
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Attacked]:
-    with attacked(limits=LIMITS) as made:
-        yield made
+def server() -> Iterator[AttackedServer]:
+    with attacked(limits=LIMITS) as attacked_server:
+        yield attacked_server
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[Attacked]:
+def shared() -> Iterator[AttackedServer]:
     """A server that has two keys."""
-    with attacked(api_key=list(KEYS), limits=LIMITS) as made:
-        yield made
+    with attacked(api_key=list(KEYS), limits=LIMITS) as attacked_server:
+        yield attacked_server
 
 
 def unfinished(url: str, key: str = KEYS[0]) -> Raw:
@@ -53,7 +53,7 @@ def refused(raws: list[Raw]) -> int:
     return len(readable)
 
 
-def test_unfinished_bodies_have_one_budget(server: Attacked) -> None:
+def test_unfinished_bodies_have_one_budget(server: AttackedServer) -> None:
     before = server.memory()
     with ExitStack() as stack, healthy(server):
         raws = [stack.enter_context(unfinished(server.url)) for _ in range(TOO_MANY)]
@@ -66,7 +66,7 @@ def test_unfinished_bodies_have_one_budget(server: Attacked) -> None:
     assert becomes(lambda: large(server.url).status_code == 200)
 
 
-def test_the_bodies_of_one_key_leave_room_for_another(shared: Attacked) -> None:
+def test_the_bodies_of_one_key_leave_room_for_another(shared: AttackedServer) -> None:
     with ExitStack() as stack:
         raws = [stack.enter_context(unfinished(shared.url)) for _ in range(TOO_MANY)]
         assert becomes(lambda: refused(raws) >= TOO_MANY - 2)
@@ -79,7 +79,7 @@ def test_the_bodies_of_one_key_leave_room_for_another(shared: Attacked) -> None:
     [b"1\r\n \r\n" * 100_000, b"1;" + b"a" * MB, b"0\r\n" + b"X: a\r\n" * 100_000],
     ids=["chunks of a byte", "an extension without end", "trailers without end"],
 )
-def test_chunks_that_cost_more_than_they_bring_are_refused(server: Attacked, body: bytes) -> None:
+def test_chunks_that_cost_more_than_they_bring_are_refused(server: AttackedServer, body: bytes) -> None:
     with Raw(server.url) as raw:
         raw.send(chunked(body))
         (reply,) = raw.replies()
@@ -87,7 +87,7 @@ def test_chunks_that_cost_more_than_they_bring_are_refused(server: Attacked, bod
 
 
 @pytest.mark.parametrize("method", [b"GET", b"HEAD", b"OPTIONS", b"DELETE"])
-def test_a_body_that_no_route_reads_is_not_kept(server: Attacked, method: bytes) -> None:
+def test_a_body_that_no_route_reads_is_not_kept(server: AttackedServer, method: bytes) -> None:
     """The answer comes without it, and with the answer the end."""
     before = server.memory()
     with Raw(server.url) as raw:
@@ -97,7 +97,7 @@ def test_a_body_that_no_route_reads_is_not_kept(server: Attacked, method: bytes)
     assert server.memory() - before < 16 * MB
 
 
-def test_a_body_that_is_asked_for_is_sent_once(server: Attacked) -> None:
+def test_a_body_that_is_asked_for_is_sent_once(server: AttackedServer) -> None:
     """`Expect: 100-continue` of a body that is too large is answered by a refusal, not by go on."""
     with Raw(server.url) as raw:
         raw.send(
@@ -108,7 +108,7 @@ def test_a_body_that_is_asked_for_is_sent_once(server: Attacked) -> None:
     assert reply.status == 413
 
 
-def kept(server: Attacked) -> list[str]:
+def kept(server: AttackedServer) -> list[str]:
     """Where something large can be read: as a page, and for itself."""
     text = "word " * 200_000
     item = {"type": "message", "role": "user", "content": text}
@@ -118,7 +118,7 @@ def kept(server: Attacked) -> list[str]:
     return [items, f"{items}/{one['id']}", f"{items}?limit=1"]
 
 
-def test_replies_that_nobody_reads_have_one_budget(server: Attacked) -> None:
+def test_replies_that_nobody_reads_have_one_budget(server: AttackedServer) -> None:
     paths = kept(server)
     before = server.memory()
     with ExitStack() as stack, healthy(server):

@@ -13,10 +13,10 @@ from urllib.parse import quote
 import pytest
 
 from dragoman.engines.hf_tokenizer import HfTokenizer
-from tests.attacks.audit import ASKS, STARTS, Audited
+from tests.attacks.audit import ASKS, STARTS, AuditLog
 from tests.attacks.bodies import GENERATING, GOOD, OVER, good
 from tests.attacks.fields import TYPES, readers
-from tests.attacks.frame import LOAD, Attacked, Frame, attacked
+from tests.attacks.frame import LOAD, AttackedServer, Frame, attacked
 from tests.attacks.test_source import TREES
 from tests.support.tokenizers import byte_level, saved
 from tests.support.wait import becomes
@@ -51,12 +51,12 @@ HTML = "<img src=x onerror=alert(1)>"
 
 
 @pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> Audited:
-    return Audited(tmp_path_factory.mktemp("audit") / "log")
+def log(tmp_path_factory: pytest.TempPathFactory) -> AuditLog:
+    return AuditLog(tmp_path_factory.mktemp("audit") / "log")
 
 
 @pytest.fixture(scope="module")
-def watched(log: Audited) -> Iterator[Attacked]:
+def watched(log: AuditLog) -> Iterator[AttackedServer]:
     """A server whose every step outside of itself is written down, from after its first requests on."""
     with attacked(audit=str(log.file), model_alias=[HTML]) as server:
         for route in GOOD:
@@ -68,15 +68,15 @@ def watched(log: Audited) -> Iterator[Attacked]:
         yield server
 
 
-def _is_over(server: Attacked) -> bool:
+def _is_over(server: AttackedServer) -> bool:
     batches = server.client.get("/v1/batches").json()["data"]
-    made = server.client.get("/v1/messages/batches").json()["data"]
-    states = {batch["status"] for batch in batches} | {batch["processing_status"] for batch in made}
+    result = server.client.get("/v1/messages/batches").json()["data"]
+    states = {batch["status"] for batch in batches} | {batch["processing_status"] for batch in result}
     return states <= {"completed", "failed", "cancelled", "ended"}
 
 
 @pytest.mark.parametrize("route", NAMED)
-def test_the_name_of_a_model_is_no_path(watched: Attacked, log: Audited, route: str) -> None:
+def test_the_name_of_a_model_is_no_path(watched: AttackedServer, log: AuditLog, route: str) -> None:
     frame = Frame(watched)
     log.news()
     for name in TRAVERSALS:
@@ -84,7 +84,7 @@ def test_the_name_of_a_model_is_no_path(watched: Attacked, log: Audited, route: 
     assert log.news() == []
 
 
-def test_the_path_of_a_model_is_no_path(watched: Attacked, log: Audited) -> None:
+def test_the_path_of_a_model_is_no_path(watched: AttackedServer, log: AuditLog) -> None:
     log.news()
     for name in TRAVERSALS:
         assert watched.client.get(f"/v1/models/{quote(name, safe='')}").status_code in (400, 404)
@@ -92,7 +92,7 @@ def test_the_path_of_a_model_is_no_path(watched: Attacked, log: Audited) -> None
 
 
 @pytest.mark.parametrize("route", GENERATING)
-def test_the_name_of_an_adapter_is_no_path(watched: Attacked, log: Audited, route: str) -> None:
+def test_the_name_of_an_adapter_is_no_path(watched: AttackedServer, log: AuditLog, route: str) -> None:
     frame = Frame(watched)
     log.news()
     for name in TRAVERSALS:
@@ -101,7 +101,7 @@ def test_the_name_of_an_adapter_is_no_path(watched: Attacked, log: Audited, rout
     assert log.news() == []
 
 
-def test_an_adapter_is_loaded_from_its_folder_only(watched: Attacked, log: Audited) -> None:
+def test_an_adapter_is_loaded_from_its_folder_only(watched: AttackedServer, log: AuditLog) -> None:
     frame = Frame(watched)
     log.news()
     for path in (*TRAVERSALS, "/etc/passwd", "../__init__.py", "/proc/self/mem", "."):
@@ -111,7 +111,9 @@ def test_an_adapter_is_loaded_from_its_folder_only(watched: Attacked, log: Audit
 
 
 @pytest.mark.parametrize("route", [route for route in GOOD if not route.startswith(KEEPING)])
-def test_no_route_starts_a_process_or_asks_anybody(watched: Attacked, log: Audited, route: str) -> None:
+def test_no_route_starts_a_process_or_asks_anybody(
+    watched: AttackedServer, log: AuditLog, route: str
+) -> None:
     log.news()
     watched.send(route, good(route))
     news = log.news()
@@ -135,7 +137,7 @@ STARTERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", STARTERS)
-def test_no_tool_of_a_request_starts_a_process(watched: Attacked, log: Audited, name: str) -> None:
+def test_no_tool_of_a_request_starts_a_process(watched: AttackedServer, log: AuditLog, name: str) -> None:
     frame = Frame(watched)
     log.news()
     tool = {"type": "mcp", "server_label": "a", "require_approval": "never", **STARTERS[name]}
@@ -150,7 +152,7 @@ def test_no_tool_of_a_request_starts_a_process(watched: Attacked, log: Audited, 
      "/update_weights", "/load_weights", "/collective_rpc", "/invocations", "/prompts/test", "/shutdown",
      "/props"],
 )  # fmt: skip
-def test_there_is_no_way_to_load_or_save(watched: Attacked, log: Audited, path: str) -> None:
+def test_there_is_no_way_to_load_or_save(watched: AttackedServer, log: AuditLog, path: str) -> None:
     log.news()
     for method in ("POST", "PUT", "GET", "DELETE"):
         body = {"filename": f"../{CANARY}", "path": f"/tmp/{CANARY}", "model": f"/tmp/{CANARY}"}
@@ -181,14 +183,14 @@ def test_whoever_loads_says_that_no_code_is_to_be_run() -> None:
     ]
     assert len(calls) >= 3
     for name, node in calls:
-        said = {word.arg: ast.unparse(word.value) for word in node.keywords}
-        assert said.get("trust_remote_code") == "False", name
+        fields = {word.arg: ast.unparse(word.value) for word in node.keywords}
+        assert fields.get("trust_remote_code") == "False", name
 
 
 # What a browser makes of a model's name
 
 
-def test_a_name_that_is_markup_stays_a_name(watched: Attacked) -> None:
+def test_a_name_that_is_markup_stays_a_name(watched: AttackedServer) -> None:
     body = {**good("/v1/chat/completions"), "model": HTML}
     replies = [watched.client.get("/v1/models"), watched.client.post("/v1/chat/completions", json=body)]
     replies.append(watched.client.post("/v1/chat/completions", json={**body, "model": HTML + "x"}))
@@ -198,7 +200,7 @@ def test_a_name_that_is_markup_stays_a_name(watched: Attacked) -> None:
         assert reply.headers["x-content-type-options"] == "nosniff"
 
 
-def test_the_page_takes_nothing_for_markup(watched: Attacked) -> None:
+def test_the_page_takes_nothing_for_markup(watched: AttackedServer) -> None:
     page, script = watched.client.get("/docs").text, watched.client.get("/docs.js").text
     assert "onerror" not in page
     for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):

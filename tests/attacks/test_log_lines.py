@@ -55,18 +55,18 @@ def lines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True)
         assert process.stdout is not None
         try:
-            said = ""
-            while not (found := URL.search(said)):
+            text = ""
+            while not (match := URL.search(text)):
                 line = process.stdout.readline()
                 assert line, log.read_text()
-                said += line
-            provoke(found[0])
+                text += line
+            provoke(match[0])
         finally:
             process.terminate()
-            said += process.stdout.read()
+            text += process.stdout.read()
             process.stdout.close()
             process.wait()
-    return said + log.read_text()
+    return text + log.read_text()
 
 
 def provoke(url: str) -> None:
@@ -106,10 +106,10 @@ def provoke(url: str) -> None:
 
 
 def over_socket(url: str) -> None:
-    place = url.replace("http", "ws") + "/v1/responses"
+    param = url.replace("http", "ws") + "/v1/responses"
     with pytest.raises(InvalidStatus):
-        connect(place, additional_headers={"x-api-key": WRONG_KEY})
-    with connect(place, additional_headers={"x-api-key": KEY}) as socket:
+        connect(param, additional_headers={"x-api-key": WRONG_KEY})
+    with connect(param, additional_headers={"x-api-key": KEY}) as socket:
         for message in (
             f'{{"type": "response.create", "input": "{BROKEN}"}}',
             f'{{"type": "{PROMPT}"}}',

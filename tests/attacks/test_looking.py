@@ -10,7 +10,7 @@ import pytest
 
 from tests.attacks.bodies import good
 from tests.attacks.doors import KEY, OTHER_KEY
-from tests.attacks.frame import Attacked, Frame, attacked
+from tests.attacks.frame import AttackedServer, Frame, attacked
 
 CHAT, TOKENIZE = "/v1/chat/completions", "/tokenize"
 LOOKING = 8
@@ -23,18 +23,18 @@ BIG: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def looked_at() -> Iterator[Attacked]:
+def looked_at() -> Iterator[AttackedServer]:
     with attacked(api_key=[KEY, OTHER_KEY], limits={"looking": LOOKING}) as server:
         yield server
 
 
-def asked(server: Attacked, key: str, route: str, body: dict[str, Any]) -> httpx.Response:
+def asked(server: AttackedServer, key: str, route: str, body: dict[str, Any]) -> httpx.Response:
     headers = {"authorization": f"Bearer {key}"}
     return httpx.post(server.url + route, json=body, headers=headers, timeout=120)
 
 
 @contextmanager
-def flooded(server: Attacked, route: str) -> Iterator[list[httpx.Response]]:
+def flooded(server: AttackedServer, route: str) -> Iterator[list[httpx.Response]]:
     """One key asks for more than its share at once; the replies are there when the block is over."""
     replies: list[httpx.Response] = []
     with ThreadPoolExecutor(FLOOD) as pool:
@@ -46,7 +46,7 @@ def flooded(server: Attacked, route: str) -> Iterator[list[httpx.Response]]:
 
 
 @pytest.mark.parametrize("route", BIG)
-def test_a_flood_of_looks_is_refused_and_another_key_answered(looked_at: Attacked, route: str) -> None:
+def test_a_flood_of_looks_is_refused_and_another_key_answered(looked_at: AttackedServer, route: str) -> None:
     constrained = {**good(CHAT), "guided_json": SCHEMA}
     with flooded(looked_at, route) as replies:
         for body in (good(CHAT), constrained):

@@ -14,7 +14,7 @@ import pytest
 
 from tests.attacks.bodies import good
 from tests.attacks.canary import canary
-from tests.attacks.frame import Attacked, attacked, healthy
+from tests.attacks.frame import AttackedServer, attacked, healthy
 from tests.mcp.support import SERVERS
 from tests.mcp.test_stdio import is_running
 from tests.support.parrot import call
@@ -39,20 +39,20 @@ MEMORY_MB = 24
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AttackedServer]:
     names = [*FAULTS, "say", "leave", "link"]
     entry = {"command": sys.executable, "args": [str(SERVERS / "raw.py"), "all", *names]}
     config = tmp_path_factory.mktemp("mcp") / "servers.json"
     config.write_text(json.dumps({"mcpServers": {"raw": entry}}))
-    with attacked(mcp_config=str(config), mcp_allow=["127.0.0.1:*"]) as made:
-        asked(made, CHAT, "say")
-        yield made
+    with attacked(mcp_config=str(config), mcp_allow=["127.0.0.1:*"]) as attacked_server:
+        asked(attacked_server, CHAT, "say")
+        yield attacked_server
 
 
-def asked(server: Attacked, route: str, tool: str, **arguments: Any) -> str:
+def asked(server: AttackedServer, route: str, tool: str, **arguments: Any) -> str:
     """What the model says after its call: what it was told of it."""
-    said = call(tool, **arguments)
-    body = {"messages": [{"role": "user", "content": said}]} if route == CHAT else {"input": said}
+    text = call(tool, **arguments)
+    body = {"messages": [{"role": "user", "content": text}]} if route == CHAT else {"input": text}
     reply = server.send(route, {**body, "tools": [TOOL]})
     assert reply.status == 200, reply.body[:2000]
     return reply.body.decode()
@@ -60,30 +60,30 @@ def asked(server: Attacked, route: str, tool: str, **arguments: Any) -> str:
 
 @pytest.mark.parametrize("route", [CHAT, RESPONSES])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_that_of_one_call(server: Attacked, fault: str, route: str) -> None:
-    arguments, told = FAULTS[fault]
+def test_a_fault_is_that_of_one_call(server: AttackedServer, fault: str, route: str) -> None:
+    arguments, text = FAULTS[fault]
     before = server.memory()
     with healthy(server):
-        assert told in asked(server, route, fault, **arguments)
+        assert text in asked(server, route, fault, **arguments)
         assert "say {}" in asked(server, route, "say")
         assert server.send(CHAT, good(CHAT)).status == 200
     assert server.memory() - before < MEMORY_MB * 2**20
 
 
-def test_children_of_a_server_that_has_left_are_ended(server: Attacked) -> None:
-    said = json.loads(asked(server, CHAT, "leave"))["choices"][0]["message"]["content"]
-    child = int(said.split()[-1])
+def test_children_of_a_server_that_has_left_are_ended(server: AttackedServer) -> None:
+    result = json.loads(asked(server, CHAT, "leave"))["choices"][0]["message"]["content"]
+    child = int(result.split()[-1])
     assert becomes(lambda: not is_running(child))
     assert "say {}" in asked(server, CHAT, "say")
 
 
-def test_an_address_that_a_server_names_is_never_opened(server: Attacked) -> None:
+def test_an_address_that_a_server_names_is_never_opened(server: AttackedServer) -> None:
     with canary() as bird:
         assert "Error" not in asked(server, CHAT, "link", url=bird.url())
         assert not bird.sings
 
 
-def test_nothing_is_kept_of_servers_that_requests_name(server: Attacked) -> None:
+def test_nothing_is_kept_of_servers_that_requests_name(server: AttackedServer) -> None:
     """Every request brings another server, under another name, with another token; none of them is there."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -107,5 +107,5 @@ def test_the_processes_end_with_the_server(tmp_path: Path) -> None:
     entry = {"command": sys.executable, "args": [str(SERVERS / "raw.py"), "all", "say"]}
     (tmp_path / "servers.json").write_text(json.dumps({"mcpServers": {"raw": entry}}))
     with attacked(mcp_config=str(tmp_path / "servers.json")) as server:
-        said = json.loads(asked(server, CHAT, "say"))["choices"][0]["message"]["content"]
-    assert becomes(lambda: not is_running(int(said.split()[-1])))
+        result = json.loads(asked(server, CHAT, "say"))["choices"][0]["message"]["content"]
+    assert becomes(lambda: not is_running(int(result.split()[-1])))

@@ -5,7 +5,7 @@ import pytest
 from dragoman.http.routes.table import ANY_MEDIA, FORMS, POST
 from tests.attacks.bodies import good
 from tests.attacks.doors import CHAT, KEY, ask
-from tests.attacks.frame import Attacked, Frame
+from tests.attacks.frame import AttackedServer, Frame
 from tests.attacks.raw_messages import BODY
 from tests.attacks.raw_socket import held
 
@@ -62,7 +62,7 @@ def test_an_odd_id_is_unknown(frame: Frame, path: str, id_: str) -> None:
 # What is said to browsers and of clients
 
 
-def test_the_page_of_the_docs_fetches_nothing_from_elsewhere(server: Attacked) -> None:
+def test_the_page_of_the_docs_fetches_nothing_from_elsewhere(server: AttackedServer) -> None:
     headers = ask(server, "GET", "/docs").headers
     policy = headers["content-security-policy"]
     assert (
@@ -73,7 +73,7 @@ def test_the_page_of_the_docs_fetches_nothing_from_elsewhere(server: Attacked) -
     assert (headers["x-content-type-options"], headers["referrer-policy"]) == ("nosniff", "no-referrer")
 
 
-def test_answers_for_a_key_are_kept_by_nobody(keyed: Attacked) -> None:
+def test_answers_for_a_key_are_kept_by_nobody(keyed: AttackedServer) -> None:
     headers = {"authorization": f"Bearer {KEY}"}
     for body in (good(CHAT), {**good(CHAT), "stream": True}):
         reply = keyed.client.post(CHAT, json=body, headers=headers)
@@ -81,7 +81,7 @@ def test_answers_for_a_key_are_kept_by_nobody(keyed: Attacked) -> None:
     assert ask(keyed, "GET", "/v1/models").headers["www-authenticate"] == "Bearer"
 
 
-def test_nothing_that_clients_send_makes_a_metric(server: Attacked) -> None:
+def test_nothing_that_clients_send_makes_a_metric(server: AttackedServer) -> None:
     def series() -> set[str]:
         lines = server.client.get("/metrics").text.splitlines()
         return {line.rsplit(" ", 1)[0] for line in lines if not line.startswith("#")}
@@ -100,5 +100,5 @@ def test_nothing_that_clients_send_makes_a_metric(server: Attacked) -> None:
     assert series() == before
 
 
-def test_only_one_port_listens(keyed: Attacked) -> None:
+def test_only_one_port_listens(keyed: AttackedServer) -> None:
     assert len([one for one in held(keyed.process.pid) if one.listens]) == 1

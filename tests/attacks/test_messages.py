@@ -37,10 +37,10 @@ def test_what_was_sealed_for_one_key_says_nothing_to_another() -> None:
         thought, text = send(url, "one", asked(first, thinking=HIDDEN)).json()["content"]
         assert (thought["thinking"], text["text"]) == ("", "Yes.")
         for kind in (thought, {"type": "redacted_thinking", "data": thought["signature"]}):
-            said = {"role": "assistant", "content": [kind, text]}
-            assert send(url, "one", asked(user("hi"), said, user("on"))).status_code == 200
+            fields = {"role": "assistant", "content": [kind, text]}
+            assert send(url, "one", asked(user("hi"), fields, user("on"))).status_code == 200
             assert SECRET in str(messages_of(engine.jobs[-1]))
-            assert send(url, "two", asked(user("hi"), said, user("on"))).status_code == 200
+            assert send(url, "two", asked(user("hi"), fields, user("on"))).status_code == 200
             assert SECRET not in str(messages_of(engine.jobs[-1]))
 
 
@@ -49,11 +49,11 @@ def test_a_signature_is_of_one_text() -> None:
     with background(parrot(), settings) as url:
         first = user(f"<think>\n{SECRET}\n</think>\nYes.")
         thought, text = send(url, "", asked(first)).json()["content"]
-        said = {"role": "assistant", "content": [{**thought, "thinking": "Another."}, text]}
-        assert send(url, "", asked(user("hi"), said, user("on"))).status_code == 400
+        fields = {"role": "assistant", "content": [{**thought, "thinking": "Another."}, text]}
+        assert send(url, "", asked(user("hi"), fields, user("on"))).status_code == 400
         bent = {**thought, "signature": thought["signature"][:-8] + "AAAAAAA="}
-        said = {"role": "assistant", "content": [bent, text]}
-        assert send(url, "", asked(user("hi"), said, user("on"))).status_code == 200
+        fields = {"role": "assistant", "content": [bent, text]}
+        assert send(url, "", asked(user("hi"), fields, user("on"))).status_code == 200
 
 
 @pytest.mark.parametrize("route", [PATH, f"{PATH}/count_tokens"])

@@ -8,7 +8,7 @@ import pytest
 
 from tests.attacks.bodies import SOCKET, good
 from tests.attacks.canary import Canary, canary
-from tests.attacks.frame import Attacked, Frame, attacked, healthy
+from tests.attacks.frame import AttackedServer, Frame, attacked, healthy
 from tests.mcp.support import RawServer, raw_server
 
 WRITTEN = ["127.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "0", "0.0.0.0", "2130706433", "0x7f.1",
@@ -30,19 +30,19 @@ ELSEWHERE = [
 
 @pytest.fixture(scope="module")
 def bird() -> Iterator[Canary]:
-    with canary() as made:
-        yield made
+    with canary() as result:
+        yield result
 
 
 @pytest.fixture(scope="module")
-def open_to_all() -> Iterator[Attacked]:
+def open_to_all() -> Iterator[AttackedServer]:
     """Requests may name any MCP server."""
     with attacked(mcp_allow=["*"]) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def open_to_one() -> Iterator[Attacked]:
+def open_to_one() -> Iterator[AttackedServer]:
     """Requests may name MCP servers at one address, which was named itself; and the server has a key."""
     with attacked(mcp_allow=["127.0.0.1:*"], key=KEY) as server:
         yield server
@@ -174,7 +174,7 @@ def test_no_mcp_server_is_asked_that_nobody_allows(frame: Frame, bird: Canary, r
 
 @pytest.mark.parametrize("host", [*WRITTEN, *ELSEWHERE])
 def test_whoever_allows_all_does_not_allow_his_own_network(
-    open_to_all: Attacked, bird: Canary, host: str
+    open_to_all: AttackedServer, bird: Canary, host: str
 ) -> None:
     reply = open_to_all.client.post("/v1/responses", json={"input": "hi", "tools": [tool(bird.url(host))]})
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "mcp_server_not_allowed")
@@ -182,7 +182,9 @@ def test_whoever_allows_all_does_not_allow_his_own_network(
 
 
 @pytest.mark.parametrize("host", NAMES)
-def test_a_name_of_his_own_network_is_no_public_one(open_to_all: Attacked, bird: Canary, host: str) -> None:
+def test_a_name_of_his_own_network_is_no_public_one(
+    open_to_all: AttackedServer, bird: Canary, host: str
+) -> None:
     with healthy(open_to_all):
         reply = open_to_all.client.post(
             "/v1/responses", json={"input": "hi", "tools": [tool(bird.url(host))]}
@@ -195,14 +197,14 @@ def test_a_name_of_his_own_network_is_no_public_one(open_to_all: Attacked, bird:
 
 @pytest.fixture
 def tools() -> Iterator[RawServer]:
-    with raw_server() as made:
-        yield made
+    with raw_server() as server:
+        yield server
 
 
 @pytest.mark.parametrize("code", [302, 307])
 @pytest.mark.parametrize("where", ["another port", "another name"])
 def test_a_redirect_leads_nowhere_and_takes_no_token_along(
-    open_to_one: Attacked, tools: RawServer, bird: Canary, code: int, where: str
+    open_to_one: AttackedServer, tools: RawServer, bird: Canary, code: int, where: str
 ) -> None:
     away = bird.url() if where == "another port" else tools.url.replace("127.0.0.1", "localhost")
     tools.refuses_all, tools.refusal_headers = code, {"location": away}
@@ -214,7 +216,7 @@ def test_a_redirect_leads_nowhere_and_takes_no_token_along(
     assert all(heard["host"].startswith("127.0.0.1") for heard in tools.headers)
 
 
-def test_the_key_of_the_client_is_for_us_alone(open_to_one: Attacked, tools: RawServer) -> None:
+def test_the_key_of_the_client_is_for_us_alone(open_to_one: AttackedServer, tools: RawServer) -> None:
     for more in ({}, {"authorization": "a-token-for-raw"}):
         body = {"input": "hi", "tools": [tool(tools.url, **more)]}
         assert open_to_one.client.post("/v1/responses", json=body).status_code == 200

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.attacks.bodies import CHATTING, GENERATING, changed, good
-from tests.attacks.frame import Attacked, Frame, attacked
+from tests.attacks.frame import AttackedServer, Frame, attacked
 
 SIZE = 259
 """Of the vocabulary: 256 bytes and three special tokens."""
@@ -27,11 +27,11 @@ PLACES: dict[str, tuple[tuple[str, ...], str, Any]] = {
 
 @pytest.mark.parametrize("name", PLACES)
 def test_an_id_that_there_is_not_is_refused(frame: Frame, name: str) -> None:
-    routes, place, value = PLACES[name]
+    routes, param, value = PLACES[name]
     for route in routes:
         for id_ in BEYOND:
-            error = frame.refused(route, changed(route, place, value(id_)), status=(400,))
-            assert (error["param"] or "").startswith(place), error
+            error = frame.refused(route, changed(route, param, value(id_)), status=(400,))
+            assert (error["param"] or "").startswith(param), error
             assert error["code"] == "invalid_token_id"
 
 
@@ -48,12 +48,12 @@ def test_a_stream_beside_the_attacks_is_the_same_to_the_byte() -> None:
         stream.start()
         frame = Frame(server)
         while stream.is_alive():
-            for routes, place, value in PLACES.values():
-                frame.refused(routes[0], changed(routes[0], place, value(SIZE)), status=(400,))
+            for routes, param, value in PLACES.values():
+                frame.refused(routes[0], changed(routes[0], param, value(SIZE)), status=(400,))
         assert beside == [alone]
 
 
-def streamed(server: Attacked) -> list[Any]:
+def streamed(server: AttackedServer) -> list[Any]:
     """The choices of all chunks of one stream."""
     body = {"messages": [{"role": "user", "content": "abc " * 100}], "stream": True, "return_token_ids": True}
     with server.client.stream("POST", "/v1/chat/completions", json=body) as reply:
@@ -95,5 +95,5 @@ def test_no_variable_of_a_template_is_one_of_its_own(frame: Frame, name: str) ->
 
 
 @pytest.mark.parametrize("path", ["/v1/derender", "/derender", "/v1/completions/derender"])
-def test_nothing_decodes_outputs_that_a_client_made(server: Attacked, path: str) -> None:
+def test_nothing_decodes_outputs_that_a_client_made(server: AttackedServer, path: str) -> None:
     assert server.client.post(path, json={}).status_code in (404, 405)

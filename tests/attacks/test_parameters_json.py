@@ -41,8 +41,8 @@ def with_value(route: str, raw: str) -> bytes:
     """The good body with a piece of JSON as the first of its values."""
     name, value = next(iter(GOOD[route].items()))
     rest = json.dumps({**good(route), name: "@"})
-    place = "[@]" if isinstance(value, list) else "@"
-    return rest.replace('"@"', place.replace("@", raw), 1).encode("utf-8", "surrogateescape")
+    param = "[@]" if isinstance(value, list) else "@"
+    return rest.replace('"@"', param.replace("@", raw), 1).encode("utf-8", "surrogateescape")
 
 
 @pytest.mark.parametrize("name", VALUES)

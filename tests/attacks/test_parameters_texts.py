@@ -8,7 +8,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.attacks.bodies import GENERATING, good
-from tests.attacks.frame import Attacked, Frame, Reply, check
+from tests.attacks.frame import AttackedServer, Frame, Reply, check
 
 IDS = (
     "' OR '1'='1",
@@ -46,21 +46,21 @@ LINES = (
 
 
 @pytest.mark.parametrize("route", STORED)
-def test_an_id_is_a_name_and_nothing_else(server: Attacked, route: str) -> None:
+def test_an_id_is_a_name_and_nothing_else(server: AttackedServer, route: str) -> None:
     for id_ in IDS:
         path = route.replace("{id}", quote(id_, safe=""))
         for method in ("GET", "DELETE"):
-            found = server.client.request(method, path)
-            check(Reply(found.status_code, found.content))
-            assert found.status_code in (400, 404, 405), (path, found.text)
+            reply = server.client.request(method, path)
+            check(Reply(reply.status_code, reply.content))
+            assert reply.status_code in (400, 404, 405), (path, reply.text)
 
 
-def test_pages_and_filters_take_such_names_too(server: Attacked) -> None:
+def test_pages_and_filters_take_such_names_too(server: AttackedServer) -> None:
     for id_ in IDS:
         query: dict[str, Any] = {"after": id_, "model": id_, f"metadata[{id_[:60]}]": id_[:500]}
         for name, value in query.items():
-            found = server.client.get("/v1/chat/completions", params={name: value})
-            check(Reply(found.status_code, found.content))
+            reply = server.client.get("/v1/chat/completions", params={name: value})
+            check(Reply(reply.status_code, reply.content))
 
 
 @pytest.mark.parametrize("route", GENERATING)
@@ -81,7 +81,7 @@ def test_no_text_can_end_an_event_or_begin_one(frame: Frame, text: str) -> None:
     assert "".join(c["delta"].get("content") or "" for each in choices for c in each) == f"<{text}>"
 
 
-def test_clients_may_give_their_requests_the_same_id(server: Attacked) -> None:
+def test_clients_may_give_their_requests_the_same_id(server: AttackedServer) -> None:
     def ask(number: int) -> str:
         body = {
             "messages": [{"role": "user", "content": f"word {number}"}],

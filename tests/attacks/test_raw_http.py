@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import h11
 import pytest
 
-from tests.attacks.frame import Attacked, Reply, attacked, check
+from tests.attacks.frame import AttackedServer, Reply, attacked, check
 from tests.attacks.raw_messages import BODY, HOST, SMUGGLED, chunked, corpus, get, post
 from tests.attacks.raw_socket import Raw, place, replies
 
@@ -18,14 +18,14 @@ KB = 1024
 
 
 @pytest.fixture(scope="module")
-def strict() -> Iterator[Attacked]:
+def strict() -> Iterator[AttackedServer]:
     """A server that waits for the rest of a message for a moment only."""
     with attacked(header_timeout=PATIENCE_S, body_timeout=PATIENCE_S, idle_timeout=PATIENCE_S) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def answered(strict: Attacked) -> dict[str, list[Reply]]:
+def answered(strict: AttackedServer) -> dict[str, list[Reply]]:
     """The replies to every message of the corpus, all that came until the server closed the connection."""
     return asyncio.run(answered_by(strict.url))
 
@@ -37,9 +37,9 @@ async def answered_by(url: str) -> dict[str, list[Reply]]:
         async with room:
             reader, writer = await asyncio.open_connection(*place(url))
             writer.write(message)
-            said = await asyncio.wait_for(reader.read(), 60)
+            data = await asyncio.wait_for(reader.read(), 60)
             writer.close()
-            return replies(said)
+            return replies(data)
 
     every = await asyncio.gather(*(one(message) for message in CORPUS.values()))
     return dict(zip(CORPUS, every, strict=True))
@@ -49,19 +49,19 @@ def by_h11(data: bytes) -> int:
     """The requests that another parser finds in the same bytes, up to where it gives up."""
     parser = h11.Connection(h11.SERVER)
     parser.receive_data(data)
-    found = 0
+    number = 0
     try:
         while True:
             event = parser.next_event()
             if event in (h11.NEED_DATA, h11.PAUSED) or isinstance(event, h11.ConnectionClosed):
-                return found
+                return number
             if isinstance(event, h11.EndOfMessage):
-                found += 1
+                number += 1
                 parser.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
                 parser.send(h11.EndOfMessage())
                 parser.start_next_cycle()
     except (h11.RemoteProtocolError, h11.LocalProtocolError):
-        return found
+        return number
 
 
 def test_the_corpus_is_large() -> None:
@@ -96,7 +96,7 @@ def test_nearly_all_of_it_is_refused(answered: dict[str, list[Reply]]) -> None:
     ],
     ids=["two requests", "an empty line first", "spaces", "length", "chunk and trailer", "chunks"],
 )
-def test_a_good_message_is_answered(strict: Attacked, good: bytes, count: int) -> None:
+def test_a_good_message_is_answered(strict: AttackedServer, good: bytes, count: int) -> None:
     """Otherwise the corpus would show nothing."""
     with Raw(strict.url) as raw:
         raw.send(good)
@@ -104,7 +104,7 @@ def test_a_good_message_is_answered(strict: Attacked, good: bytes, count: int) -
 
 
 @pytest.mark.parametrize("size", [1, 7])
-def test_the_pieces_in_which_it_comes_change_nothing(strict: Attacked, size: int) -> None:
+def test_the_pieces_in_which_it_comes_change_nothing(strict: AttackedServer, size: int) -> None:
     good = post(b"Content-Length: %d\r\n" % len(BODY), BODY)
     bad = get(line=b"GET  /health HTTP/1.1\r\n")
     with Raw(strict.url) as raw:
@@ -117,7 +117,7 @@ def test_the_pieces_in_which_it_comes_change_nothing(strict: Attacked, size: int
 @pytest.mark.parametrize(
     "trailer", [b"Host: a.example", b"Authorization: Bearer x", b"Content-Encoding: gzip"]
 )
-def test_a_trailer_does_not_pass_for_a_header(strict: Attacked, trailer: bytes) -> None:
+def test_a_trailer_does_not_pass_for_a_header(strict: AttackedServer, trailer: bytes) -> None:
     with Raw(strict.url) as raw:
         raw.send(chunked(b"10\r\n" + BODY + b"\r\n0\r\n" + trailer + b"\r\n\r\n"))
         assert raw.replies(1)[0].status == 200
@@ -136,35 +136,35 @@ def test_a_trailer_does_not_pass_for_a_header(strict: Attacked, trailer: bytes) 
     ],
     ids=["header", "headers", "count", "path", "endless path", "trailer", "chunk extension"],
 )
-def test_a_giant_head_is_431(strict: Attacked, head: bytes) -> None:
+def test_a_giant_head_is_431(strict: AttackedServer, head: bytes) -> None:
     with Raw(strict.url) as raw:
         raw.send(head + SMUGGLED)
         (reply,) = raw.replies()
     assert (reply.status, reply.error["code"]) == (431, "head_too_large")
 
 
-def test_a_head_within_its_limit_is_read(strict: Attacked) -> None:
+def test_a_head_within_its_limit_is_read(strict: AttackedServer) -> None:
     with Raw(strict.url) as raw:
         raw.send(get(headers=HOST + b"X: %s\r\n" % (b"a" * KB) * 60))
         assert raw.replies(1)[0].status == 200
 
 
-def test_a_body_in_very_many_pieces_is_refused(strict: Attacked) -> None:
+def test_a_body_in_very_many_pieces_is_refused(strict: AttackedServer) -> None:
     with Raw(strict.url) as raw:
         raw.send(chunked(b"1\r\n \r\n" * 70_000))
         (reply,) = raw.replies()
     assert (reply.status, reply.error["code"]) == (413, "body_too_large")
 
 
-def test_requests_may_not_pile_up_on_a_connection(strict: Attacked) -> None:
+def test_requests_may_not_pile_up_on_a_connection(strict: AttackedServer) -> None:
     with Raw(strict.url) as raw:
         raw.send(get() * 1000)
-        found = raw.replies()
-    assert 1 <= len(found) < 100
-    assert {reply.status for reply in found} == {200}
+        result = raw.replies()
+    assert 1 <= len(result) < 100
+    assert {reply.status for reply in result} == {200}
 
 
-def test_another_protocol_is_not_spoken(strict: Attacked) -> None:
+def test_another_protocol_is_not_spoken(strict: AttackedServer) -> None:
     """The request is answered as it is, and what follows is not read."""
     with Raw(strict.url) as raw:
         raw.send(get(headers=HOST + b"Connection: Upgrade\r\nUpgrade: h2c\r\n") + SMUGGLED)

@@ -29,10 +29,10 @@ def test_what_was_acknowledged_survives_kills_of_the_server(tmp_path: Path) -> N
 def test_a_lost_answer_would_be_noticed(tmp_path: Path) -> None:
     """Otherwise the test above would show nothing."""
     with attacked(store="sqlite", data_dir=str(tmp_path)) as server:
-        seen = kills.Seen()
+        seen = kills.Observations()
         kills.compare(server, {"/v1/responses/resp_none": "text"}, seen)
-        made = server.client.post("/v1/responses", json={"input": "one"}).json()
-        kills.compare(server, {f"/v1/responses/{made['id']}": "other"}, seen)
+        body = server.client.post("/v1/responses", json={"input": "one"}).json()
+        kills.compare(server, {f"/v1/responses/{body['id']}": "other"}, seen)
     assert (seen.lost, seen.torn) == (1, 1)
 
 

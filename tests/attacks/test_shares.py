@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.attacks.frame import Attacked, attacked
+from tests.attacks.frame import AttackedServer, attacked
 
 GREEDY, MODEST = "sk-greedy", "sk-modest"
 CHAT = "/v1/chat/completions"
@@ -15,14 +15,14 @@ PATIENCE_S = 30.0
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Attacked]:
+def server() -> Iterator[AttackedServer]:
     limits = {"in_flight": 4}
     keys = [GREEDY, MODEST]
     with attacked(interval=0.002, api_key=keys, limits=limits, store_max_bytes=1024 * 1024) as started:
         yield started
 
 
-def client(server: Attacked, key: str) -> httpx.AsyncClient:
+def client(server: AttackedServer, key: str) -> httpx.AsyncClient:
     headers = {"authorization": f"Bearer {key}"}
     return httpx.AsyncClient(base_url=server.url, headers=headers, timeout=60, verify=False)
 
@@ -32,7 +32,9 @@ def asked(text: str, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("fields", [{"priority": -(2**31)}, {"n": 256}, {"n": 64, "priority": -9}])
-def test_no_priority_and_no_n_keeps_another_key_waiting(server: Attacked, fields: dict[str, int]) -> None:
+def test_no_priority_and_no_n_keeps_another_key_waiting(
+    server: AttackedServer, fields: dict[str, int]
+) -> None:
     async def scenario() -> None:
         async with client(server, GREEDY) as greedy, client(server, MODEST) as modest:
             body = asked("a long answer, " * 8, **fields)
@@ -49,7 +51,7 @@ def test_no_priority_and_no_n_keeps_another_key_waiting(server: Attacked, fields
     asyncio.run(scenario())
 
 
-def test_what_one_key_stores_does_not_push_out_what_another_has(server: Attacked) -> None:
+def test_what_one_key_stores_does_not_push_out_what_another_has(server: AttackedServer) -> None:
     def said(size: int) -> dict[str, Any]:
         return {"items": [{"type": "message", "role": "user", "content": "x" * size}]}
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.attacks.frame import Attacked, Frame, attacked, healthy
+from tests.attacks.frame import AttackedServer, Frame, attacked, healthy
 from tests.attacks.hostile_files import DOCUMENTS, GIFTS, SOUNDS
 from tests.media.samples import picture, sound
 from tests.support.parrot import NAME
@@ -19,16 +19,16 @@ Body = Callable[[str], tuple[str, dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Attacked]:
+def server() -> Iterator[AttackedServer]:
     """Its model sees and hears: all that comes is decoded, by the real libraries."""
-    with attacked(sees=True, context=1_000_000, allow_media_host=["*"]) as made:
+    with attacked(sees=True, context=1_000_000, allow_media_host=["*"]) as attacked_server:
         for name, data in (("chat image", RED), ("chat audio", sound("wav"))):
             route, body = FIELDS[name](b64encode(data).decode())
-            assert made.send(route, body).status == 200
-        before = made.state()
-        with healthy(made):
-            yield made
-        after = made.state()
+            assert attacked_server.send(route, body).status == 200
+        before = attacked_server.state()
+        with healthy(attacked_server):
+            yield attacked_server
+        after = attacked_server.state()
         assert after.memory - before.memory < LEFT_MB << 20
         assert after.live == 0
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.attacks.bodies import good
-from tests.attacks.frame import Attacked, attacked, healthy
+from tests.attacks.frame import AttackedServer, attacked, healthy
 from tests.attacks.raw_messages import BODY, HOST, JSON, PATH, get, post
 from tests.attacks.raw_socket import Raw, held
 from tests.support.wait import becomes
@@ -22,7 +22,7 @@ CHAT = "/v1/chat/completions"
 
 
 @pytest.fixture(scope="module")
-def hasty() -> Iterator[Attacked]:
+def hasty() -> Iterator[AttackedServer]:
     with attacked(
         header_timeout=SOON_S,
         body_timeout=SOON_S,
@@ -58,14 +58,14 @@ def dribbled(raw: Raw, data: bytes = b"a") -> None:
     [b"G", b"GET /health HTTP/1.1\r\n", b"GET /health HTTP/1.1\r\n" + HOST, get() + b"GET"],
     ids=["a letter", "a line", "a header", "a second one"],
 )
-def test_a_head_that_does_not_come_is_given_up(hasty: Attacked, begun: bytes) -> None:
+def test_a_head_that_does_not_come_is_given_up(hasty: AttackedServer, begun: bytes) -> None:
     with healthy(hasty), Raw(hasty.url) as raw:
         raw.send(begun)
         last = raw.replies()[-1]
     assert (last.status, last.error["code"]) == (408, "request_timeout")
 
 
-def test_a_head_that_comes_in_drops_is_given_up(hasty: Attacked) -> None:
+def test_a_head_that_comes_in_drops_is_given_up(hasty: AttackedServer) -> None:
     with Raw(hasty.url) as raw:
         raw.send(b"GET /health HTTP/1.1\r\nX: ")
         dribbled(raw)
@@ -74,14 +74,14 @@ def test_a_head_that_comes_in_drops_is_given_up(hasty: Attacked) -> None:
 
 
 @pytest.mark.parametrize("noise", [b"", b"\r\n", b"\r"])
-def test_a_connection_on_which_nobody_asks_is_closed(hasty: Attacked, noise: bytes) -> None:
+def test_a_connection_on_which_nobody_asks_is_closed(hasty: AttackedServer, noise: bytes) -> None:
     with Raw(hasty.url) as raw:
         if noise:
             dribbled(raw, noise)
         assert raw.rest() == b""
 
 
-def test_a_connection_is_kept_for_a_while_only(hasty: Attacked) -> None:
+def test_a_connection_is_kept_for_a_while_only(hasty: AttackedServer) -> None:
     with Raw(hasty.url) as raw:
         raw.send(get())
         assert [reply.status for reply in raw.replies()] == [200]
@@ -97,14 +97,14 @@ def test_a_connection_is_kept_for_a_while_only(hasty: Attacked) -> None:
     ],
     ids=["some of it", "none", "a chunk", "a trailer"],
 )
-def test_a_body_that_does_not_come_is_given_up(hasty: Attacked, begun: bytes) -> None:
+def test_a_body_that_does_not_come_is_given_up(hasty: AttackedServer, begun: bytes) -> None:
     with healthy(hasty), Raw(hasty.url) as raw:
         raw.send(begun)
         (reply,) = raw.replies()
     assert (reply.status, reply.error["code"]) == (408, "request_timeout")
 
 
-def test_a_body_that_comes_in_drops_is_given_up(hasty: Attacked) -> None:
+def test_a_body_that_comes_in_drops_is_given_up(hasty: AttackedServer) -> None:
     with Raw(hasty.url) as raw:
         raw.send(post(b"Content-Length: 100000\r\n", b"{"))
         dribbled(raw, b" ")
@@ -112,7 +112,7 @@ def test_a_body_that_comes_in_drops_is_given_up(hasty: Attacked) -> None:
         assert [reply.status for reply in raw.replies()] == [408]
 
 
-def test_a_body_that_nobody_reads_is_not_waited_for(hasty: Attacked) -> None:
+def test_a_body_that_nobody_reads_is_not_waited_for(hasty: AttackedServer) -> None:
     """The answer is there long before."""
     with Raw(hasty.url) as raw:
         raw.send(b"POST /nowhere HTTP/1.1\r\n" + HOST + JSON + b"Content-Length: 100000\r\n\r\n")
@@ -122,7 +122,7 @@ def test_a_body_that_nobody_reads_is_not_waited_for(hasty: Attacked) -> None:
 
 
 @pytest.mark.parametrize("path", [PATH, b"/nowhere", b"/health"])
-def test_an_endless_body_is_cut(hasty: Attacked, path: bytes) -> None:
+def test_an_endless_body_is_cut(hasty: AttackedServer, path: bytes) -> None:
     """Only so much of it fits into what two systems keep for a connection."""
     before = hasty.memory()
     head = b"POST " + path + b" HTTP/1.1\r\n" + HOST + JSON + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -139,7 +139,7 @@ def test_an_endless_body_is_cut(hasty: Attacked, path: bytes) -> None:
     assert hasty.memory() - before < 4 * CAP
 
 
-def test_a_long_body_is_refused_by_its_length(hasty: Attacked) -> None:
+def test_a_long_body_is_refused_by_its_length(hasty: AttackedServer) -> None:
     with Raw(hasty.url) as raw:
         raw.send(post(b"Content-Length: %d\r\n" % 2**60))
         (reply,) = raw.replies()
@@ -151,7 +151,7 @@ def test_a_long_body_is_refused_by_its_length(hasty: Attacked) -> None:
     [{**LONG, "stream": True}, {**LONG, "logprobs": True, "top_logprobs": 20}],
     ids=["a stream", "a whole answer"],
 )
-def test_a_client_that_reads_nothing_is_cut_off(hasty: Attacked, body: dict[str, Any]) -> None:
+def test_a_client_that_reads_nothing_is_cut_off(hasty: AttackedServer, body: dict[str, Any]) -> None:
     with Raw(hasty.url, receive_bytes=4096) as raw:
         own = raw.socket.getsockname()[1]
         raw.send(request(CHAT, body))
@@ -177,14 +177,14 @@ def test_one_connection_too_many_is_told_so() -> None:
             held[-1].send(request(CHAT, {**LONG, "n": 1}))
             assert becomes(lambda: server.state().live == len(held))
         with Raw(server.url) as late:
-            said = late.rest()
-        assert said.startswith(b"HTTP/1.1 503") and b"retry-after: " in said.lower()
+            data = late.rest()
+        assert data.startswith(b"HTTP/1.1 503") and b"retry-after: " in data.lower()
         for raw in held:
             raw.socket.close()
         assert becomes(lambda: server.client.get("/health").status_code == 200)
 
 
-def test_an_upload_that_was_refused_is_told_why(hasty: Attacked) -> None:
+def test_an_upload_that_was_refused_is_told_why(hasty: AttackedServer) -> None:
     """Its client is still sending: closing at once would take the answer from it."""
     reply = hasty.client.post(CHAT, content=b" " * (4 * CAP), headers={"content-type": "application/json"})
     assert reply.status_code == 413

@@ -24,11 +24,11 @@ STOPS: dict[str, tuple[str | list[str], str]] = {
 @pytest.mark.parametrize("logprobs", [None, 0, 5])
 def test_every_stop_with_all_that_is_told_of_tokens(frame: Frame, name: str, logprobs: int | None) -> None:
     stop, left = STOPS[name]
-    told: dict[str, Any] = {} if logprobs is None else {"logprobs": True, "top_logprobs": logprobs}
+    fields: dict[str, Any] = {} if logprobs is None else {"logprobs": True, "top_logprobs": logprobs}
     for n, kept in product((1, 3), (False, True)):
         more = {"n": n, "stop": stop, "max_tokens": 20, "return_token_ids": kept}
         chat = frame.sent(
-            "/v1/chat/completions", {"messages": [{"role": "user", "content": ANSWER}], **told, **more}
+            "/v1/chat/completions", {"messages": [{"role": "user", "content": ANSWER}], **fields, **more}
         )
         completion = frame.sent("/v1/completions", {"prompt": ANSWER, "logprobs": logprobs, **more})
         assert (chat.status, completion.status) == (200, 200)

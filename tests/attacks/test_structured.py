@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.attacks.bodies import GENERATING, changed, good
-from tests.attacks.frame import Attacked, Frame, attacked, check
+from tests.attacks.frame import AttackedServer, Frame, attacked, check
 
 MEMORY_MB = 64
 """Grammars are kept for who asks for them again, up to a limit."""
@@ -124,14 +124,14 @@ def test_no_schema_leaves_anything_on_disk_or_much_in_memory(tmp_path: Path) -> 
         assert (written(server), list(tmp_path.rglob("*"))) == (files, [])
 
 
-def ask(server: Attacked, number: int) -> None:
+def ask(server: AttackedServer, number: int) -> None:
     schema = {"type": "object", "properties": {f"p{number}": {"type": "string"}}}
     reply = server.send(CHAT, {**good(CHAT), "guided_json": schema})
     check(reply)
     assert json.loads(reply.body)["object"] == "chat.completion"
 
 
-def written(server: Attacked) -> set[str]:
+def written(server: AttackedServer) -> set[str]:
     """The files that the server has open."""
     folder = f"/proc/{server.process.pid}/fd"
     links = {os.readlink(f"{folder}/{name}") for name in os.listdir(folder)}

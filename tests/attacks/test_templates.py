@@ -15,14 +15,14 @@ from packaging.requirements import Requirement
 
 from dragoman.engines.hf_tokenizer import HfTokenizer, card_of
 from dragoman.engines.local import LocalEngine, LocalOptions
-from dragoman.errors import EndlessTemplate, TemplateError
-from dragoman.http.host import Host
-from dragoman.prompt import ChatTemplate, Prompter
+from dragoman.errors import TemplateBudgetExceeded, TemplateError
+from dragoman.http.app_state import AppState
+from dragoman.prompt import ChatTemplate, PromptBuilder
 from dragoman.settings import Settings
 from tests.attacks.bodies import SOCKET, changed, good
 from tests.attacks.fields import TYPES
-from tests.attacks.frame import ROOT, Attacked, Frame, attacked, healthy
-from tests.prompt.test_budget import GIANTS, LOOPS
+from tests.attacks.frame import ROOT, AttackedServer, Frame, attacked, healthy
+from tests.prompt.test_render_budget import GIANTS, LOOPS
 from tests.prompt.test_sandbox import ESCAPES
 from tests.support.parrot import TEMPLATE, parrot
 from tests.support.tiny_gguf import write_tiny
@@ -55,44 +55,44 @@ MESSAGES = {
 
 
 @pytest.fixture(scope="module")
-def tricked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
+def tricked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AttackedServer]:
     """Its template does what the last message says, and is a good one otherwise."""
     cases = "".join(
         f"{{% elif said == '{name}' %}}{source}" for name, source in (BRANCHES | RUNAWAYS).items()
     )
     file = tmp_path_factory.mktemp("model") / "template.jinja"
-    said = "{%- set said = messages[-1].content %}{%- if said == '' %}"
-    file.write_text(f"{said}{cases}{{%- else %}}{TEMPLATE}{{%- endif %}}")
+    text = "{%- set said = messages[-1].content %}{%- if said == '' %}"
+    file.write_text(f"{text}{cases}{{%- else %}}{TEMPLATE}{{%- endif %}}")
     with attacked(chat_template=str(file)) as server:
         yield server
 
 
-def test_every_route_that_renders_is_attacked(tricked: Attacked) -> None:
-    for route, place in MESSAGES.items():
-        assert tricked.send(route, changed(route, place, "hello")).status == 200
+def test_every_route_that_renders_is_attacked(tricked: AttackedServer) -> None:
+    for route, param in MESSAGES.items():
+        assert tricked.send(route, changed(route, param, "hello")).status == 200
 
 
 @pytest.mark.parametrize("name", BRANCHES)
-def test_an_escape_is_an_error_on_every_route(tricked: Attacked, name: str) -> None:
+def test_an_escape_is_an_error_on_every_route(tricked: AttackedServer, name: str) -> None:
     frame = Frame(tricked)
-    for route, place in MESSAGES.items():
-        error = frame.refused(route, changed(route, place, name), status=(400,))
+    for route, param in MESSAGES.items():
+        error = frame.refused(route, changed(route, param, name), status=(400,))
         assert error["code"] == "template_error"
         assert "class" not in error["message"]
     frame.over()
 
 
 @pytest.mark.parametrize("name", ["giant", "growing"])
-def test_a_runaway_is_stopped_on_every_route(tricked: Attacked, name: str) -> None:
+def test_a_runaway_is_stopped_on_every_route(tricked: AttackedServer, name: str) -> None:
     frame, before = Frame(tricked), tricked.memory()
-    for route, place in MESSAGES.items():
-        error = frame.refused(route, changed(route, place, name), status=(400,))
+    for route, param in MESSAGES.items():
+        error = frame.refused(route, changed(route, param, name), status=(400,))
         assert "stopped" in error["message"]
     frame.over()
     assert tricked.memory() - before < 64 * 2**20
 
 
-def test_beside_a_runaway_the_others_go_on(tricked: Attacked) -> None:
+def test_beside_a_runaway_the_others_go_on(tricked: AttackedServer) -> None:
     loop = changed("/v1/chat/completions", "messages[0].content", "loop")
     with healthy(tricked):
         Frame(tricked).refused("/v1/chat/completions", loop, status=(400,))
@@ -102,12 +102,12 @@ def test_beside_a_runaway_the_others_go_on(tricked: Attacked) -> None:
 
 def test_once_a_template_ran_away_none_is_rendered_in_the_event_loop() -> None:
     def runs_away() -> None:
-        raise EndlessTemplate("Rendering was stopped.")
+        raise TemplateBudgetExceeded("Rendering was stopped.")
 
     async def threads() -> tuple[int, int]:
-        host = Host(parrot(), Settings(store="none"))
+        host = AppState(parrot(), Settings(store="none"))
         before = await host.workers.run("", 0, threading.get_ident)
-        with pytest.raises(EndlessTemplate):
+        with pytest.raises(TemplateBudgetExceeded):
             await host.workers.run("", 0, runs_away)
         return before, await host.workers.run("", 0, threading.get_ident)
 
@@ -124,7 +124,7 @@ def test_a_template_in_a_tokenizer_configuration_is_refused(tmp_path: Path, sour
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": source}))
     tokenizer = HfTokenizer(tmp_path)
     with pytest.raises(TemplateError):
-        Prompter(card_of(tokenizer, name="model", max_model_len=128), tokenizer)
+        PromptBuilder(card_of(tokenizer, name="model", max_model_len=128), tokenizer)
 
 
 @pytest.mark.parametrize("source", [one for one in ESCAPES if not compiles(one)])
@@ -132,7 +132,7 @@ def test_a_template_in_a_gguf_file_is_refused(tmp_path: Path, source: str) -> No
     options = LocalOptions(slots=1, context=64, threads=1)
     engine = LocalEngine.open(write_tiny(tmp_path / "model.gguf", source), options)
     with pytest.raises(TemplateError):
-        Prompter(engine.card, engine.tokenizer)
+        PromptBuilder(engine.card, engine.tokenizer)
 
 
 @pytest.mark.parametrize("source", [ESCAPES[4], GIANTS[0]], ids=["escape", "giant"])
@@ -179,8 +179,8 @@ def test_a_template_that_is_looked_at_reaches_nothing(frame: Frame, source: str)
     before = frame.server.memory()
     with healthy(frame.server):
         reply = frame.sent("/parse", {"text": "hi", "template": source})
-    told = json.loads(reply.body)
-    assert reply.status == 200 and told["template_error"] and told["prompt"] is None
+    result = json.loads(reply.body)
+    assert reply.status == 200 and result["template_error"] and result["prompt"] is None
     assert b"uid=" not in reply.body
     assert frame.server.memory() - before < 16 * 2**20
 
@@ -189,7 +189,7 @@ def test_a_template_that_is_looked_at_can_open_nothing() -> None:
     """Even if it could name what Python has."""
     attempt = (
         "import socket, os\n"
-        "from dragoman.prompt import look; look._bound()\n"
+        "from dragoman.prompt import answer_inspection; answer_inspection._bound()\n"
         "for act in (lambda: open('/etc/passwd'), socket.socket, lambda: os.memfd_create('a')):\n"
         "    try: act()\n"
         "    except OSError: continue\n"

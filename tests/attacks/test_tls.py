@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from tests.attacks.doors import KEY
-from tests.attacks.frame import Attacked, attacked, healthy
+from tests.attacks.frame import AttackedServer, attacked, healthy
 from tests.support.certificate import make_certificate
 from tests.support.wait import becomes
 
@@ -18,19 +18,19 @@ HALF_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
 
 
 @pytest.fixture(scope="module")
-def sealed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
+def sealed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AttackedServer]:
     cert, key = make_certificate(tmp_path_factory.mktemp("tls"))
     limits = {"connections": MOST}
     with attacked(KEY, tls_cert=cert, tls_key=key, header_timeout=SOON_S, limits=limits) as server:
         yield server
 
 
-def place(server: Attacked) -> tuple[str, int]:
+def place(server: AttackedServer) -> tuple[str, int]:
     host, _, port = server.url.removeprefix("https://").partition(":")
     return host, int(port)
 
 
-def came(server: Attacked) -> socket.socket:
+def came(server: AttackedServer) -> socket.socket:
     return socket.create_connection(place(server), timeout=60)
 
 
@@ -45,7 +45,7 @@ def over(raw: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize("first", [b"", b"\x16", HALF_HELLO, b"GET / HTTP/1.1\r\n"], ids=repr)
-def test_a_crowd_that_never_ends_its_handshake_keeps_nobody_out(sealed: Attacked, first: bytes) -> None:
+def test_a_crowd_that_never_ends_its_handshake_keeps_nobody_out(sealed: AttackedServer, first: bytes) -> None:
     with ExitStack() as crowd, healthy(sealed) as answered:
         for _ in range(4 * MOST):
             raw = crowd.enter_context(came(sealed))
@@ -56,13 +56,13 @@ def test_a_crowd_that_never_ends_its_handshake_keeps_nobody_out(sealed: Attacked
 
 
 @pytest.mark.parametrize("first", [b"", HALF_HELLO], ids=["silent", "half"])
-def test_a_handshake_has_a_time(sealed: Attacked, first: bytes) -> None:
+def test_a_handshake_has_a_time(sealed: AttackedServer, first: bytes) -> None:
     with came(sealed) as raw:
         raw.send(first)
         assert over(raw)
 
 
-def test_a_handshake_byte_by_byte_has_the_same_time(sealed: Attacked) -> None:
+def test_a_handshake_byte_by_byte_has_the_same_time(sealed: AttackedServer) -> None:
     with came(sealed) as raw:
         raw.settimeout(0.05)
         for byte in HALF_HELLO + b"\x00" * 500:
@@ -80,7 +80,7 @@ def test_a_handshake_byte_by_byte_has_the_same_time(sealed: Attacked) -> None:
 @pytest.mark.parametrize(
     "noise", [b"\x16\x03\x01\xff\xff" + b"\xff" * 2000, b"\x16" * 70_000, b"\x80" * 70_000, b"\x00"], ids=len
 )
-def test_noise_is_the_end_of_a_connection(sealed: Attacked, noise: bytes) -> None:
+def test_noise_is_the_end_of_a_connection(sealed: AttackedServer, noise: bytes) -> None:
     with came(sealed) as raw:
         try:
             raw.sendall(noise)
@@ -89,7 +89,7 @@ def test_noise_is_the_end_of_a_connection(sealed: Attacked, noise: bytes) -> Non
         assert over(raw)
 
 
-def test_a_client_that_does_not_read_the_hint_is_cut_off(sealed: Attacked) -> None:
+def test_a_client_that_does_not_read_the_hint_is_cut_off(sealed: AttackedServer) -> None:
     with came(sealed) as raw:
         raw.settimeout(1)
         with pytest.raises(OSError):
@@ -97,7 +97,7 @@ def test_a_client_that_does_not_read_the_hint_is_cut_off(sealed: Attacked) -> No
                 raw.sendall(b"GET /health HTTP/1.1\r\n" * 1000)
 
 
-def test_tls_1_2_is_spoken_too(sealed: Attacked) -> None:
+def test_tls_1_2_is_spoken_too(sealed: AttackedServer) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.maximum_version = ssl.TLSVersion.TLSv1_2
@@ -107,7 +107,7 @@ def test_tls_1_2_is_spoken_too(sealed: Attacked) -> None:
         assert talk.recv(4096).startswith(b"HTTP/1.1 200")
 
 
-def test_many_who_leave_in_a_handshake_leave_nothing(sealed: Attacked) -> None:
+def test_many_who_leave_in_a_handshake_leave_nothing(sealed: AttackedServer) -> None:
     assert sealed.client.get("/v1/models").status_code == 200
     before = sealed.state()
     for number in range(200):

@@ -151,7 +151,7 @@ class Handle:
         self.cancelled += 1
 
 
-class Calling(Unruly):
+class UnrulyCallbackEngine(Unruly):
     """Faults of engines that call back."""
 
     def __init__(self) -> None:

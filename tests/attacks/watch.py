@@ -74,13 +74,13 @@ class Watch:
 
 def stack(frame: FrameType | None) -> str:
     """`json.py:9 decode < read.py:49 read < app.py:40 http`: the innermost, and those of the package."""
-    found: list[str] = []
-    while frame is not None and len(found) < _FRAMES:
+    texts: list[str] = []
+    while frame is not None and len(texts) < _FRAMES:
         code = frame.f_code
-        if not found or f"{os.sep}dragoman{os.sep}" in code.co_filename:
-            found.append(f"{os.path.basename(code.co_filename)}:{frame.f_lineno} {code.co_name}")
+        if not texts or f"{os.sep}dragoman{os.sep}" in code.co_filename:
+            texts.append(f"{os.path.basename(code.co_filename)}:{frame.f_lineno} {code.co_name}")
         frame = frame.f_back
-    return " < ".join(found)
+    return " < ".join(texts)
 
 
 def _waits(frame: FrameType) -> bool:

@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from dragoman.api.batches import Asked, LineReply, LineSpelling, OpenAILines
-from dragoman.api.messages.batches import MessageLines
-from dragoman.batches.desk import OVER, BatchDesk
+from dragoman.api.batches import BatchLineCodec, LineReply, LineRequest, OpenAILineCodec
+from dragoman.api.messages.batches import MessagesLineCodec
+from dragoman.batches.manager import TERMINAL_STATES, BatchManager
 from dragoman.limits import Limits
-from dragoman.store.files import FileShelf, Quota
+from dragoman.store.files import FileStore, Quota
 from dragoman.store.records import StoredBatch
 
 QUOTA = Quota(files=100, bytes=10**9, file_bytes=10**9)
@@ -30,7 +30,7 @@ def read_lines(text: bytes | str) -> list[dict[str, Any]]:
     return [json.loads(one) for one in text.splitlines()]
 
 
-async def echo(asked: Asked) -> LineReply:
+async def echo(asked: LineRequest) -> LineReply:
     """The text of the request is its answer; `bad` is none."""
     await asyncio.sleep(0)
     text = json.loads(asked.body)["messages"][0]["content"]
@@ -42,26 +42,28 @@ async def echo(asked: Asked) -> LineReply:
 
 def desk(
     folder: Path,
-    answer: Callable[[Asked], Awaitable[LineReply]] = echo,
+    answer: Callable[[LineRequest], Awaitable[LineReply]] = echo,
     clock: Callable[[], float] | None = None,
     most: int = 4,
-) -> tuple[FileShelf, BatchDesk]:
-    files = FileShelf(folder, QUOTA, clock=clock)
-    lines: dict[str, LineSpelling] = {"openai": OpenAILines(), "anthropic": MessageLines()}
-    made = BatchDesk(files, lines, lambda _, asked: answer(asked), lambda: most, Limits(), lambda _: None)
-    return files, made
+) -> tuple[FileStore, BatchManager]:
+    files = FileStore(folder, QUOTA, clock=clock)
+    lines: dict[str, BatchLineCodec] = {"openai": OpenAILineCodec(), "anthropic": MessagesLineCodec()}
+    manager = BatchManager(
+        files, lines, lambda _, asked: answer(asked), lambda: most, Limits(), lambda _: None
+    )
+    return files, manager
 
 
-async def begin(made: BatchDesk, content: bytes, **more: Any) -> StoredBatch:
-    def put(place: Path) -> str:
-        place.write_bytes(content)
+async def begin(manager: BatchManager, content: bytes, **more: Any) -> StoredBatch:
+    def put(path: Path) -> str:
+        path.write_bytes(content)
         return "file-1"
 
-    return await made.create("openai", "ann", CHAT, put, **more)
+    return await manager.create("openai", "ann", CHAT, put, **more)
 
 
-async def ended(made: BatchDesk, id_: str) -> StoredBatch:
+async def ended(manager: BatchManager, id_: str) -> StoredBatch:
     async with asyncio.timeout(30):
-        while (batch := await made.get("openai", "ann", id_)).status not in OVER:
+        while (batch := await manager.get("openai", "ann", id_)).status not in TERMINAL_STATES:
             await asyncio.sleep(0.01)
         return batch

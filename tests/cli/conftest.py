@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.engines.weights import default_model
+from dragoman.engines.default_weights import default_model
 from tests.test_logs import restored
 
 __all__ = ["restored"]
@@ -40,9 +40,9 @@ class Fake:
     def events(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         chat = "messages" in body
         words = self.words[: body.get("max_tokens", 99)]
-        for place in range(0, len(words), self.joined):
-            word = "".join(words[place : place + self.joined])
-            if self.breaks_after == place:
+        for offset in range(0, len(words), self.joined):
+            word = "".join(words[offset : offset + self.joined])
+            if self.breaks_after == offset:
                 yield {"error": {"message": self.fails_with}} if self.fails_with else {}
                 return
             yield {"choices": [{"index": 0, **({"delta": {"content": word}} if chat else {"text": word})}]}

@@ -24,21 +24,21 @@ ENGINE = ["--engine", "tests.support.parrot:parrot"]
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    place = tmp_path / "questions.jsonl"
-    place.write_bytes(jsonl([line("a", "one"), line("b", "two", temperature=9), line("c", "three")]))
-    return place
+    path = tmp_path / "questions.jsonl"
+    path.write_bytes(jsonl([line("a", "one"), line("b", "two", temperature=9), line("c", "three")]))
+    return path
 
 
 def said(folder: Path, name: str) -> dict[str, str]:
     """What came of each line: the answer, or the code of what is wrong."""
-    found = {}
+    mapping = {}
     for one in read_lines((folder / name).read_bytes()):
         answered = one["error"] is None
         body = one["response"]["body"]
-        found[one["custom_id"]] = (
+        mapping[one["custom_id"]] = (
             body["choices"][0]["message"]["content"] if answered else one["error"]["code"]
         )
-    return found
+    return mapping
 
 
 def test_a_file_is_answered_without_a_server(source: Path, capsys: Capture) -> None:
@@ -81,12 +81,12 @@ def test_a_batch_that_is_known_is_waited_for(source: Path) -> None:
 
 @pytest.mark.parametrize("there", [[], ["--url"]], ids=["here", "there"])
 def test_lines_that_are_no_requests_are_told(tmp_path: Path, capsys: Capture, there: list[str]) -> None:
-    place = tmp_path / "wrong.jsonl"
-    place.write_bytes(jsonl([line("a"), line("a"), line("b", stream=True)]))
+    path = tmp_path / "wrong.jsonl"
+    path.write_bytes(jsonl([line("a"), line("a"), line("b", stream=True)]))
     with background(parrot(), Settings(port=0, store="memory")) as url:
-        assert main(["batch", "run", str(place), *([*there, url] if there else ENGINE)]) == 1
-    told = capsys.readouterr().err
-    assert "line 2: " in told and "line 3: Streaming" in told
+        assert main(["batch", "run", str(path), *([*there, url] if there else ENGINE)]) == 1
+    text = capsys.readouterr().err
+    assert "line 2: " in text and "line 3: Streaming" in text
 
 
 def test_nothing_of_another_s_is_written_over(source: Path, capsys: Capture) -> None:
@@ -97,10 +97,10 @@ def test_nothing_of_another_s_is_written_over(source: Path, capsys: Capture) -> 
 
 
 def test_a_signal_ends_it_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    place = tmp_path / "many.jsonl"
-    place.write_bytes(jsonl(line(str(number), "some words") for number in range(300)))
+    path = tmp_path / "many.jsonl"
+    path.write_bytes(jsonl(line(str(number), "some words") for number in range(300)))
     engine = ["--engine", "tests.support.scripted_server:slow_parrot"]
-    command = [sys.executable, "-m", "dragoman", "batch", "run", str(place), *engine]
+    command = [sys.executable, "-m", "dragoman", "batch", "run", str(path), *engine]
     output = tmp_path / "many.output.jsonl"
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert becomes(lambda: output.exists() and output.read_bytes().count(b"\n") > 20)
@@ -108,7 +108,7 @@ def test_a_signal_ends_it_and_the_same_command_goes_on(tmp_path: Path) -> None:
         assert process.stderr is not None and "again to resume" in process.stderr.read()
     before = output.read_bytes()
     assert 20 < before.count(b"\n") < 300
-    assert main(["batch", "run", str(place), *engine]) == 0
+    assert main(["batch", "run", str(path), *engine]) == 0
     assert output.read_bytes().startswith(before)
     assert set(said(tmp_path, "many.output.jsonl")) == {str(number) for number in range(300)}
 

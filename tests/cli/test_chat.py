@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from dragoman.cli import main
-from dragoman.cli.talk import PrintedAnswer, Talk, advice, figures
-from dragoman.cli.typed import REMEMBERED, LineMemory
+from dragoman.cli.chat_session import ChatSession, PrintedAnswer, advice, figures
+from dragoman.cli.line_input import REMEMBERED, InputHistory
 from dragoman.client import Client, image
 from dragoman.engines.scripted import ScriptedEngine, say
 from dragoman.http.server import background
@@ -36,12 +36,12 @@ def lines(*said: str | type[BaseException]) -> Callable[[str], str]:
 
 
 @pytest.fixture
-def talk(fake: Fake) -> Iterator[Talk]:
+def talk(fake: Fake) -> Iterator[ChatSession]:
     with Client(fake.url) as client:
-        yield Talk(client, {"model": "fake-1"}, out=io.StringIO())
+        yield ChatSession(client, {"model": "fake-1"}, out=io.StringIO())
 
 
-def printed(talk: Talk) -> str:
+def printed(talk: ChatSession) -> str:
     assert isinstance(talk._out, io.StringIO)
     return talk._out.getvalue()
 
@@ -106,17 +106,17 @@ def test_a_running_server_is_found(fake: Fake, monkeypatch: pytest.MonkeyPatch, 
     assert capsys.readouterr().out == ANSWER + "\n"
 
 
-def test_talking_keeps_a_history(talk: Talk, fake: Fake) -> None:
+def test_talking_keeps_a_history(talk: ChatSession, fake: Fake) -> None:
     assert talk.chat(lines("one", "", "two")) == 0
     assert [m["content"] for m in fake.asked[1]["messages"]] == ["one", ANSWER, "two"]
     assert "4 tok" in printed(talk)
 
 
-def test_the_commands(talk: Talk, fake: Fake) -> None:
-    said = lines(
+def test_the_commands(talk: ChatSession, fake: Fake) -> None:
+    function = lines(
         "/system", "/system Be kind.", "one", "/history", "/reset", "/history", "/help", "/no", "/quit", "x"
     )
-    assert talk.chat(said) == 0
+    assert talk.chat(function) == 0
     assert len(fake.asked) == 1
     assert fake.asked[0]["messages"][0] == {"role": "system", "content": "Be kind."}
     text = printed(talk)
@@ -132,15 +132,15 @@ def test_the_commands(talk: Talk, fake: Fake) -> None:
     assert talk.history == []
 
 
-def test_what_is_set_goes_along(talk: Talk, fake: Fake, tmp_path: Path, capsys: Capture) -> None:
+def test_what_is_set_goes_along(talk: ChatSession, fake: Fake, tmp_path: Path, capsys: Capture) -> None:
     schema = tmp_path / "schema.json"
     schema.write_text('{"type": "object"}')
-    said = lines(
+    function = lines(
         *("/set temperature 0.2", "/set parameter num_predict 9", "/set stop END", "/set nothink"),
         *(f"/set schema {schema}", "/set tempreature 1", "/set temperature warm", "one"),
         *("/unset temperature", "/unset temperature", "/set noformat", "/set system Be kind.", "two", "/set"),
     )
-    assert talk.chat(said) == 0
+    assert talk.chat(function) == 0
     first, second = fake.asked
     assert (first["temperature"], first["max_tokens"], first["stop"]) == (0.2, 9, "END")
     assert first["response_format"]["json_schema"]["schema"] == {"type": "object"}
@@ -153,7 +153,7 @@ def test_what_is_set_goes_along(talk: Talk, fake: Fake, tmp_path: Path, capsys: 
     assert "max_tokens  9" in printed(talk)
 
 
-def test_another_model(talk: Talk, fake: Fake, capsys: Capture) -> None:
+def test_another_model(talk: ChatSession, fake: Fake, capsys: Capture) -> None:
     talk.fields["model"] = "old"
     assert talk.chat(lines("/model", "/model fake-2", "/model fake-1", "one")) == 0
     assert "  fake-1" in printed(talk)
@@ -161,7 +161,7 @@ def test_another_model(talk: Talk, fake: Fake, capsys: Capture) -> None:
     assert fake.asked[0]["model"] == "fake-1"
 
 
-def test_a_talk_is_saved_and_goes_on(talk: Talk, fake: Fake, tmp_path: Path, capsys: Capture) -> None:
+def test_a_talk_is_saved_and_goes_on(talk: ChatSession, fake: Fake, tmp_path: Path, capsys: Capture) -> None:
     file = tmp_path / "talk.json"
     talk.system = "Be kind."
     first = ("/set seed 7", "one", f"/save {file}", f"/save {file}", "/clear", "/unset seed")
@@ -176,16 +176,16 @@ def test_a_talk_is_saved_and_goes_on(talk: Talk, fake: Fake, tmp_path: Path, cap
     )
 
 
-def test_messages_of_several_lines(talk: Talk, fake: Fake) -> None:
-    said = lines(
+def test_messages_of_several_lines(talk: ChatSession, fake: Fake) -> None:
+    function = lines(
         '"""one', "", 'two"""', "three \\", "four", '"""five"""', "/not\na command", "/tmp/is no command"
     )
-    assert talk.chat(said) == 0
+    assert talk.chat(function) == 0
     asked = [body["messages"][-1]["content"] for body in fake.asked]
     assert asked == ["one\n\ntwo", "three \nfour", "five", "/not\na command", "/tmp/is no command"]
 
 
-def test_an_image_goes_along(talk: Talk, fake: Fake, tmp_path: Path) -> None:
+def test_an_image_goes_along(talk: ChatSession, fake: Fake, tmp_path: Path) -> None:
     picture = tmp_path / "a cat.png"
     picture.write_bytes(samples.picture("png"))
     talk.ask(f"What is '{picture}'? Not ./nothing.png.")
@@ -234,7 +234,7 @@ def test_an_answer_that_was_cut_off_is_told() -> None:
 
 
 def test_lines_are_remembered_within_bounds(tmp_path: Path) -> None:
-    memory = LineMemory(tmp_path / "new" / "history")
+    memory = InputHistory(tmp_path / "new" / "history")
     for number in range(5):
         memory.add(f"line {number}\nof two")
     memory.on = False
@@ -248,21 +248,21 @@ def test_lines_are_remembered_within_bounds(tmp_path: Path) -> None:
     assert memory.file.stat().st_mode & 0o777 == 0o600
 
 
-def test_completing_a_line(talk: Talk) -> None:
+def test_completing_a_line(talk: ChatSession) -> None:
     assert talk.complete("/sa") == ["/save "]
     assert "/set temperature " in talk.complete("/set te")
     assert talk.complete("/model f") == ["/model fake-1 "]
     assert talk.complete("hello") == []
 
 
-def test_a_failure_does_not_end_the_talk(talk: Talk, fake: Fake, capsys: Capture) -> None:
+def test_a_failure_does_not_end_the_talk(talk: ChatSession, fake: Fake, capsys: Capture) -> None:
     fake.refuses = {"messages"}
     assert talk.chat(lines("one")) == 0
     assert "Unknown field messages" in capsys.readouterr().err
     assert talk.history == []
 
 
-def test_ctrl_c_stops_one_answer(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_stops_one_answer(talk: ChatSession, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = talk.client.chat
     closed = threading.Event()
 
@@ -282,7 +282,7 @@ def test_ctrl_c_stops_one_answer(talk: Talk, monkeypatch: pytest.MonkeyPatch) ->
     assert talk.history[-1] == {"role": "assistant", "content": WORDS[0]}
 
 
-def test_ctrl_c_twice_leaves(talk: Talk) -> None:
+def test_ctrl_c_twice_leaves(talk: ChatSession) -> None:
     with pytest.raises(KeyboardInterrupt):
         talk.chat(lines(KeyboardInterrupt, "one", KeyboardInterrupt, KeyboardInterrupt))
     assert len(talk.history) == 2
@@ -290,10 +290,10 @@ def test_ctrl_c_twice_leaves(talk: Talk) -> None:
 
 def test_an_answer_cannot_play_with_the_terminal(fake: Fake) -> None:
     fake.words = ["a\x1b]0;title\x07", "\x9b2Jb\n"]
-    for out, said in ((Tty(), "a]0;title2Jb\n"), (io.StringIO(), "".join(fake.words))):
+    for out, text in ((Tty(), "a]0;title2Jb\n"), (io.StringIO(), "".join(fake.words))):
         with Client(fake.url) as client:
-            Talk(client, {"model": "m"}, out=out).ask("hi")
-        assert out.getvalue() == said
+            ChatSession(client, {"model": "m"}, out=out).ask("hi")
+        assert out.getvalue() == text
 
 
 def test_figures() -> None:

@@ -31,8 +31,8 @@ def test_every_word_that_is_not_enforced_is_named_with_its_place(tmp_path: Path,
 
 def test_for_machines(tmp_path: Path, capsys: Capture) -> None:
     assert main(["check-schema", "--json", file_of(tmp_path, {"contains": {}})]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert found["enforceable"] is False and [one["place"] for one in found["problems"]] == ["#/contains"]
+    result = json.loads(capsys.readouterr().out)
+    assert result["enforceable"] is False and [one["place"] for one in result["problems"]] == ["#/contains"]
 
 
 def test_a_text(tmp_path: Path, capsys: Capture) -> None:

@@ -73,9 +73,11 @@ def test_fish_completes(machine: Path, capsys: Capture) -> None:
         pytest.skip("fish is not installed")
     file = script("fish", machine, capsys)
     asked = "; ".join(f"echo '# {typed}'; complete -C '{typed}'" for typed in LINES)
-    said = subprocess.run(["fish", "-N", "-c", f"source {file}; {asked}"], capture_output=True, text=True)
-    assert not said.stderr
-    for typed, part in zip(LINES, said.stdout.split("# ")[1:], strict=True):
+    completed = subprocess.run(
+        ["fish", "-N", "-c", f"source {file}; {asked}"], capture_output=True, text=True
+    )
+    assert not completed.stderr
+    for typed, part in zip(LINES, completed.stdout.split("# ")[1:], strict=True):
         assert LINES[typed].strip() in part.partition("\n")[2], part
 
 

@@ -45,8 +45,8 @@ def test_pages_of_all(capsys: Capture) -> None:
 
 
 def test_json_of_one(capsys: Capture) -> None:
-    found = json.loads(shown(capsys, "plain", "--json"))
-    assert (found["reasoning"], found["calls"], found["example"]) == (False, False, "Let me look.")
+    result = json.loads(shown(capsys, "plain", "--json"))
+    assert (result["reasoning"], result["calls"], result["example"]) == (False, False, "Let me look.")
 
 
 def test_unknown_name(capsys: Capture) -> None:

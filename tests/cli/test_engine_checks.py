@@ -9,13 +9,13 @@ import pytest
 
 from dragoman.cli import engine_checks
 from dragoman.cli.engine_checks import examine
-from dragoman.engines.protocol import Handle, ModelCard
+from dragoman.engines.protocol import JobHandle, ModelCard
 from dragoman.engines.scripted import END_ID, ByteTokenizer, ScriptedEngine, say
 from dragoman.media import Media
 from dragoman.types import FinishReason, Job, Sink, Step, TokenLogprob
 
 
-def found(engine: Any) -> dict[str, str]:
+def check_results(engine: Any) -> dict[str, str]:
     """What failed, by the name of the check."""
     return {finding.name: finding.text for finding in examine(engine) if finding.verdict == "failed"}
 
@@ -31,8 +31,8 @@ class Engine:
         self.late: list[Step] = []
 
     async def generate(self, job: Job) -> AsyncIterator[Step]:
-        for place, id_ in enumerate(self.ids):
-            yield self.step(job, id_, self.finish if place == len(self.ids) - 1 else None)
+        for offset, id_ in enumerate(self.ids):
+            yield self.step(job, id_, self.finish if offset == len(self.ids) - 1 else None)
         for step in self.late:
             yield step
 
@@ -44,15 +44,15 @@ class Engine:
 
 
 def test_a_good_engine_passes() -> None:
-    assert found(Engine()) == {}
+    assert check_results(Engine()) == {}
 
 
 def test_an_engine_that_calls_back_passes() -> None:
-    assert found(ScriptedEngine(say("hello" * 200), interval=0.001)) == {}
+    assert check_results(ScriptedEngine(say("hello" * 200), interval=0.001)) == {}
 
 
 def test_what_is_missing_is_named() -> None:
-    assert "no card, no tokenizer, no generate" in found(object())["engine"]
+    assert "no card, no tokenizer, no generate" in check_results(object())["engine"]
 
 
 def card(**fields: Any) -> Callable[[Engine], None]:
@@ -119,24 +119,24 @@ def test_what_is_wrong_is_said(case: str, monkeypatch: pytest.MonkeyPatch) -> No
     name, spoil, text = CASES[case]
     engine = Engine()
     spoil(engine)
-    assert text in found(engine)[name]
+    assert text in check_results(engine)[name]
 
 
 def test_a_coroutine_is_no_iterator() -> None:
-    class Awaited(Engine):
+    class AwaitedEngine(Engine):
         async def generate(self, job: Job) -> Any:  # type: ignore[override]
             return []
 
-    assert "must be an async generator" in found(Awaited())["generate"]
+    assert "must be an async generator" in check_results(AwaitedEngine())["generate"]
 
 
 def test_an_engine_that_hangs_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_checks, "SECONDS", 0.05)
-    assert "no result within" in found(ScriptedEngine(say("hello", fault="hang")))["generate"]
+    assert "no result within" in check_results(ScriptedEngine(say("hello", fault="hang")))["generate"]
 
 
 def test_a_failure_is_told_by_its_message() -> None:
-    assert "this job fail" in found(ScriptedEngine(say("hello", fault="exception")))["generate"]
+    assert "this job fail" in check_results(ScriptedEngine(say("hello", fault="exception")))["generate"]
 
 
 def test_a_cancel_that_does_not_stop() -> None:
@@ -145,14 +145,14 @@ def test_a_cancel_that_does_not_stop() -> None:
             super().submit(job, sink)
             return type("Handle", (), {"cancel": lambda self, index=None: None})()
 
-    assert "go on after cancel" in found(Deaf(say("hello" * 2000), interval=0.001))["cancel"]
+    assert "go on after cancel" in check_results(Deaf(say("hello" * 2000), interval=0.001))["cancel"]
 
 
 def test_log_probabilities_that_are_not_offered_are_not_tried() -> None:
     engine = Engine()
     engine.card.unsupported = frozenset({"logprobs"})
     engine.step = silent_step  # type: ignore[method-assign]
-    assert found(engine) == {}
+    assert check_results(engine) == {}
 
 
 def test_an_engine_that_cannot_start() -> None:
@@ -160,16 +160,16 @@ def test_an_engine_that_cannot_start() -> None:
         async def start(self) -> None:
             raise RuntimeError
 
-    assert "RuntimeError" in found(Dead(say("hi")))["life"]
+    assert "RuntimeError" in check_results(Dead(say("hi")))["life"]
 
 
 def test_an_engine_that_does_not_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Staying(ScriptedEngine):
+    class StayingEngine(ScriptedEngine):
         async def stop(self) -> None:
             await asyncio.Event().wait()
 
     monkeypatch.setattr(engine_checks, "SECONDS", 2.0)
-    assert "stop hangs" in found(Staying(say("hi")))["life"]
+    assert "stop hangs" in check_results(StayingEngine(say("hi")))["life"]
 
 
 def test_vectors_that_are_none() -> None:
@@ -177,7 +177,7 @@ def test_vectors_that_are_none() -> None:
         async def embed(self, prompts: Any) -> Any:
             return [[float("nan")] for _ in prompts]
 
-    assert "not finite" in found(Vectors(say("hi")))["vectors"]
+    assert "not finite" in check_results(Vectors(say("hi")))["vectors"]
 
 
 def test_nothing_is_left_running() -> None:
@@ -195,10 +195,10 @@ class Seer(ScriptedEngine):
         self._by_digest = by_digest
         self._known: dict[str, int] = {}
 
-    def place(self, media: Media) -> list[int]:
+    def media_token_ids(self, media: Media) -> list[int]:
         return [ord("#")] * (4 if media.kind == "image" else 2)
 
-    def submit(self, job: Job, sink: Sink) -> Handle:
+    def submit(self, job: Job, sink: Sink) -> JobHandle:
         if not job.media:
             return super().submit(job, sink)
         shown = job.media[0].media
@@ -214,20 +214,20 @@ class Seer(ScriptedEngine):
 
 def test_what_an_engine_makes_of_media_is_tried() -> None:
     engine = Seer()
-    assert found(engine) == {}
+    assert check_results(engine) == {}
     assert {span.media.kind for job in engine.jobs for span in job.media} == {"image", "audio"}
 
 
 def test_pictures_that_are_taken_for_one_another_are_found() -> None:
-    assert "prefixes must also be compared by digests" in found(Seer(by_digest=False))["media"]
+    assert "prefixes must also be compared by digests" in check_results(Seer(by_digest=False))["media"]
 
 
 def test_modalities_without_a_place_are_found() -> None:
     engine = Engine()
     engine.card = ModelCard(name="m", max_model_len=64, modalities=frozenset({"image"}))
-    assert "no method `place`" in found(engine)["card"]
+    assert "no method `place`" in check_results(engine)["card"]
 
 
 def test_ids_that_place_makes_up_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Seer, "place", lambda engine, media: [9999])
-    assert found(Seer())["media"]
+    monkeypatch.setattr(Seer, "media_token_ids", lambda engine, media: [9999])
+    assert check_results(Seer())["media"]

@@ -43,8 +43,8 @@ def lines(text: str) -> list[dict[str, Any]]:
 
 def run(*flags: str, folder: Path, **env: str) -> tuple[int, list[dict[str, Any]]]:
     command = [sys.executable, "-m", "dragoman", "serve", *flags]
-    given = {**os.environ, "PYTHONPATH": str(folder), **env}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=given)
+    fields = {**os.environ, "PYTHONPATH": str(folder), **env}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=fields)
     return done.returncode, lines(done.stdout + done.stderr)
 
 
@@ -59,13 +59,13 @@ def run(*flags: str, folder: Path, **env: str) -> tuple[int, list[dict[str, Any]
 )
 def test_a_start_that_fails_is_told_in_json(flags: list[str], words: str, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("import no_such_package\n")
-    code, said = run(*flags, folder=tmp_path)
+    code, rows = run(*flags, folder=tmp_path)
     assert code in (1, 2)
-    assert said[-1]["level"] == "error"
-    assert words in said[-1]["message"]
+    assert rows[-1]["level"] == "error"
+    assert words in rows[-1]["message"]
 
 
-class Heard(Struct):
+class LogReader(Struct):
     said: list[dict[str, Any]]
     collector: Collector
     traceresponse: str
@@ -81,7 +81,7 @@ def address(process: "subprocess.Popen[str]", log: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def heard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Heard]:
+def heard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LogReader]:
     """A real model that has answered, with traces; and how the server ended."""
     folder = tmp_path_factory.mktemp("server")
     log = folder / "log"
@@ -101,15 +101,15 @@ def heard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Heard]:
             assert get(url, "/nowhere").status_code == 404
             process.send_signal(signal.SIGTERM)
             process.wait()
-        yield Heard(lines(log.read_text()), collector, trace)
+        yield LogReader(lines(log.read_text()), collector, trace)
 
 
-def test_every_line_of_a_real_server_is_json(heard: Heard) -> None:
+def test_every_line_of_a_real_server_is_json(heard: LogReader) -> None:
     assert all({"time", "level", "logger"} <= line.keys() for line in heard.said)
     assert [line["status"] for line in heard.said if "status" in line] == [200, 400, 404]
 
 
-def test_lines_have_the_ids_of_their_request_and_their_trace(heard: Heard) -> None:
+def test_lines_have_the_ids_of_their_request_and_their_trace(heard: LogReader) -> None:
     answered = next(line for line in heard.said if line.get("status") == 200)
     assert answered["trace_id"] == PARENT[3:35]
     assert heard.traceresponse[3:52] == f"{answered['trace_id']}-{answered['span_id']}"
@@ -117,7 +117,7 @@ def test_lines_have_the_ids_of_their_request_and_their_trace(heard: Heard) -> No
     assert next(line for line in heard.said if line.get("status") == 400)["code"]
 
 
-def test_a_real_model_leaves_the_spans_of_a_turn(heard: Heard) -> None:
+def test_a_real_model_leaves_the_spans_of_a_turn(heard: LogReader) -> None:
     [turn] = [span for span in heard.collector.spans if span.name.startswith("chat ")]
     assert heard.collector.under(turn) == ["prompt", "queue", "prefill", "decode"]
     assert turn.attributes["gen_ai.usage.output_tokens"] == 8
@@ -140,12 +140,12 @@ def test_what_others_print_warn_of_and_fail_with_is_json_too(tmp_path: Path) -> 
         httpx.post(url + CHAT, json={"messages": 1}, headers={"traceparent": PARENT})
         process.send_signal(signal.SIGTERM)
         process.wait()
-    said = lines(log.read_text())
-    told = [line.get("message", "") for line in said]
-    assert {"on stdout", "half a line", "of another package"} <= set(told)
-    assert any(message.startswith("no end") for message in told)
-    assert any("beware" in message for message in told)
-    [thread] = [line for line in said if line.get("exception")]
+    rows = lines(log.read_text())
+    items = [line.get("message", "") for line in rows]
+    assert {"on stdout", "half a line", "of another package"} <= set(items)
+    assert any(message.startswith("no end") for message in items)
+    assert any("beware" in message for message in items)
+    [thread] = [line for line in rows if line.get("exception")]
     assert thread["exception"] == "ZeroDivisionError"
     # The trace of a client is told though there are none of our own.
-    assert next(line for line in said if "status" in line)["trace_id"] == PARENT[3:35]
+    assert next(line for line in rows if "status" in line)["trace_id"] == PARENT[3:35]

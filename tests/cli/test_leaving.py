@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.cli import main
-from dragoman.cli.problems import Stopped, leave, load_interruptibly, stopped_by_signals
+from dragoman.cli.exits import StoppedBySignal, leave, load_interruptibly, stopped_by_signals
 from dragoman.errors import EngineFailed
 from dragoman.settings import Settings
 from tests.support.own_server import address
@@ -47,10 +47,10 @@ def test_a_signal_while_a_model_is_loaded_ends_the_wait_and_is_no_failure(
 
 def test_what_breaks_because_all_were_told_to_stop_is_no_failure_either() -> None:
     """A signal to a group of processes reaches the engine's too, and it may be the first to go."""
-    with pytest.raises(Stopped), stopped_by_signals():
+    with pytest.raises(StoppedBySignal), stopped_by_signals():
         try:
             signal.raise_signal(signal.SIGTERM)
-        except Stopped:
+        except StoppedBySignal:
             raise EngineFailed("The engine's process was ended by SIGTERM.") from None
 
 

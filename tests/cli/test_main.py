@@ -70,11 +70,11 @@ def test_wrong_usage_is_told_in_one_line_with_a_hint(
     arguments: list[str], message: str, hint: str, capsys: Capture
 ) -> None:
     assert main(arguments) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: ")
-    assert message in said
-    assert hint in said
-    assert "Traceback" not in said
+    text = capsys.readouterr().err
+    assert text.startswith("error: ")
+    assert message in text
+    assert hint in text
+    assert "Traceback" not in text
 
 
 def broken(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:

@@ -28,9 +28,9 @@ def test_servers_with_their_tools_or_what_is_wrong(capfd: Capture, config: str) 
 
 def test_json(capfd: Capture, config: str) -> None:
     assert main(["mcp", "list", "--json", "--mcp-config", config]) == 1
-    found = json.loads(capfd.readouterr().out)
-    assert [tool["name"] for tool in found["good"]["tools"]] == ["say"]
-    assert found["nobody"] == {"error": "The MCP server nobody could not be reached."}
+    result = json.loads(capfd.readouterr().out)
+    assert [tool["name"] for tool in result["good"]["tools"]] == ["say"]
+    assert result["nobody"] == {"error": "The MCP server nobody could not be reached."}
 
 
 def test_without_servers(capfd: Capture) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.cli import main
-from dragoman.cli.facts import first_line, quantization
+from dragoman.cli.model_info import first_line, quantization
 from tests.cli.conftest import Fake
 
 Capture = pytest.CaptureFixture[str]

@@ -114,15 +114,15 @@ def test_a_stream_tells_each_event_at_once() -> None:
     command = [sys.executable, "-m", "dragoman", "parse", "--dialect", "hermes", "--stream"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None and process.stdout is not None
-        said = []
+        items = []
         for piece in ("Hi there", ' é<tool_call>{"name": "f", "arguments": {"a"', ": 1}}</tool_call>"):
             process.stdin.write(piece.encode())
             process.stdin.flush()
-            said.append(json.loads(process.stdout.readline()))
+            items.append(json.loads(process.stdout.readline()))
         process.stdin.close()
-        said += [json.loads(line) for line in process.stdout]
-    assert [one["kind"] for one in said[:3]] == ["text", "text", "call_open"]
-    assert "".join(one.get("text", "") for one in said) == "Hi there é"
-    assert said[2]["name"] == "f" and said[2]["id"]
-    assert "".join(one.get("arguments", "") for one in said) == '{"a": 1}'
-    assert said[-1] == {"kind": "call_close", "call": 0}
+        items += [json.loads(line) for line in process.stdout]
+    assert [one["kind"] for one in items[:3]] == ["text", "text", "call_open"]
+    assert "".join(one.get("text", "") for one in items) == "Hi there é"
+    assert items[2]["name"] == "f" and items[2]["id"]
+    assert "".join(one.get("arguments", "") for one in items) == '{"a": 1}'
+    assert items[-1] == {"kind": "call_close", "call": 0}

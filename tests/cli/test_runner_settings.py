@@ -6,19 +6,19 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dragoman.cli import own_engines
-from dragoman.cli.checks import Patient, runner
+from dragoman.cli import builtin_engines
+from dragoman.cli.checks import CheckContext, runner
 from dragoman.cli.engine import engine_of
-from dragoman.cli.facts import banner
+from dragoman.cli.model_info import banner
 from dragoman.cli.parser import SETTING, CommandParser, add_settings
 from dragoman.engines.local import LocalEngine, opening
 from dragoman.engines.local.binding import GpuDevice
-from dragoman.engines.local.machine import check_context, pages_for
-from dragoman.engines.local.model import Model
+from dragoman.engines.local.gguf_model import LlamaModel
+from dragoman.engines.local.hardware import check_context, pages_for
 from dragoman.engines.local.options import LocalOptions
 from dragoman.engines.protocol import ModelCard
 from dragoman.errors import SettingsError
-from dragoman.logs import Paint
+from dragoman.logs import Colorizer
 from dragoman.settings import Settings
 from tests.support.tiny_projectors import write_pair
 
@@ -36,31 +36,31 @@ def test_other_engines_have_no_runners(engine: str, setting: dict[str, object]) 
 def test_the_banner_says_why() -> None:
     why = "llama.cpp; not OpenVINO, because it is not installed"
     card = msgspec.structs.replace(CARD, details={**CARD.details, "why": why})
-    assert why in banner(card, Settings(), "http://x", Paint(io.StringIO()))
-    assert "OpenVINO" not in banner(CARD, Settings(), "http://x", Paint(io.StringIO()))
+    assert why in banner(card, Settings(), "http://x", Colorizer(io.StringIO()))
+    assert "OpenVINO" not in banner(CARD, Settings(), "http://x", Colorizer(io.StringIO()))
 
 
 @pytest.mark.parametrize(("chosen", "verdict"), [("auto", "ok"), ("openvino", "failed")])
 def test_doctor_says_why_not(chosen: str, verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "find_spec", lambda name: None)
-    (finding,) = runner(Patient(msgspec.convert({"runner": chosen}, Settings)))
+    (finding,) = runner(CheckContext(msgspec.convert({"runner": chosen}, Settings)))
     assert finding.verdict == verdict
     assert "dragoman[openvino]" in finding.text
 
 
 def test_doctor_has_nothing_to_say_where_it_was_not_asked_for() -> None:
-    assert not list(runner(Patient(Settings(runner="llamacpp"))))
+    assert not list(runner(CheckContext(Settings(runner="llamacpp"))))
 
 
 def test_bfloat16_that_the_cpu_has_not_is_an_error_before_the_model_is_read(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pytest.importorskip("openvino")
-    monkeypatch.setattr("dragoman.engines.local.openvino.compiled.has_bfloat16", lambda: False)
+    monkeypatch.setattr("dragoman.engines.local.openvino.compiled_graph.has_bfloat16", lambda: False)
     options = LocalOptions(runner="openvino", kv_cache="bf16")
     with pytest.raises(SettingsError, match="set int8 or auto"):
         opening.open_model(tmp_path / "nowhere.gguf", options)
-    (finding,) = runner(Patient(Settings(runner="openvino", kv_cache="bf16")))
+    (finding,) = runner(CheckContext(Settings(runner="openvino", kv_cache="bf16")))
     assert (finding.verdict, "bf16" in finding.text) == ("failed", True)
 
 
@@ -95,7 +95,7 @@ def test_llamacpp_is_not_deterministic_without_fused_attention(weights: Path) ->
 
 
 def test_nor_with_f16_where_layers_cannot_be_set_back(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Model, "rewinds", property(lambda model: False))
+    monkeypatch.setattr(LlamaModel, "rewinds", property(lambda model: False))
     options = LocalOptions(runner="llamacpp", deterministic=True, kv_cache="f16")
     with pytest.raises(SettingsError, match="set `kv_cache` to int8"):
         opening.open_model(weights, options)
@@ -122,18 +122,20 @@ def test_a_projector_is_found_beside_the_model(flags: list[str], found: str | No
     model, _ = write_pair(tmp_path, "plain")
     parser = CommandParser()
     add_settings(parser)
-    given = vars(parser.parse_args(flags))
-    said = {name.removeprefix(SETTING): value for name, value in given.items() if name.startswith(SETTING)}
-    chosen = own_engines._find_mmproj(msgspec.convert(said, Settings), model)
+    fields = vars(parser.parse_args(flags))
+    mapping = {
+        name.removeprefix(SETTING): value for name, value in fields.items() if name.startswith(SETTING)
+    }
+    chosen = builtin_engines._find_mmproj(msgspec.convert(mapping, Settings), model)
     assert (chosen and Path(chosen).name) == found
 
 
 def test_the_banner_has_the_projector(tmp_path: Path) -> None:
     model, _ = write_pair(tmp_path, "plain")
-    engine = own_engines.local(Settings(model=str(model), context=64, slots=1))
+    engine = builtin_engines.local(Settings(model=str(model), context=64, slots=1))
     assert isinstance(engine, LocalEngine)
     engine.close()
-    told = banner(engine.card, Settings(), "http://x", Paint(io.StringIO()))
-    assert "projector mmproj-plain.gguf" in told
-    assert "required by the projector" in told
+    text = banner(engine.card, Settings(), "http://x", Colorizer(io.StringIO()))
+    assert "projector mmproj-plain.gguf" in text
+    assert "required by the projector" in text
     assert engine.card.modalities == {"image"}

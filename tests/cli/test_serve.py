@@ -11,12 +11,12 @@ import pytest
 
 from dragoman.cli import main
 from dragoman.cli.address import can_listen, host_in_url, key_of
-from dragoman.cli.facts import banner, fact, short
-from dragoman.client.setup import root_of
+from dragoman.cli.model_info import banner, fact, short
+from dragoman.client.config import root_of
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import ScriptedEngine, say
 from dragoman.http import server
-from dragoman.logs import Paint
+from dragoman.logs import Colorizer
 from dragoman.settings import Settings
 from tests.cli.conftest import Fake
 from tests.support.engines import RUNNER
@@ -138,11 +138,11 @@ def test_a_request_is_logged_once_without_its_contents(capsys: Capture) -> None:
     body = {"messages": [{"role": "user", "content": "SECRET"}], "max_tokens": 3}
     with server.background(ScriptedEngine(say("ANSWER"))) as url:
         httpx.post(f"{url}/v1/chat/completions", json=body).raise_for_status()
-    said = [line for line in capsys.readouterr().err.splitlines() if "/v1/chat/completions" in line]
-    assert len(said) == 1
-    assert "+3 tok" in said[0]
-    assert "SECRET" not in said[0]
-    assert "ANS" not in said[0]
+    texts = [line for line in capsys.readouterr().err.splitlines() if "/v1/chat/completions" in line]
+    assert len(texts) == 1
+    assert "+3 tok" in texts[0]
+    assert "SECRET" not in texts[0]
+    assert "ANS" not in texts[0]
     assert logging.getLogger("uvicorn.access").propagate is False
 
 
@@ -158,17 +158,17 @@ def test_a_folder_that_cannot_be_written_is_said_before_anything_is_loaded(
     (tmp_path / "file").touch()
     monkeypatch.setattr("dragoman.cli.engine.make_served_engine", lambda _: pytest.fail("It was loaded."))
     assert main(["serve", "--port", "0", "--data-dir", str(tmp_path / "file" / "data")]) == 2
-    said = capsys.readouterr().err
-    assert "data cannot be written: Not a directory. Choose another data_dir" in said
-    assert "Traceback" not in said
+    text = capsys.readouterr().err
+    assert "data cannot be written: Not a directory. Choose another data_dir" in text
+    assert "Traceback" not in text
 
 
 def test_a_taken_port_names_a_free_one(taken: int, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dragoman.cli.address.LOOK_S", 0.05)
+    monkeypatch.setattr("dragoman.cli.address.POLL_INTERVAL_S", 0.05)
     assert main(["serve", "--port", str(taken)]) == 1
-    said = capsys.readouterr().err
-    assert f"Port {taken} on 127.0.0.1 is in use." in said
-    free = int(said.partition("--port ")[2].split(".")[0])
+    text = capsys.readouterr().err
+    assert f"Port {taken} on 127.0.0.1 is in use." in text
+    free = int(text.partition("--port ")[2].split(".")[0])
     assert free > taken
     assert can_listen("127.0.0.1", free)
 
@@ -193,9 +193,9 @@ def test_a_wrong_file_is_told(
     if content is not None:
         (tmp_path / name).write_text(content)
     assert main(["serve", name, "--port", "0"]) == 1
-    said = capsys.readouterr().err
-    assert message in said
-    assert "hint:" in said
+    text = capsys.readouterr().err
+    assert message in text
+    assert "hint:" in text
 
 
 @pytest.mark.parametrize("lora", ["poet", "=x.gguf", "poet="])
@@ -207,7 +207,7 @@ def test_a_wrong_adapter_is_told(lora: str, weights: Path, capsys: Capture) -> N
 def test_the_banner_says_what_runs_where(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    plain = banner(CARD, Settings(), "http://h:1", Paint(io.StringIO()))
+    plain = banner(CARD, Settings(), "http://h:1", Colorizer(io.StringIO()))
     for part in (
         "tiny · llama · 135M parameters · Q4_K - Medium · 92 MB · llama.cpp",
         "context 2048 · 8 slots · 2 threads · adapters poet",
@@ -219,13 +219,13 @@ def test_the_banner_says_what_runs_where(monkeypatch: pytest.MonkeyPatch) -> Non
     ):
         assert part in plain
     assert "\x1b" not in plain
-    assert "\x1b" in banner(CARD, Settings(), "http://h:1", Paint(Tty()))
-    assert "Bearer $DRAGOMAN_API_KEY" in banner(CARD, Settings(api_key=["k"]), "http://h:1", Paint(Tty()))
+    assert "\x1b" in banner(CARD, Settings(), "http://h:1", Colorizer(Tty()))
+    assert "Bearer $DRAGOMAN_API_KEY" in banner(CARD, Settings(api_key=["k"]), "http://h:1", Colorizer(Tty()))
 
 
 def test_the_banner_says_how_answers_are_read() -> None:
     assert "hermes · set" in banner(
-        CARD, Settings(), "http://h:1", Paint(io.StringIO()), "hermes · set as it is"
+        CARD, Settings(), "http://h:1", Colorizer(io.StringIO()), "hermes · set as it is"
     )
 
 
@@ -244,12 +244,12 @@ def test_an_unknown_dialect_ends_the_start(flag: str, weights: Path, capsys: Cap
     ],
 )
 def test_the_banner_says_who_may_ask(host: str, keys: list[str], said: str) -> None:
-    assert said in banner(CARD, Settings(host=host, api_key=keys), "http://h:1", Paint(io.StringIO()))
+    assert said in banner(CARD, Settings(host=host, api_key=keys), "http://h:1", Colorizer(io.StringIO()))
 
 
 def test_the_banners_python_compiles() -> None:
     for settings in (Settings(), Settings(api_key=["k"])):
-        text = banner(CARD, settings, "http://h:1", Paint(Tty()))
+        text = banner(CARD, settings, "http://h:1", Colorizer(Tty()))
         lines = [line.strip() for line in text.splitlines()]
         start = lines.index("import os" if settings.api_key else "from openai import OpenAI")
         compile(
@@ -269,5 +269,5 @@ def test_small_texts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_server_for_others_needs_a_key(capsys: Capture) -> None:
     """Known before anything is loaded."""
     assert main(["serve", "nowhere.gguf", "--host", "0.0.0.0", "--port", "0"]) != 0
-    said = capsys.readouterr().err
-    assert "DRAGOMAN_API_KEY" in said and "--insecure" in said
+    text = capsys.readouterr().err
+    assert "DRAGOMAN_API_KEY" in text and "--insecure" in text

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from dragoman.cli import main
-from dragoman.cli.engine import Opener, isolate, make_served_engine
+from dragoman.cli.engine import EngineOpener, isolate, make_served_engine
 from dragoman.engines.isolated import IsolatedEngine
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import ScriptedEngine, say
-from dragoman.engines.supervised import Supervised
+from dragoman.engines.supervisor import SupervisedEngine
 from dragoman.errors import SettingsError
 from dragoman.settings import Settings
 
@@ -28,7 +28,7 @@ def mine(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("mine")
 def test_what_is_made_comes_back_and_what_is_there_once_does_not() -> None:
-    assert isinstance(make_served_engine(Settings(engine="engines_of_mine:make")), Supervised)
+    assert isinstance(make_served_engine(Settings(engine="engines_of_mine:make")), SupervisedEngine)
     assert isinstance(make_served_engine(Settings(engine="engines_of_mine:ready")), ScriptedEngine)
 
 
@@ -58,7 +58,7 @@ def test_the_local_engine_is_opened_again_as_it_was(monkeypatch: pytest.MonkeyPa
         return ScriptedEngine(say("hi"), card=card)
 
     monkeypatch.setattr("dragoman.cli.engine.engine_of", engine_of)
-    opener = Opener(Settings(threads=3))
+    opener = EngineOpener(Settings(threads=3))
     opener()
     opener()
     assert [(s.slots, s.context, s.threads) for s in seen] == [(None, None, 3), (8, 2560, 3)]
@@ -73,9 +73,9 @@ def test_a_wrong_file_is_told_by_the_process_that_could_not_open_it(tmp_path: Pa
 
 def test_an_isolated_engine_knows_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAGOMAN_API_KEY", "CANARY")
-    told: list[object] = []
-    monkeypatch.setattr(IsolatedEngine, "open", lambda *given: told.extend(given))
+    items: list[object] = []
+    monkeypatch.setattr(IsolatedEngine, "open", lambda *item: items.extend(item))
     isolate(Settings(model="m.gguf", api_key=["CANARY"], store="postgresql://u:CANARY@h/d"))
-    assert "m.gguf" in str(told)
-    assert "PATH" in str(told)
-    assert "CANARY" not in str(told)
+    assert "m.gguf" in str(items)
+    assert "PATH" in str(items)
+    assert "CANARY" not in str(items)

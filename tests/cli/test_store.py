@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.cli import main
-from dragoman.store import StoreBounds
+from dragoman.store import StoreLimits
 from dragoman.store.sqlite import FILE, SqliteStore
 from tests.store.samples import conversation, item, record
 
@@ -16,10 +16,10 @@ Capture = pytest.CaptureFixture[str]
 @pytest.fixture
 def folder(tmp_path: Path) -> str:
     """With two responses, one of them from long ago, and a conversation."""
-    made = tmp_path / "data"
+    path = tmp_path / "data"
 
     async def fill() -> None:
-        store = SqliteStore(made, StoreBounds())
+        store = SqliteStore(path, StoreLimits())
         await store.open()
         await store.save(record("old", created_at=0.0, inputs=(item("a"),)))
         await store.save(record("new", created_at=1e9, body=b'{"x": 1}'))
@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> str:
         await store.close()
 
     asyncio.run(fill())
-    return str(made)
+    return str(path)
 
 
 def test_stats_for_people(folder: str, capsys: Capture) -> None:

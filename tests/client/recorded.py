@@ -5,8 +5,8 @@ from typing import Any
 
 
 def sse(*events: Any, done: bool = True) -> bytes:
-    said = b"".join(b"data: " + json.dumps(event, ensure_ascii=False).encode() + b"\n\n" for event in events)
-    return said + (b"data: [DONE]\n\n" if done else b"")
+    data = b"".join(b"data: " + json.dumps(event, ensure_ascii=False).encode() + b"\n\n" for event in events)
+    return data + (b"data: [DONE]\n\n" if done else b"")
 
 
 def chat(*choices: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
@@ -153,11 +153,11 @@ LLAMA_SERVER = sse(
 
 
 def responses(*events: tuple[str, dict[str, Any]]) -> bytes:
-    said = b""
+    raw = b""
     for number, (name, fields) in enumerate(events):
         data = json.dumps({"type": name, "sequence_number": number, **fields}).encode()
-        said += b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
-    return said
+        raw += b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
+    return raw
 
 
 _CALL = {"type": "function_call", "id": "fc_1", "call_id": "call_a", "name": "look", "status": "in_progress"}

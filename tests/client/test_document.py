@@ -8,13 +8,13 @@ from dragoman.engines.scripted import END_ID, ScriptedEngine, say
 from dragoman.http.server import background
 from dragoman.settings import Settings
 from tests.docs.test_examples import run
-from tests.http.conftest import Served, parrot
+from tests.http.conftest import RunningServer, parrot
 from tests.media.samples import picture
 
 __all__ = ["parrot"]
 
 
-def test_the_guide(parrot: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_guide(parrot: RunningServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     guide = run(tmp_path, "docs/client.md")
     assert guide.say(parrot.url, "Pieces of eight!") == "Pieces of eight!"
     assert capsys.readouterr().out == "Pieces of eight!"

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.client.chunks import ObjectEnd
-from dragoman.client.events import AnswerFold, CallDone, Spoken, Text
+from dragoman.client.chunks import JsonEndFinder
+from dragoman.client.events import AnswerFold, CallEnd, TextDelta, TextPart
 from dragoman.client.request import CHAT
 from dragoman.types import ToolCall
 from tests.client.recorded import STREAMS, chat, sse
@@ -41,8 +41,10 @@ def test_cutting_changes_nothing(name: str, data: st.DataObject, end: bytes, noi
 @given(pieces=st.lists(st.text(max_size=6), max_size=8), step=st.integers(1, 5))
 def test_texts_come_through_as_they_are(pieces: list[str], step: int) -> None:
     stream = sse(*chat(*({"delta": {"content": piece}} for piece in pieces)))
-    told = read(reading_of(CHAT), [stream[at : at + step] for at in range(0, len(stream), step)])
-    assert [event.text for event in told if isinstance(event, Text)] == [piece for piece in pieces if piece]
+    items = read(reading_of(CHAT), [stream[at : at + step] for at in range(0, len(stream), step)])
+    assert [event.text for event in items if isinstance(event, TextDelta)] == [
+        piece for piece in pieces if piece
+    ]
 
 
 PIECE = st.tuples(
@@ -61,7 +63,7 @@ def test_the_tree_keeps_every_id_in_order(pieces: list[tuple[str, str, list[int]
     [answer] = fold.answers
     assert answer.ids == [id_ for _, _, ids in pieces for id_ in ids]
     for part in answer.parts:
-        assert isinstance(part, Spoken)
+        assert isinstance(part, TextPart)
         assert "".join(token.text for token in part.tokens) == part.text
 
 
@@ -72,9 +74,9 @@ def test_a_call_is_complete_with_its_last_brace_and_not_before(
     value: dict[str, object], ascii: bool, step: int
 ) -> None:
     text = json.dumps(value, ensure_ascii=ascii)
-    end = ObjectEnd()
-    told = [end.feed(text[at : at + step]) for at in range(0, len(text), step)]
-    assert told == [False] * (len(told) - 1) + [True]
+    end = JsonEndFinder()
+    items = [end.feed(text[at : at + step]) for at in range(0, len(text), step)]
+    assert items == [False] * (len(items) - 1) + [True]
 
 
 @given(
@@ -83,9 +85,9 @@ def test_a_call_is_complete_with_its_last_brace_and_not_before(
 )
 def test_a_call_is_handed_over_in_its_own_bytes(value: dict[str, object], places: list[int]) -> None:
     text = json.dumps(value, indent=1)
-    bounds = [0, *sorted(min(place, len(text)) for place in places), len(text)]
+    bounds = [0, *sorted(min(offset, len(text)) for offset in places), len(text)]
     pieces = [text[a:b] for a, b in itertools.pairwise(bounds)]
     head = {"index": 0, "id": "a", "function": {"name": "f", "arguments": ""}}
     deltas = [head, *({"index": 0, "function": {"arguments": piece}} for piece in pieces)]
-    told = read(reading_of(CHAT), [sse(*chat(*({"delta": {"tool_calls": [delta]}} for delta in deltas)))])
-    assert told[-1] == CallDone(value=ToolCall(id="a", name="f", arguments=text), call=0)
+    items = read(reading_of(CHAT), [sse(*chat(*({"delta": {"tool_calls": [delta]}} for delta in deltas)))])
+    assert items[-1] == CallEnd(value=ToolCall(id="a", name="f", arguments=text), call=0)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import dragoman
-from dragoman.client import Refused
+from dragoman.client import StatusError
+from dragoman.engines.default_weights import default_model
 from dragoman.engines.remote import RemoteEngine
 from dragoman.engines.remote.engine import tokenizer_of
-from dragoman.engines.weights import default_model
 from dragoman.http.server import background
 from dragoman.settings import Settings
 from tests.client.support import HELLO
@@ -48,8 +48,8 @@ def url() -> Iterator[str]:
 
 @pytest.fixture
 def client(url: str) -> Iterator[dragoman.Client]:
-    with dragoman.Client(url) as made:
-        yield made
+    with dragoman.Client(url) as result:
+        yield result
 
 
 def test_chat_with_ids_and_logprobs(client: dragoman.Client) -> None:
@@ -68,15 +68,15 @@ def test_the_three_apis_tell_the_same(client: dragoman.Client) -> None:
 
 
 def test_a_refusal(client: dragoman.Client) -> None:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(StatusError) as caught:
         client.chat([{"role": "user"}]).answer()
-    assert caught.value.where.status == 400
-    assert "content" in caught.value.said
+    assert caught.value.context.status == 400
+    assert "content" in caught.value.server_message
 
 
 def test_it_is_an_engine_that_gives_text(url: str, client: dragoman.Client) -> None:
     engine = RemoteEngine.open([url], tokenizer_of(str(default_model())))
-    assert (engine.card.samples_ids, engine.card.max_model_len) == (False, 256)
+    assert (engine.card.returns_ids, engine.card.max_model_len) == (False, 256)
     with background(engine, Settings(port=0, store="none", shutdown_grace=0)) as front:
         reply = post(front, "/v1/chat/completions", {"messages": HELLO, **FEW}).json()["choices"][0]
     assert reply["message"]["content"] == client.chat(HELLO, **FEW).answer().text

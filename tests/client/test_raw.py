@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import dragoman
-from dragoman.client import AnswerTree, CallDone, Called, Spoken, StreamEvent
-from dragoman.client.raw import RawAnswer, RawReader
+from dragoman.client import AnswerTree, CallEnd, CallPart, StreamEvent, TextPart
+from dragoman.client.raw import RawParseOptions, RawReader
 from dragoman.engines.scripted import END_ID, ScriptedEngine, say
 from dragoman.errors import SettingsError
 from tests.client.recorded import chat, sse
@@ -28,7 +28,7 @@ def masks(answer: AnswerTree) -> list[str]:
 
 
 def kinds(answer: AnswerTree) -> list[str]:
-    return [part.kind if isinstance(part, Spoken) else part.name for part in answer.parts]
+    return [part.kind if isinstance(part, TextPart) else part.name for part in answer.parts]
 
 
 @pytest.mark.parametrize("prompt", [[1, 2, 3], "Go on."])
@@ -41,7 +41,7 @@ def test_reasoning_and_calls_are_found(serve: Serve, prompt: str | list[int]) ->
     assert answer.ids == [*SAID.encode(), END_ID]
     assert masks(answer) == MASKS
     for part in answer.parts:
-        if isinstance(part, Spoken):
+        if isinstance(part, TextPart):
             assert "".join(token.text for token in part.tokens) == part.text
 
 
@@ -62,7 +62,7 @@ def test_the_dialect_is_found_and_whether_the_prompt_has_opened_reasoning(serve:
 def test_a_call_is_told_before_the_answer_ends(serve: Serve) -> None:
     with dragoman.Client(serve(ScriptedEngine(say(SAID)))) as client:
         events = list(client.completions([1], dialect="hermes", max_tokens=200))
-    done = [number for number, event in enumerate(events) if isinstance(event, CallDone)]
+    done = [number for number, event in enumerate(events) if isinstance(event, CallEnd)]
     begun = [number for number, event in enumerate(events) if getattr(event, "name", "") == "g"]
     assert done[0] < begun[0]
 
@@ -75,13 +75,13 @@ def test_without_a_dialect_all_is_text(serve: Serve) -> None:
 def test_a_call_that_is_cut_short_is_not_done(serve: Serve) -> None:
     with dragoman.Client(serve(ScriptedEngine(say(SAID)))) as client:
         answer = client.completions([1], dialect="hermes", max_tokens=SAID.index('": 1')).answer()
-    (last,) = [part for part in answer.parts if isinstance(part, Called)]
+    (last,) = [part for part in answer.parts if isinstance(part, CallPart)]
     assert (last.complete, answer.finish) == (False, "length")
 
 
 def test_a_server_that_tells_no_ids() -> None:
     """As OpenAI's: the model's name says which dialect it speaks."""
-    raw = RawAnswer(dialect="auto")
+    raw = RawParseOptions(dialect="auto")
     reader = RawReader(raw, {"prompt": "<think>\n", "model": "Qwen3-8B"})
     assert list(reader.questions()) == [("GET", "/v1/models", None)]
     reading = reading_of("/v1/completions")

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 import pytest
 
 import dragoman
-from dragoman.client import AnswerTree, Called, Other, Refused, Spoken, StreamFailed, Text
+from dragoman.client import AnswerTree, CallPart, OtherEvent, StatusError, StreamError, TextDelta, TextPart
+from dragoman.engines.default_weights import default_model
 from dragoman.engines.local import LocalEngine, LocalOptions
 from dragoman.engines.scripted import END_ID, ScriptedEngine, say
-from dragoman.engines.weights import default_model
 from dragoman.types import ToolCall
 from tests.client.support import HELLO
-from tests.http.conftest import Serve, Served, parrot, serve
+from tests.http.conftest import RunningServer, Serve, parrot, serve
 from tests.support.engines import RUNNER
 from tests.support.parrot import call
 
@@ -26,14 +26,14 @@ SAID = f"<think>\nHm.\n</think>\n\nHä?\n{call('f', a=1)}\n{call('g')}"
 
 
 @pytest.fixture
-def client(parrot: Served) -> Iterator[dragoman.Client]:
-    with dragoman.Client(parrot.url) as made:
-        yield made
+def client(parrot: RunningServer) -> Iterator[dragoman.Client]:
+    with dragoman.Client(parrot.url) as result:
+        yield result
 
 
 def test_an_answer_of_all_kinds_as_a_tree(client: dragoman.Client) -> None:
-    said = [{"role": "user", "content": SAID}]
-    stream = client.chat(said, tools=TOOLS, return_token_ids=True)
+    rows = [{"role": "user", "content": SAID}]
+    stream = client.chat(rows, tools=TOOLS, return_token_ids=True)
     answer = stream.answer()
     assert answer.reasoning.strip() == "Hm."
     assert answer.text.strip() == "Hä?"
@@ -45,22 +45,22 @@ def test_an_answer_of_all_kinds_as_a_tree(client: dragoman.Client) -> None:
 
 def test_tokens_of_the_parts(client: dragoman.Client) -> None:
     answer = client.chat([{"role": "user", "content": SAID}], tools=TOOLS, return_token_ids=True).answer()
-    kinds = [part.kind if isinstance(part, Spoken) else part.name for part in answer.parts]
+    kinds = [part.kind if isinstance(part, TextPart) else part.name for part in answer.parts]
     assert kinds[:3] == ["reasoning", "text", "f"]
     for part in answer.parts:
-        if isinstance(part, Spoken):
+        if isinstance(part, TextPart):
             assert "".join(token.text for token in part.tokens) == part.text
         assert part.tokens
 
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
 def test_markers_are_on_the_parts_that_they_open_and_close(client: dragoman.Client, api: str) -> None:
-    said = [{"role": "user", "content": SAID}]
+    rows = [{"role": "user", "content": SAID}]
     if api == "chat":
-        stream = client.chat(said, tools=TOOLS, return_token_ids=True)
+        stream = client.chat(rows, tools=TOOLS, return_token_ids=True)
     else:
         tools = [{"type": "function", "name": name} for name in ("f", "g")]
-        stream = client.responses(said, tools=tools, store=False, return_token_ids=True)
+        stream = client.responses(rows, tools=tools, store=False, return_token_ids=True)
     parts = [[token.id for token in part.tokens] for part in stream.answer().parts]
     masks = [bytes(id_ for id_ in ids if id_ is not None and id_ != END_ID) for ids in parts]
     assert [mask.decode() for mask in masks] == [
@@ -102,7 +102,7 @@ def test_responses(client: dragoman.Client) -> None:
     events = list(stream)
     [answer] = stream.answers
     assert answer.ids == [*SAID.encode(), END_ID]
-    assert isinstance(events[0], Other) and events[0].name == "response.created"
+    assert isinstance(events[0], OtherEvent) and events[0].name == "response.created"
     assert answer.reasoning.strip() == "Hm."
     assert answer.text.strip() == "Hä?"
     assert [(one.name, one.arguments) for one in answer.calls] == [("f", '{"a": 1}'), ("g", "{}")]
@@ -110,38 +110,38 @@ def test_responses(client: dragoman.Client) -> None:
 
 
 def test_the_three_apis_tell_the_same_text(client: dragoman.Client) -> None:
-    assert [event.text for event in client.chat(HELLO) if isinstance(event, Text)] == [
-        event.text for event in client.responses("hi", store=False) if isinstance(event, Text)
+    assert [event.text for event in client.chat(HELLO) if isinstance(event, TextDelta)] == [
+        event.text for event in client.responses("hi", store=False) if isinstance(event, TextDelta)
     ]
 
 
 def test_a_refusal_names_the_field(client: dragoman.Client) -> None:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(StatusError) as caught:
         client.chat(HELLO, tempreature=1).answer()
-    assert (caught.value.param, caught.value.where.status) == ("tempreature", 400)
-    assert caught.value.where.request_id
+    assert (caught.value.param, caught.value.context.status) == ("tempreature", 400)
+    assert caught.value.context.request_id
 
 
 def test_a_failing_engine(client: dragoman.Client) -> None:
-    with pytest.raises(StreamFailed) as caught:
+    with pytest.raises(StreamError) as caught:
         client.chat([{"role": "user", "content": "abc BREAK"}]).answer()
     assert caught.value.code == "engine_failed"
 
 
 def test_a_wrong_key_is_refused_and_not_shown(serve: Serve) -> None:
     url = serve(ScriptedEngine(say("x")), api_key=["right"])
-    with dragoman.Client(url, "wrong-key") as client, pytest.raises(Refused) as caught:
+    with dragoman.Client(url, "wrong-key") as client, pytest.raises(StatusError) as caught:
         client.models()
-    assert caught.value.where.status == 401
+    assert caught.value.context.status == 401
     assert "wrong-key" not in str(caught.value)
     with dragoman.Client(url, "right") as client:
         assert client.models()[0]["id"] == "scripted"
 
 
 def test_any_other_route(client: dragoman.Client) -> None:
-    made = client.request("POST", "/v1/conversations", {"metadata": {"a": "b"}})
-    assert made.body["metadata"] == {"a": "b"}
-    assert made.reply.request_id
+    reply = client.request("POST", "/v1/conversations", {"metadata": {"a": "b"}})
+    assert reply.body["metadata"] == {"a": "b"}
+    assert reply.reply.request_id
 
 
 def test_an_embedded_model_and_the_ids_it_said() -> None:
@@ -164,5 +164,5 @@ def test_an_embedded_model_and_the_ids_it_said() -> None:
 
 def test_calls_are_told_by_name_in_parts(client: dragoman.Client) -> None:
     answer = client.chat([{"role": "user", "content": call("f", a=1)}], tools=TOOLS).answer()
-    [part] = [part for part in answer.parts if isinstance(part, Called)]
+    [part] = [part for part in answer.parts if isinstance(part, CallPart)]
     assert ToolCall(id=part.id, name=part.name, arguments=part.arguments) == answer.calls[0]

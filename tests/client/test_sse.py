@@ -1,6 +1,6 @@
 import pytest
 
-from dragoman.client.reading import EventTooLong, SseEvent, SseReader
+from dragoman.client.reply_reader import EventTooLong, SseEvent, SseReader
 
 
 def read(*parts: bytes) -> list[tuple[bytes, bytes]]:

@@ -4,21 +4,21 @@ from typing import Any
 
 import pytest
 
+from dragoman.client.errors import BrokenStreamError, StreamError
 from dragoman.client.events import (
     AnswerTree,
-    CallBegan,
-    CallDone,
-    Called,
-    Finished,
-    Other,
-    Spoken,
+    CallEnd,
+    CallPart,
+    CallStart,
+    FinishEvent,
+    MarkerTokens,
+    OtherEvent,
     StreamEvent,
-    Text,
+    TextDelta,
+    TextPart,
     Token,
-    Unseen,
-    Used,
+    UsageEvent,
 )
-from dragoman.client.problems import BrokenStream, StreamFailed
 from dragoman.client.request import CHAT, RESPONSES
 from dragoman.types import ToolCall, Usage
 from tests.client.recorded import LLAMA_SERVER, STREAMS, chat, responses, sse
@@ -46,15 +46,15 @@ def test_openai_calls() -> None:
 
 def test_a_call_is_handed_over_before_the_next_begins() -> None:
     path, data = STREAMS["openai-calls"]
-    told = [type(event) for event in read(reading_of(path), [data])]
-    assert told.index(CallDone) < len(told) - 1 - told[::-1].index(CallBegan)
+    items = [type(event) for event in read(reading_of(path), [data])]
+    assert items.index(CallEnd) < len(items) - 1 - items[::-1].index(CallStart)
 
 
 def test_vllm_ids_are_in_the_tree() -> None:
     answer = tree("vllm-chat")
     assert answer.parts == [
-        Spoken("reasoning", "Hmm.", [Token(10), Token(11, "Hm"), Token(12, "m.")]),
-        Spoken("text", "Hi", [Token(13), Token(14, "Hi"), Token(15)]),
+        TextPart("reasoning", "Hmm.", [Token(10), Token(11, "Hm"), Token(12, "m.")]),
+        TextPart("text", "Hi", [Token(13), Token(14, "Hi"), Token(15)]),
     ]
     assert answer.ids == [10, 11, 12, 13, 14, 15]
 
@@ -81,68 +81,68 @@ def test_llama_server_divides_the_text_between_tokens() -> None:
 def test_openai_responses() -> None:
     path, data = STREAMS["openai-responses"]
     reading = reading_of(path)
-    told = read(reading, [data])
+    items = read(reading, [data])
     [answer] = reading.fold.answers
     assert answer.parts == [
-        Spoken("reasoning", "Hm."),
-        Spoken("text", "Hi", [Token(None, "Hi", -0.5)]),
-        Called("call_a", "look", '{"a":1}', True),
+        TextPart("reasoning", "Hm."),
+        TextPart("text", "Hi", [Token(None, "Hi", -0.5)]),
+        CallPart("call_a", "look", '{"a":1}', True),
     ]
     assert reading.fold.usage == Usage(4, 6, 1, 2)
-    assert isinstance(told[0], Other) and told[0].name == "response.created"
-    assert told[-1] == Finished(reason="tool_calls")
+    assert isinstance(items[0], OtherEvent) and items[0].name == "response.created"
+    assert items[-1] == FinishEvent(reason="tool_calls")
 
 
 def test_usage_of_chat() -> None:
     path, data = STREAMS["vllm-chat"]
-    assert read(reading_of(path), [data])[-1] == Used(Usage(7, 5, 3, 0))
+    assert read(reading_of(path), [data])[-1] == UsageEvent(Usage(7, 5, 3, 0))
 
 
 def test_tokens_without_text_are_told() -> None:
-    told = events({"delta": {}, "token_ids": [4]}, {"delta": {"content": "a"}, "token_ids": [5]})
-    assert told == [Unseen("", [Token(4)]), Text("a", [Token(5, "a")])]
+    items = events({"delta": {}, "token_ids": [4]}, {"delta": {"content": "a"}, "token_ids": [5]})
+    assert items == [MarkerTokens("", [Token(4)]), TextDelta("a", [Token(5, "a")])]
 
 
 def test_logprobs_that_do_not_fit_the_ids_are_left_out() -> None:
     spelled = {"content": [{"token": "a", "logprob": -1.0}]}
     assert events({"delta": {"content": "ab"}, "token_ids": [4, 5], "logprobs": spelled}) == [
-        Text("ab", [Token(4), Token(5, "ab")])
+        TextDelta("ab", [Token(4), Token(5, "ab")])
     ]
 
 
 def calls_of(*deltas: dict[str, object], finish: str = "tool_calls") -> list[StreamEvent]:
     choices: list[dict[str, object]] = [{"delta": {"tool_calls": [delta]}} for delta in deltas]
-    return [e for e in events(*choices, {"delta": {}, "finish_reason": finish}) if isinstance(e, CallDone)]
+    return [e for e in events(*choices, {"delta": {}, "finish_reason": finish}) if isinstance(e, CallEnd)]
 
 
-def done(number: int, id: str, name: str, arguments: str) -> CallDone:
-    return CallDone(value=ToolCall(id=id, name=name, arguments=arguments), call=number)
+def done(number: int, id: str, name: str, arguments: str) -> CallEnd:
+    return CallEnd(value=ToolCall(id=id, name=name, arguments=arguments), call=number)
 
 
 def test_calls_that_share_an_index_are_told_apart_by_their_ids() -> None:
-    told = calls_of(
+    calls = calls_of(
         {"index": 0, "id": "a", "function": {"name": "f", "arguments": "{}"}},
         {"index": 0, "id": "b", "function": {"name": "g", "arguments": "{}"}},
     )
-    assert told == [done(0, "a", "f", "{}"), done(1, "b", "g", "{}")]
+    assert calls == [done(0, "a", "f", "{}"), done(1, "b", "g", "{}")]
 
 
 def test_calls_without_an_index() -> None:
-    told = calls_of(
+    calls = calls_of(
         {"id": "a", "function": {"name": "f", "arguments": '{"x":'}},
         {"function": {"arguments": "1}"}},
         {"id": "b", "function": {"name": "g", "arguments": {"y": 2}}},
     )
-    assert told == [done(0, "a", "f", '{"x":1}'), done(1, "b", "g", '{"y":2}')]
+    assert calls == [done(0, "a", "f", '{"x":1}'), done(1, "b", "g", '{"y":2}')]
 
 
 def test_a_custom_call_ends_with_the_next() -> None:
-    told = events(
+    items = events(
         {"delta": {"tool_calls": [{"index": 0, "id": "a", "custom": {"name": "f", "input": "{}"}}]}},
         {"delta": {"tool_calls": [{"index": 0, "custom": {"input": "more"}}]}},
         {"delta": {"tool_calls": [{"index": 1, "id": "b", "function": {"name": "g"}}]}},
     )
-    assert told[-2:] == [done(0, "a", "f", "{}more"), CallBegan(id="b", name="g", call=1)]
+    assert items[-2:] == [done(0, "a", "f", "{}more"), CallStart(id="b", name="g", call=1)]
 
 
 def test_a_call_that_is_cut_short_is_not_handed_over() -> None:
@@ -152,7 +152,7 @@ def test_a_call_that_is_cut_short_is_not_handed_over() -> None:
 
 
 def test_a_call_that_goes_on_behind_its_end_is_an_error() -> None:
-    with pytest.raises(BrokenStream, match="continue after their end"):
+    with pytest.raises(BrokenStreamError, match="continue after their end"):
         calls_of(
             {"index": 0, "id": "a", "function": {"name": "f", "arguments": "{}"}},
             {"index": 0, "function": {"arguments": '{"x":1}'}},
@@ -160,8 +160,8 @@ def test_a_call_that_goes_on_behind_its_end_is_an_error() -> None:
 
 
 def test_a_legacy_call() -> None:
-    told = events({"delta": {"function_call": {"name": "f", "arguments": "{}"}}})
-    assert CallDone(value=ToolCall(id=None, name="f", arguments="{}"), call=0) in told
+    items = events({"delta": {"function_call": {"name": "f", "arguments": "{}"}}})
+    assert CallEnd(value=ToolCall(id=None, name="f", arguments="{}"), call=0) in items
 
 
 def test_a_server_that_does_not_stream() -> None:
@@ -185,14 +185,14 @@ def test_an_end_mark_is_not_needed_after_the_finish() -> None:
 
 
 def test_a_stream_that_ends_before_its_answer_is_an_error() -> None:
-    with pytest.raises(BrokenStream, match="ended before the answer") as caught:
+    with pytest.raises(BrokenStreamError, match="ended before the answer") as caught:
         read(reading_of(CHAT), [sse(*chat({"delta": {"content": "Hi"}}), done=False)])
-    assert (caught.value.where.chunk, caught.value.where.request_id) == (1, "req_1")
+    assert (caught.value.context.chunk, caught.value.context.request_id) == (1, "req_1")
 
 
 def test_what_is_behind_the_end_mark_is_of_no_interest() -> None:
     assert read(reading_of(CHAT), [sse(*chat({"delta": {"content": "a"}})), b"data: rubbish\n\n"]) == [
-        Text("a")
+        TextDelta("a")
     ]
 
 
@@ -206,7 +206,7 @@ def test_what_is_behind_the_end_mark_is_of_no_interest() -> None:
     ],
 )
 def test_a_failure_inside_of_a_stream(data: bytes) -> None:
-    with pytest.raises(StreamFailed, match="It broke"):
+    with pytest.raises(StreamError, match="It broke"):
         read(reading_of(CHAT), [data])
 
 
@@ -218,7 +218,7 @@ def test_a_failure_inside_of_a_stream(data: bytes) -> None:
     ],
 )
 def test_a_failure_inside_of_a_response(name: str, fields: dict[str, object]) -> None:
-    with pytest.raises(StreamFailed, match="It broke") as caught:
+    with pytest.raises(StreamError, match="It broke") as caught:
         read(reading_of(RESPONSES), [responses((name, fields))])
     assert caught.value.code == "server_error"
 
@@ -227,14 +227,14 @@ def test_a_failure_inside_of_a_response(name: str, fields: dict[str, object]) ->
     "data", [b"data: <html>\n\n", b'data: {"choices": 3}\n\n', b"data: \xff\n\n", b"data: NaN\n\n"]
 )
 def test_what_cannot_be_read_is_shown(data: bytes) -> None:
-    with pytest.raises(BrokenStream, match="cannot be read") as caught:
+    with pytest.raises(BrokenStreamError, match="cannot be read") as caught:
         read(reading_of(CHAT), [sse(*chat({"delta": {"content": "a"}}), done=False), data])
-    assert caught.value.where.chunk == 2
-    assert caught.value.where.beginning == data[6:-2].decode("utf-8", "replace")
+    assert caught.value.context.chunk == 2
+    assert caught.value.context.beginning == data[6:-2].decode("utf-8", "replace")
 
 
 def test_a_key_that_the_server_repeats_is_hidden() -> None:
-    with pytest.raises(BrokenStream) as caught:
+    with pytest.raises(BrokenStreamError) as caught:
         read(reading_of(CHAT), [f"data: your key {KEY}\n\n".encode()])
     assert KEY not in str(caught.value)
 
@@ -242,12 +242,12 @@ def test_a_key_that_the_server_repeats_is_hidden() -> None:
 def test_an_incomplete_response_says_why() -> None:
     end = {"response": {"incomplete_details": {"reason": "max_output_tokens"}}}
     assert read(reading_of(RESPONSES), [responses(("response.incomplete", end))]) == [
-        Finished(reason="length")
+        FinishEvent(reason="length")
     ]
 
 
 def test_ids_of_a_response_that_have_no_text_are_told() -> None:
-    told = read(
+    items = read(
         reading_of(RESPONSES),
         [
             responses(
@@ -259,35 +259,35 @@ def test_ids_of_a_response_that_have_no_text_are_told() -> None:
             )
         ],
     )
-    spoken = [one for one in told if isinstance(one, Text | Unseen)]
+    spoken = [one for one in items if isinstance(one, TextDelta | MarkerTokens)]
     assert spoken == [
-        Unseen("", [Token(3)]),
-        Unseen("", [Token(4)]),
-        Text("a", [Token(5, "a")]),
-        Unseen("", [Token(6)]),
+        MarkerTokens("", [Token(3)]),
+        MarkerTokens("", [Token(4)]),
+        TextDelta("a", [Token(5, "a")]),
+        MarkerTokens("", [Token(6)]),
     ]
 
 
 def test_calls_of_a_response_without_places() -> None:
     """llama-server names them by their call ids alone."""
-    told: list[tuple[str, dict[str, Any]]] = []
+    items: list[tuple[str, dict[str, Any]]] = []
     for name in ("f", "g"):
         item = {"type": "function_call", "call_id": f"fc_{name}", "name": name, "status": "in_progress"}
-        told += [
+        items += [
             ("response.output_item.added", {"item": item}),
             ("response.function_call_arguments.delta", {"item_id": f"fc_{name}", "delta": "{}"}),
             ("response.output_item.done", {"item": {**item, "status": "completed", "arguments": "{}"}}),
         ]
     done_ = [
         e
-        for e in read(reading_of(RESPONSES), [responses(*told, ("response.completed", {}))])
-        if isinstance(e, CallDone)
+        for e in read(reading_of(RESPONSES), [responses(*items, ("response.completed", {}))])
+        if isinstance(e, CallEnd)
     ]
     assert done_ == [done(0, "fc_f", "f", "{}"), done(1, "fc_g", "g", "{}")]
 
 
 def test_texts_that_come_only_whole() -> None:
-    told = read(
+    items = read(
         reading_of(RESPONSES),
         [
             responses(
@@ -303,5 +303,5 @@ def test_texts_that_come_only_whole() -> None:
             )
         ],
     )
-    assert told[0] == Text("Hi")
-    assert told[-2] == CallDone(value=ToolCall(id="c", name="f", arguments="x"), call=0)
+    assert items[0] == TextDelta("Hi")
+    assert items[-2] == CallEnd(value=ToolCall(id="c", name="f", arguments="x"), call=0)

@@ -17,7 +17,7 @@ from msgspec import Struct, field
 from dragoman.http.server import background
 from dragoman.settings import Settings
 from tests.clients import environments
-from tests.clients.cases import Seen
+from tests.clients.cases import SeenRequest
 from tests.clients.model import model
 from tests.clients.table import BY_NAME, CLIENTS, COLUMNS, Client
 
@@ -28,7 +28,7 @@ class Outcome(Struct):
     """What became of one client."""
 
     client: Client
-    seen: list[Seen] = field(default_factory=list)
+    seen: list[SeenRequest] = field(default_factory=list)
     not_run: str | None = None
 
     @property
@@ -65,35 +65,35 @@ def _try(client: Client) -> Outcome:
     return Outcome(client, seen)
 
 
-def _seen(client: Client, url: str, home: Path) -> list[Seen]:
+def _seen(client: Client, url: str, home: Path) -> list[SeenRequest]:
     """What the program said of itself, and that it came to its end, if it did not."""
     try:
         done = environments.run(client, url, home)
     except subprocess.TimeoutExpired as error:
         # Whatever it said before that, which is bytes here.
-        return [*read_cases(error.stdout or b""), Seen("program", "comes to its end", str(error))]
-    found = read_cases(done.stdout)
-    if done.returncode or not found:
+        return [*read_cases(error.stdout or b""), SeenRequest("program", "comes to its end", str(error))]
+    cases = read_cases(done.stdout)
+    if done.returncode or not cases:
         why = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        found.append(Seen("program", "comes to its end", why))
-    return found
+        cases.append(SeenRequest("program", "comes to its end", why))
+    return cases
 
 
-def read_cases(said: str | bytes) -> list[Seen]:
+def read_cases(said: str | bytes) -> list[SeenRequest]:
     """Of what a program printed, the lines that tell of its cases."""
     text = said.decode(errors="replace") if isinstance(said, bytes) else said
     lines = [line for line in text.splitlines() if line.startswith('{"api"') and line.endswith("}")]
     seen = [msgspec.json.decode(line, type=dict[str, str | None]) for line in lines]
-    return [Seen(**one) for one in seen]  # type: ignore[arg-type]
+    return [SeenRequest(**one) for one in seen]  # type: ignore[arg-type]
 
 
-def find_refusals(client: Client, url: str) -> list[Seen]:
+def find_refusals(client: Client, url: str) -> list[SeenRequest]:
     """What the server refused. Some clients then try another way, and nobody sees that the first was shut."""
     refused = re.findall(REFUSED, httpx.get(f"{url}/metrics").text)
     if sum(int(float(times)) for *_, times in refused) == client.refusals:
         return []
-    told = ", ".join(f"{route} {status} ({float(times):.0f} times)" for route, status, times in refused)
-    return [Seen("server", "refuses what it should", f"{told or 'nothing'} was refused")]
+    text = ", ".join(f"{route} {status} ({float(times):.0f} times)" for route, status, times in refused)
+    return [SeenRequest("server", "refuses what it should", f"{text or 'nothing'} was refused")]
 
 
 def page(outcomes: Sequence[Outcome]) -> Table:
@@ -121,11 +121,11 @@ def _rows(outcome: Outcome) -> list[list[str]]:
     return [[name, version, api, *_cells([one for one in outcome.seen if one.api == api])] for api in apis]
 
 
-def _cells(seen: Sequence[Seen]) -> list[str]:
-    said = {one.what: "works" if one.failed is None else "FAILS" for one in seen}
-    others = [word for what, word in said.items() if what not in COLUMNS]
+def _cells(seen: Sequence[SeenRequest]) -> list[str]:
+    fields = {one.what: "works" if one.failed is None else "FAILS" for one in seen}
+    others = [word for what, word in fields.items() if what not in COLUMNS]
     more = f"{others.count('works')} of {len(others)}" if others else "-"
-    return [*(said.get(column, "-") for column in COLUMNS), more]
+    return [*(fields.get(column, "-") for column in COLUMNS), more]
 
 
 def _read(arguments: list[str] | None) -> argparse.Namespace:

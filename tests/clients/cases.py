@@ -32,7 +32,7 @@ class Case(NamedTuple):
     """It is given the base URL, with `/v1`."""
 
 
-class Seen(NamedTuple):
+class SeenRequest(NamedTuple):
     api: str
     what: str
     failed: str | None
@@ -71,13 +71,13 @@ TOOL = {
 }
 
 
-def try_case(case: Case, url: str) -> Seen:
+def try_case(case: Case, url: str) -> SeenRequest:
     try:
         case.run(url)
     except Exception as error:
         traceback.print_exc()
-        return Seen(case.api, case.what, " ".join(f"{type(error).__name__}: {error}".split())[:300])
-    return Seen(case.api, case.what, None)
+        return SeenRequest(case.api, case.what, " ".join(f"{type(error).__name__}: {error}".split())[:300])
+    return SeenRequest(case.api, case.what, None)
 
 
 def main(program: Mapping[str, Any]) -> None:

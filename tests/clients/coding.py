@@ -45,8 +45,8 @@ def from_page(name: str, language: str, url: str) -> str:
 
 def variables_from_page(name: str, url: str) -> dict[str, str]:
     """What a client's page has its readers export."""
-    said = re.findall(r"([A-Z_]+)=(\S+)", from_page(name, "console", url))
-    return dict(said)
+    matches = re.findall(r"([A-Z_]+)=(\S+)", from_page(name, "console", url))
+    return dict(matches)
 
 
 def localised(text: str, url: str) -> str:

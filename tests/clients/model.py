@@ -33,8 +33,8 @@ SHELLS = {
 
 def call(name: str, /, **arguments: object) -> str:
     """A call as the model writes it: what is no ASCII is not escaped."""
-    said = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
-    return f"<tool_call>\n{said}\n</tool_call>"
+    text = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{text}\n</tool_call>"
 
 
 def _offered(prompt: str) -> list[str]:
@@ -105,13 +105,13 @@ def _ways(prompt: str) -> Iterator[str]:
 
 
 def _fits(text: str, constraint: JobConstraint) -> bool:
-    matcher = constraint.start()
+    matcher = constraint.new_matcher()
     try:
         for id_ in text.encode():
             matcher.accept(id_)
     except ConstraintFailed:
         return False
-    return matcher.accepting
+    return matcher.is_accepting
 
 
 def said(job: Job) -> Script:

@@ -5,7 +5,7 @@ import httpx
 from dragoman.http.server import background
 from dragoman.settings import Settings
 from tests.clients.__main__ import Outcome, find_refusals, page, read_cases
-from tests.clients.cases import Case, Seen, try_case
+from tests.clients.cases import Case, SeenRequest, try_case
 from tests.clients.model import model
 from tests.clients.table import CLIENTS, Client
 
@@ -14,17 +14,19 @@ CLIENT = Client("some", ("some==1.0",), "with_some.py")
 
 def test_a_client_that_was_not_run_has_not_passed() -> None:
     outcome = Outcome(CLIENT, not_run="no such package")
-    made = page([outcome])
+    table = page([outcome])
     assert not outcome.passed
-    assert (made.title, made.rows[0][3]) == ("0 of 1 clients work", "NOT RUN")
-    assert "- some was NOT RUN: no such package" in made.notes
+    assert (table.title, table.rows[0][3]) == ("0 of 1 clients work", "NOT RUN")
+    assert "- some was NOT RUN: no such package" in table.notes
 
 
 def test_what_fails_is_named() -> None:
     def fails(url: str) -> None:
         raise ValueError("no\nanswer")
 
-    outcome = Outcome(CLIENT, [Seen("chat", "plain", None), try_case(Case("chat", "stream", fails), "")])
+    outcome = Outcome(
+        CLIENT, [SeenRequest("chat", "plain", None), try_case(Case("chat", "stream", fails), "")]
+    )
     [row] = page([outcome]).rows
     assert not outcome.passed
     assert row == ["some", "1.0", "chat", "works", "FAILS", "-", "-", "-"]
@@ -40,8 +42,8 @@ def test_refusals_are_seen() -> None:
 
 
 def test_what_was_tried_is_told_of_a_program_that_does_not_end() -> None:
-    said = b'talk\n{"api": "chat", "what": "plain", "failed": null}\n{"api": "chat", "wh'
-    assert read_cases(said) == [Seen("chat", "plain", None)]
+    data = b'talk\n{"api": "chat", "what": "plain", "failed": null}\n{"api": "chat", "wh'
+    assert read_cases(data) == [SeenRequest("chat", "plain", None)]
 
 
 def test_versions_are_pinned() -> None:

@@ -52,8 +52,8 @@ def engine() -> ScriptedEngine:
 
 @pytest.fixture(scope="module")
 def url(engine: ScriptedEngine) -> Iterator[str]:
-    with background(engine, Settings(port=0, store="memory")) as made:
-        yield made + "/v1"
+    with background(engine, Settings(port=0, store="memory")) as text:
+        yield text + "/v1"
 
 
 def client_of(url: str) -> AsyncOpenAI:

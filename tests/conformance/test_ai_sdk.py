@@ -15,15 +15,15 @@ MODULES = Path(__file__).parent / "node"
 
 
 def said(job: Job) -> Script:
-    told = "21 degrees in Paris" in prompt_of(job)
-    return say("It has 21 degrees." if told else call("weather", city="Paris"))
+    outcome = "21 degrees in Paris" in prompt_of(job)
+    return say("It has 21 degrees." if outcome else call("weather", city="Paris"))
 
 
 def test_a_tool_loop_whole_and_streamed() -> None:
     with background(tool_model(said), Settings(port=0, store="memory")) as url:
-        found = json.loads(run_module(MODULES / "ai_tools.mjs", f"{url}/v1", NAME))
+        result = json.loads(run_module(MODULES / "ai_tools.mjs", f"{url}/v1", NAME))
     wanted = {"text": "It has 21 degrees.", "calls": [["weather", {"city": "Paris"}]], "finish": "stop"}
-    assert found == {"whole": wanted, "streamed": wanted}
+    assert result == {"whole": wanted, "streamed": wanted}
 
 
 def test_an_object_of_a_schema(base_url: str) -> None:

@@ -44,8 +44,8 @@ def engine() -> ScriptedEngine:
 
 @pytest.fixture(scope="module")
 def url(engine: ScriptedEngine) -> Iterator[str]:
-    with background(engine, Settings(port=0, store="memory")) as made:
-        yield made
+    with background(engine, Settings(port=0, store="memory")) as text:
+        yield text
 
 
 def codex(url: str, home: Path, *, sockets: bool) -> list[dict[str, Any]]:

@@ -40,10 +40,12 @@ def test_llmprobe(tmp_path: Path) -> None:
         subprocess.run(
             [program, url, *options], env=bare_environment(tmp_path), stdout=out, timeout=300, check=False
         )
-    found = json.loads(report.read_text())["conformance"]
-    failed = {result["id"]: result["failures"] for result in found["results"] if result["outcome"] == "fail"}
+    outcome = json.loads(report.read_text())["conformance"]
+    failed = {
+        result["id"]: result["failures"] for result in outcome["results"] if result["outcome"] == "fail"
+    }
     assert not {id_: why for id_, why in failed.items() if not any(name in id_ for name in NEEDS_A_MODEL)}
-    passed = {surface["surface"]: surface["passed"] for surface in found["bySurface"]}
+    passed = {surface["surface"]: surface["passed"] for surface in outcome["bySurface"]}
     assert passed["chat"] > 60
     assert passed["responses"] > 60
     assert passed["messages"] > 40

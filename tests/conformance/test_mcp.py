@@ -49,8 +49,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_client_scenario(scenario: str, results: Path) -> None:
-    (found,) = results.joinpath(scenario).glob("*/checks.json")
-    checks: list[dict[str, Any]] = json.loads(found.read_text())
+    (path,) = results.joinpath(scenario).glob("*/checks.json")
+    checks: list[dict[str, Any]] = json.loads(path.read_text())
     counted = [check for check in checks if check["id"] != ABOUT_TIME]
     assert [check for check in counted if check["status"] == "FAILURE"] == []
     assert any(check["status"] == "SUCCESS" for check in counted)

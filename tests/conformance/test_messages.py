@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.conformance.conftest import MODEL, Served
+from tests.conformance.conftest import MODEL, RunningServer
 from tests.http.test_messages import events, fold
 from tests.support.http import post
 
@@ -25,7 +25,7 @@ CALLED = [USER, {"role": "assistant", "content": [CALL]}]
 
 
 @pytest.fixture(scope="module")
-def url(llamacpp: Served) -> str:
+def url(llamacpp: RunningServer) -> str:
     """One runner is enough for what is asked of the server."""
     return llamacpp.url
 

@@ -10,11 +10,11 @@ from ollama import Client, Options, ResponseError
 from ollama._types import ChatRequest, EmbedRequest, GenerateRequest
 
 from dragoman.api.ollama import read_chat, read_prompt, read_texts
-from dragoman.api.read import Ignored
+from dragoman.api.request_decoder import IgnoredFields
 from dragoman.http.server import background
 from dragoman.limits import Limits
 from dragoman.settings import Settings
-from tests.conformance.conftest import MODEL, Served
+from tests.conformance.conftest import MODEL, RunningServer
 from tests.support.parrot import call, parrot
 
 SHORT = {"num_predict": 12, "temperature": 0, "seed": 1}
@@ -22,7 +22,7 @@ ASK = [{"role": "user", "content": "Name three colours."}]
 
 
 @pytest.fixture(scope="module")
-def client(served: Served) -> Client:
+def client(served: RunningServer) -> Client:
     return Client(host=served.url)
 
 
@@ -59,15 +59,15 @@ def test_vectors(client: Client) -> None:
     assert len(one) == len(other) == len(client.embeddings(MODEL, "red").embedding)
 
 
-def test_a_text_that_is_too_long_for_a_vector_is_cut(openvino: Served) -> None:
+def test_a_text_that_is_too_long_for_a_vector_is_cut(openvino: RunningServer) -> None:
     assert len(Client(host=openvino.url).embed(MODEL, "word " * 5000).embeddings) == 1
 
 
 def test_a_schema(client: Client) -> None:
     fields = {"properties": {"age": {"type": "integer", "enum": [7]}}, "additionalProperties": False}
     schema = {"type": "object", **fields, "required": ["age"]}
-    told = client.chat(MODEL, ASK, format=schema, options={"temperature": 0}).message.content
-    assert json.loads(told or "") == {"age": 7}
+    text = client.chat(MODEL, ASK, format=schema, options={"temperature": 0}).message.content
+    assert json.loads(text or "") == {"age": 7}
 
 
 def test_a_function_is_called_and_its_result_is_heard(caller: Client) -> None:
@@ -80,12 +80,12 @@ def test_a_function_is_called_and_its_result_is_heard(caller: Client) -> None:
         """
         return one + other
 
-    said: list[ollama.Message] = [ollama.Message(role="user", content=call("add", one=3, other=4))]
-    answer = caller.chat("parrot", said, tools=[add])
+    items: list[ollama.Message] = [ollama.Message(role="user", content=call("add", one=3, other=4))]
+    answer = caller.chat("parrot", items, tools=[add])
     [wanted] = answer.message.tool_calls or []
     result = str(add(**wanted.function.arguments))
-    said += [answer.message, ollama.Message(role="tool", tool_name="add", content=result)]
-    assert caller.chat("parrot", said, tools=[add]).message.content == "The tool says: 7"
+    items += [answer.message, ollama.Message(role="tool", tool_name="add", content=result)]
+    assert caller.chat("parrot", items, tools=[add]).message.content == "The tool says: 7"
 
 
 def test_a_model_that_is_not_there(client: Client) -> None:
@@ -124,7 +124,9 @@ def test_every_field_of_its_types_is_known(kind: type[Any]) -> None:
     read, base = BODIES[kind]
     for name in kind.model_fields:
         read(
-            json.dumps({"model": "m", **base, name: VALUES.get(name, 1)}).encode(), Limits(), Ignored("error")
+            json.dumps({"model": "m", **base, name: VALUES.get(name, 1)}).encode(),
+            Limits(),
+            IgnoredFields("error"),
         )
 
 
@@ -134,4 +136,4 @@ def test_every_option_of_its_types_is_known(name: str) -> None:
     for kind in (ChatRequest, GenerateRequest):
         read, base = BODIES[kind]
         body = {"model": "m", **base, "options": {name: value}}
-        read(json.dumps(body).encode(), Limits(), Ignored("error"))
+        read(json.dumps(body).encode(), Limits(), IgnoredFields("error"))

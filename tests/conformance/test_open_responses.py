@@ -37,14 +37,14 @@ def said(job: Job) -> Script:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with background(tool_model(said), Settings(port=0, store="memory")) as made:
-        yield made + "/v1/responses"
+    with background(tool_model(said), Settings(port=0, store="memory")) as text:
+        yield text + "/v1/responses"
 
 
 @pytest.fixture
 def socket(url: str) -> Iterator[Connection]:
-    with connect(url.replace("http", "ws", 1)) as made:
-        yield made
+    with connect(url.replace("http", "ws", 1)) as connection:
+        yield connection
 
 
 def ask(url: str, input_: object, **fields: object) -> dict[str, Any]:

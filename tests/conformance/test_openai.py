@@ -16,8 +16,10 @@ ASK: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Name three
 
 @pytest.fixture(scope="module")
 def client(base_url: str) -> Iterator[OpenAI]:
-    with OpenAI(base_url=base_url, api_key="none", max_retries=0, _strict_response_validation=True) as made:
-        yield made
+    with OpenAI(
+        base_url=base_url, api_key="none", max_retries=0, _strict_response_validation=True
+    ) as open_ai:
+        yield open_ai
 
 
 def test_chat(client: OpenAI) -> None:
@@ -109,8 +111,8 @@ def test_completions(client: OpenAI) -> None:
 @pytest.fixture(scope="module")
 def usual(base_url: str) -> Iterator[OpenAI]:
     """The client as people use it, for the places where its types refuse what OpenAI itself sends."""
-    with OpenAI(base_url=base_url, api_key="none", max_retries=0) as made:
-        yield made
+    with OpenAI(base_url=base_url, api_key="none", max_retries=0) as open_ai:
+        yield open_ai
 
 
 def test_completions_stream(usual: OpenAI) -> None:

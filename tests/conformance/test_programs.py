@@ -7,7 +7,7 @@ import pytest
 
 from dragoman.http.server import background
 from dragoman.settings import Settings
-from tests.clients.cases import Case, Seen, cases_of, try_case
+from tests.clients.cases import Case, SeenRequest, cases_of, try_case
 from tests.clients.model import model
 
 PROGRAMS = ("with_openai", "with_anthropic", "with_litellm", "with_langchain", "with_openai_agents")
@@ -15,8 +15,8 @@ PROGRAMS = ("with_openai", "with_anthropic", "with_litellm", "with_langchain", "
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with background(model(), Settings(port=0, store="memory")) as made:
-        yield made + "/v1"
+    with background(model(), Settings(port=0, store="memory")) as text:
+        yield text + "/v1"
 
 
 def cases(program: str) -> list[Case]:
@@ -24,7 +24,7 @@ def cases(program: str) -> list[Case]:
     return cases_of(vars(import_module(f"tests.clients.programs.{program}")))
 
 
-def failures(tried: list[Case], url: str) -> list[Seen]:
+def failures(tried: list[Case], url: str) -> list[SeenRequest]:
     assert tried
     return [seen for case in tried if (seen := try_case(case, url)).failed is not None]
 

@@ -35,8 +35,8 @@ def chat(url: str, model: str, **fields: Any) -> Any:
 
 
 def said(job: Job) -> Script:
-    told = "21 degrees in Paris" in prompt_of(job)
-    return say("It has 21 degrees." if told else call("weather", city="Paris"))
+    outcome = "21 degrees in Paris" in prompt_of(job)
+    return say("It has 21 degrees." if outcome else call("weather", city="Paris"))
 
 
 def test_a_stream_is_the_whole_answer(base_url: str) -> None:
@@ -57,9 +57,9 @@ def test_a_tool_loop() -> None:
         bound = chat(f"{url}/v1", NAME).bind_tools([weather])
         asked = HumanMessage("How warm is it?")
         for first in (bound.invoke([asked]), reduce(add, bound.stream([asked]))):
-            [made] = first.tool_calls
-            assert (made["name"], made["args"]) == ("weather", {"city": "Paris"})
-            result = ToolMessage(weather(**made["args"]), tool_call_id=made["id"])
+            [outcome] = first.tool_calls
+            assert (outcome["name"], outcome["args"]) == ("weather", {"city": "Paris"})
+            result = ToolMessage(weather(**outcome["args"]), tool_call_id=outcome["id"])
             assert bound.invoke([asked, first, result]).text == "It has 21 degrees."
 
 

@@ -35,9 +35,11 @@ def client(mcp: str) -> Iterator[OpenAI]:
     settings = Settings(port=0, store="memory", mcp_allow=["127.0.0.1:*"])
     with (
         background(tool_model(said, context=16384), settings) as url,
-        OpenAI(base_url=url + "/v1", api_key="none", max_retries=0, _strict_response_validation=True) as made,
+        OpenAI(
+            base_url=url + "/v1", api_key="none", max_retries=0, _strict_response_validation=True
+        ) as open_ai,
     ):
-        yield made
+        yield open_ai
 
 
 def tool(mcp: str, approval: str) -> Any:
@@ -47,9 +49,9 @@ def tool(mcp: str, approval: str) -> Any:
 def test_a_tool_is_listed_called_and_its_result_read(client: OpenAI, mcp: str) -> None:
     reply = client.responses.create(model=NAME, input=ASK, tools=[tool(mcp, "never")])
     assert [item.type for item in reply.output] == ["mcp_list_tools", "mcp_call", "message"]
-    made = reply.output[1]
-    assert made.type == "mcp_call"
-    assert (json.loads(made.arguments), made.output) == ({"a": 19, "b": 23}, "42")
+    value = reply.output[1]
+    assert value.type == "mcp_call"
+    assert (json.loads(value.arguments), value.output) == ({"a": 19, "b": 23}, "42")
     assert reply.output_text == "It is 42."
 
 

@@ -43,8 +43,10 @@ class Person(BaseModel):
 
 @pytest.fixture(scope="module")
 def client(base_url: str) -> Iterator[OpenAI]:
-    with OpenAI(base_url=base_url, api_key="none", max_retries=0, _strict_response_validation=True) as made:
-        yield made
+    with OpenAI(
+        base_url=base_url, api_key="none", max_retries=0, _strict_response_validation=True
+    ) as open_ai:
+        yield open_ai
 
 
 def test_create(client: OpenAI) -> None:

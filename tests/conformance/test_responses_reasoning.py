@@ -19,9 +19,11 @@ SECRET: Any = {"model": NAME, "tools": TOOLS, "store": False, "include": ["reaso
 
 
 def said(job: Job) -> Script:
-    told = "21 degrees" in prompt_of(job)
+    outcome = "21 degrees" in prompt_of(job)
     return say(
-        "It has 21 degrees." if told else f"<think>\nI ask.\n</think>\n\n{call('sky__weather', city='Paris')}"
+        "It has 21 degrees."
+        if outcome
+        else f"<think>\nI ask.\n</think>\n\n{call('sky__weather', city='Paris')}"
     )
 
 
@@ -34,9 +36,11 @@ def engine() -> ScriptedEngine:
 def client(engine: ScriptedEngine) -> Iterator[OpenAI]:
     with (
         background(engine, Settings(port=0, store="memory")) as url,
-        OpenAI(base_url=url + "/v1", api_key="none", max_retries=0, _strict_response_validation=True) as made,
+        OpenAI(
+            base_url=url + "/v1", api_key="none", max_retries=0, _strict_response_validation=True
+        ) as open_ai,
     ):
-        yield made
+        yield open_ai
 
 
 def test_reasoning_streams_before_the_call(client: OpenAI) -> None:
@@ -44,14 +48,14 @@ def test_reasoning_streams_before_the_call(client: OpenAI) -> None:
     thought = "".join(
         event.delta for event in events if event.type == "response.reasoning_summary_text.delta"
     )
-    reasoning, made = events[-1].response.output
+    reasoning, result = events[-1].response.output
     assert thought == reasoning.summary[0].text == reasoning.content[0].text == "I ask."
-    assert made.type == "function_call"
+    assert result.type == "function_call"
 
 
 def test_a_call_says_which_namespace_it_is_of(client: OpenAI) -> None:
-    made: Any = client.responses.create(model=NAME, input=ASK, tools=TOOLS).output[-1]
-    assert (made.namespace, made.name) == ("sky", "weather")
+    result: Any = client.responses.create(model=NAME, input=ASK, tools=TOOLS).output[-1]
+    assert (result.namespace, result.name) == ("sky", "weather")
 
 
 def test_sealed_reasoning_comes_back_with_the_result(client: OpenAI, engine: ScriptedEngine) -> None:
@@ -71,10 +75,10 @@ def test_sealed_reasoning_comes_back_with_the_result(client: OpenAI, engine: Scr
 
 def test_a_stored_item_is_referred_to(client: OpenAI) -> None:
     first: Any = client.responses.create(model=NAME, input=ASK, tools=TOOLS)
-    made = first.output[-1]
+    result = first.output[-1]
     history: Any = [
         {"role": "user", "content": ASK},
-        {"type": "item_reference", "id": made.id},
-        {"type": "function_call_output", "call_id": made.call_id, "output": "21 degrees"},
+        {"type": "item_reference", "id": result.id},
+        {"type": "function_call_output", "call_id": result.call_id, "output": "21 degrees"},
     ]
     assert client.responses.create(model=NAME, input=history, tools=TOOLS).output_text == "It has 21 degrees."

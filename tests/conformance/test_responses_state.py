@@ -8,7 +8,7 @@ import pytest
 from openai import OpenAI
 from openai.types.responses import Response
 
-from tests.conformance.conftest import MODEL, Served
+from tests.conformance.conftest import MODEL, RunningServer
 from tests.support.wait import becomes
 
 ASK = "Name three colours."
@@ -16,15 +16,17 @@ LONG: Any = {"max_output_tokens": 900, "extra_body": {"ignore_eos": True}}
 
 
 @pytest.fixture(scope="module")
-def served(llamacpp: Served) -> Served:
+def served(llamacpp: RunningServer) -> RunningServer:
     """What is kept does not depend on who computes."""
     return llamacpp
 
 
 @pytest.fixture(scope="module")
 def client(base_url: str) -> Iterator[OpenAI]:
-    with OpenAI(base_url=base_url, api_key="none", max_retries=0, _strict_response_validation=True) as made:
-        yield made
+    with OpenAI(
+        base_url=base_url, api_key="none", max_retries=0, _strict_response_validation=True
+    ) as open_ai:
+        yield open_ai
 
 
 @pytest.fixture(scope="module")
@@ -53,16 +55,16 @@ def test_a_chain_holds_every_turn(client: OpenAI, stored: Response) -> None:
 
 
 def test_deleted_is_gone(client: OpenAI) -> None:
-    made = client.responses.create(model=MODEL, input=ASK, max_output_tokens=1)
-    client.responses.delete(made.id)
+    response = client.responses.create(model=MODEL, input=ASK, max_output_tokens=1)
+    client.responses.delete(response.id)
     with pytest.raises(openai.NotFoundError):
-        client.responses.retrieve(made.id)
+        client.responses.retrieve(response.id)
 
 
 def test_not_stored_cannot_be_continued(client: OpenAI) -> None:
-    made = client.responses.create(model=MODEL, input=ASK, max_output_tokens=1, store=False)
+    response = client.responses.create(model=MODEL, input=ASK, max_output_tokens=1, store=False)
     with pytest.raises(openai.BadRequestError) as caught:
-        client.responses.create(model=MODEL, input=ASK, previous_response_id=made.id)
+        client.responses.create(model=MODEL, input=ASK, previous_response_id=response.id)
     assert caught.value.code == "previous_response_not_found"
 
 
@@ -74,9 +76,9 @@ def test_a_stored_stream_is_replayed_from_any_event(client: OpenAI) -> None:
 
 
 def test_background_is_polled(client: OpenAI) -> None:
-    made = client.responses.create(model=MODEL, input=ASK, max_output_tokens=8, background=True)
-    assert made.status in ("queued", "in_progress")
-    assert becomes(lambda: client.responses.retrieve(made.id).status in ("completed", "incomplete"))
+    response = client.responses.create(model=MODEL, input=ASK, max_output_tokens=8, background=True)
+    assert response.status in ("queued", "in_progress")
+    assert becomes(lambda: client.responses.retrieve(response.id).status in ("completed", "incomplete"))
 
 
 def test_background_stream_is_resumed_by_another_connection(client: OpenAI) -> None:
@@ -93,9 +95,9 @@ def test_background_stream_is_resumed_by_another_connection(client: OpenAI) -> N
 
 
 def test_background_is_cancelled(client: OpenAI) -> None:
-    made = client.responses.create(model=MODEL, input=ASK, background=True, **LONG)
-    assert client.responses.cancel(made.id).status == "cancelled"
-    assert client.responses.retrieve(made.id).status == "cancelled"
+    result = client.responses.create(model=MODEL, input=ASK, background=True, **LONG)
+    assert client.responses.cancel(result.id).status == "cancelled"
+    assert client.responses.retrieve(result.id).status == "cancelled"
 
 
 def test_conversation_takes_up_both_sides(client: OpenAI) -> None:
@@ -131,7 +133,7 @@ def test_conversation_is_changed_and_deleted(client: OpenAI) -> None:
 def test_chat_completions_are_stored(base_url: str) -> None:
     """Without the check of types: in the SDK's, every stored message is the assistant's."""
     client = OpenAI(base_url=base_url, api_key="none", max_retries=0)
-    made = client.chat.completions.create(
+    chat_completion = client.chat.completions.create(
         model=MODEL,
         messages=[{"role": "user", "content": ASK}],
         max_tokens=4,
@@ -139,11 +141,14 @@ def test_chat_completions_are_stored(base_url: str) -> None:
         metadata={"run": "stored"},
     )
     kept = client.chat.completions
-    assert [one.id for one in kept.list(metadata={"run": "stored"})] == [made.id]
-    assert kept.retrieve(made.id).choices[0].message.content == made.choices[0].message.content
-    assert [message.content for message in kept.messages.list(made.id)] == [ASK]
-    assert kept.update(made.id, metadata={"run": "seen"}).id == made.id
+    assert [one.id for one in kept.list(metadata={"run": "stored"})] == [chat_completion.id]
+    assert (
+        kept.retrieve(chat_completion.id).choices[0].message.content
+        == chat_completion.choices[0].message.content
+    )
+    assert [message.content for message in kept.messages.list(chat_completion.id)] == [ASK]
+    assert kept.update(chat_completion.id, metadata={"run": "seen"}).id == chat_completion.id
     assert not list(kept.list(metadata={"run": "stored"}))
-    assert kept.delete(made.id).deleted
+    assert kept.delete(chat_completion.id).deleted
     with pytest.raises(openai.NotFoundError):
-        kept.retrieve(made.id)
+        kept.retrieve(chat_completion.id)

@@ -10,22 +10,22 @@ from openai.types.responses import Response
 from openai.types.responses.responses_server_event import ResponsesServerEvent
 from pydantic import TypeAdapter
 
-from tests.conformance.conftest import MODEL, Served
+from tests.conformance.conftest import MODEL, RunningServer
 
 EVENTS: TypeAdapter[ResponsesServerEvent] = TypeAdapter(ResponsesServerEvent)
 ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
 
 
 @pytest.fixture(scope="module")
-def served(llamacpp: Served) -> Served:
+def served(llamacpp: RunningServer) -> RunningServer:
     """How messages travel does not depend on who computes."""
     return llamacpp
 
 
 @pytest.fixture
 def socket(base_url: str) -> Iterator[ResponsesConnection]:
-    with OpenAI(base_url=base_url, api_key="none") as client, client.responses.connect() as made:
-        yield made
+    with OpenAI(base_url=base_url, api_key="none") as client, client.responses.connect() as result:
+        yield result
 
 
 def turn(socket: ResponsesConnection, **fields: Any) -> list[Any]:

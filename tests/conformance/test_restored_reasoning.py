@@ -12,7 +12,7 @@ from dragoman.engines.scripted import Script, say
 from dragoman.http.server import background
 from dragoman.settings import Settings
 from dragoman.types import Job
-from tests.support.engines import Shared
+from tests.support.engines import SharedEngine
 from tests.support.parrot import TEMPLATE
 from tests.support.tool_model import call, prompt_of, tool_model
 
@@ -71,20 +71,20 @@ class Chat:
     def user(self, turns: int = 4) -> None:
         self.messages.append(ASK)
         for _ in range(turns):
-            made = self._create(messages=self.messages, **self._more)
-            self.prompts.append(made.prompt_token_ids)
-            details = made.usage.prompt_tokens_details
+            result = self._create(messages=self.messages, **self._more)
+            self.prompts.append(result.prompt_token_ids)
+            details = result.usage.prompt_tokens_details
             self.restored.append(getattr(details, "restored_reasoning_tokens", 0))
-            said = made.choices[0].message
-            message = {"role": "assistant", "content": said.content}
-            if said.tool_calls:
-                message["tool_calls"] = [each.model_dump(exclude_none=True) for each in said.tool_calls]
+            outcome = result.choices[0].message
+            message = {"role": "assistant", "content": outcome.content}
+            if outcome.tool_calls:
+                message["tool_calls"] = [each.model_dump(exclude_none=True) for each in outcome.tool_calls]
             if self._sends:
-                message["reasoning_content"] = said.reasoning_content
+                message["reasoning_content"] = outcome.reasoning_content
             self.messages.append(message)
-            for each in said.tool_calls or ():
+            for each in outcome.tool_calls or ():
                 self.messages.append({"role": "tool", "tool_call_id": each.id, "content": "wet"})
-            if not said.tool_calls:
+            if not outcome.tool_calls:
                 break
 
 
@@ -132,10 +132,12 @@ def streamed(client: OpenAI, messages: list[Any], **more: Any) -> dict[str, Any]
 def test_a_stream_is_remembered_too(scripted: OpenAI) -> None:
     create: Any = scripted.chat.completions.create
     tools = [{"type": "function", "function": TOOL}]
-    said = streamed(scripted, [ASK], model="any", tools=tools)
-    results = [{"role": "tool", "tool_call_id": call["id"], "content": "wet"} for call in said["tool_calls"]]
-    made = create(model="any", tools=tools, messages=[ASK, said, *results])
-    assert made.usage.prompt_tokens_details.restored_reasoning_tokens > 0
+    fields = streamed(scripted, [ASK], model="any", tools=tools)
+    results = [
+        {"role": "tool", "tool_call_id": call["id"], "content": "wet"} for call in fields["tool_calls"]
+    ]
+    result = create(model="any", tools=tools, messages=[ASK, fields, *results])
+    assert result.usage.prompt_tokens_details.restored_reasoning_tokens > 0
 
 
 FUNCTION: dict[str, Any] = {"type": "function", **TOOL}
@@ -147,12 +149,12 @@ def by_items(client: OpenAI, salt: str, kept: tuple[str, ...], restoring: str) -
     prompts: list[list[int]] = []
     body = {"cache_salt": salt, "return_token_ids": True, "restore_reasoning": restoring}
     for _ in range(3):
-        made: Any = client.responses.create(model="any", input=items, tools=[FUNCTION], extra_body=body)  # type: ignore[list-item]
-        prompts.append(made.turns[0]["prompt_token_ids"])
-        items += [item.model_dump(exclude_none=True) for item in made.output if item.type in kept]
+        result: Any = client.responses.create(model="any", input=items, tools=[FUNCTION], extra_body=body)  # type: ignore[list-item]
+        prompts.append(result.turns[0]["prompt_token_ids"])
+        items += [item.model_dump(exclude_none=True) for item in result.output if item.type in kept]
         items += [
             {"type": "function_call_output", "call_id": item.call_id, "output": "wet"}
-            for item in made.output
+            for item in result.output
             if item.type == "function_call"
         ]
     return prompts
@@ -174,15 +176,15 @@ def test_responses_that_are_continued_have_their_reasoning(scripted: OpenAI) -> 
         for item in first.output
         if item.type == "function_call"
     ]
-    told: dict[str, Any] = {"model": "any", "tools": [FUNCTION], "extra_body": body}
-    chained = create(input=outputs, previous_response_id=first.id, **told)
+    fields: dict[str, Any] = {"model": "any", "tools": [FUNCTION], "extra_body": body}
+    chained = create(input=outputs, previous_response_id=first.id, **fields)
     references = [{"type": "item_reference", "id": item.id} for item in first.output]
-    referred = create(input=[ASK, *references, *outputs], **told)
+    referred = create(input=[ASK, *references, *outputs], **fields)
     some = [{"type": "item_reference", "id": item.id} for item in first.output if item.type != "reasoning"]
     restored = create(
-        input=[ASK, *some, *outputs], **{**told, "extra_body": {**body, "restore_reasoning": "tools"}}
+        input=[ASK, *some, *outputs], **{**fields, "extra_body": {**body, "restore_reasoning": "tools"}}
     )
-    prompts = [made.turns[0]["prompt_token_ids"] for made in (chained, referred, restored)]
+    prompts = [result.turns[0]["prompt_token_ids"] for result in (chained, referred, restored)]
     assert prompts[1:] == prompts[:1] * 2
 
 
@@ -195,7 +197,7 @@ def thinking(engine: LocalEngine, tmp_path_factory: pytest.TempPathFactory) -> I
     path.write_text(TEMPLATE.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}"))
     settings = Settings(port=0, store="memory", dialect="hermes", chat_template=str(path), any_model=True)
     with (
-        background(Shared(engine), settings) as url,
+        background(SharedEngine(engine), settings) as url,
         OpenAI(base_url=f"{url}/v1", api_key="none", timeout=120) as client,
     ):
         yield client

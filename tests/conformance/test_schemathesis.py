@@ -79,8 +79,8 @@ def engine() -> ScriptedEngine:
 
 @pytest.fixture(scope="module")
 def url(engine: ScriptedEngine) -> Iterator[str]:
-    with background(engine, Settings(port=0, store="memory", unknown_fields="error")) as made:
-        yield made
+    with background(engine, Settings(port=0, store="memory", unknown_fields="error")) as text:
+        yield text
 
 
 def send_all(url: str, mode: GenerationMode, checks: list[CheckFunction]) -> None:

@@ -22,12 +22,12 @@ from openai import OpenAI
 from PIL import Image
 from websockets.sync.client import connect
 
+from dragoman.engines.default_weights import default_model
 from dragoman.engines.local import LocalEngine, LocalOptions
-from dragoman.engines.weights import default_model
 from dragoman.http.server import background
 from dragoman.settings import Settings
 from tests.conformance.conftest import MODEL
-from tests.http.test_documents import pdf
+from tests.http.test_attachments import pdf
 from tests.media.samples import picture, png_that_says, saved, sound
 from tests.support.own_server import served
 from tests.support.responses import ENDS
@@ -42,12 +42,12 @@ ASK = "What is this?"
 TOKENS = 8
 
 
-class Said(Struct, frozen=True):
+class SeenAnswer(Struct, frozen=True):
     text: str
     prompt_tokens: int
 
 
-class Seeing(Struct):
+class SeeingServer(Struct):
     """A server whose model sees, and who asks it."""
 
     engine: LocalEngine
@@ -72,7 +72,7 @@ class Seeing(Struct):
 
 
 @pytest.fixture(scope="module")
-def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seeing]:
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeeingServer]:
     projector = write_projector(tmp_path_factory.mktemp("seeing") / "mmproj.gguf", "plain", width=WIDTH)
     # What is said of a picture must not depend on what else is computed, since it tells which one it was.
     options = LocalOptions(
@@ -90,7 +90,7 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seeing]:
         OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as chats,
         Anthropic(base_url=url, api_key="none", max_retries=0) as messages,
     ):
-        yield Seeing(engine, url, chats, messages, ollama.Client(host=url))
+        yield SeeingServer(engine, url, chats, messages, ollama.Client(host=url))
 
 
 def in_base64(data: bytes) -> str:
@@ -116,18 +116,18 @@ def block(data: bytes, kind: str = "image", media: str = "image/png") -> dict[st
 # One question about a picture, in every way in which it can be asked.
 
 
-def by_chat(on: Seeing, data: bytes) -> Said:
-    made = on.chat(image_url(data))
-    return Said(made.choices[0].message.content, made.usage.prompt_tokens)
+def by_chat(on: SeeingServer, data: bytes) -> SeenAnswer:
+    result = on.chat(image_url(data))
+    return SeenAnswer(result.choices[0].message.content, result.usage.prompt_tokens)
 
 
-def by_stream(on: Seeing, data: bytes) -> Said:
+def by_stream(on: SeeingServer, data: bytes) -> SeenAnswer:
     chunks = [*on.chat(image_url(data), stream=True, stream_options={"include_usage": True})]
     words = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    return Said(words, chunks[-1].usage.prompt_tokens)
+    return SeenAnswer(words, chunks[-1].usage.prompt_tokens)
 
 
-def by_batch(on: Seeing, data: bytes) -> Said:
+def by_batch(on: SeeingServer, data: bytes) -> SeenAnswer:
     messages = [{"role": "user", "content": [image_url(data), text(ASK)]}]
     body = {"model": MODEL, "messages": messages, "max_tokens": TOKENS, "temperature": 0}
     line = {"custom_id": "one", "method": "POST", "url": "/v1/chat/completions", "body": body}
@@ -138,76 +138,76 @@ def by_batch(on: Seeing, data: bytes) -> Said:
     assert becomes(lambda: on.openai.batches.retrieve(begun.id).status == "completed")
     output = on.openai.batches.retrieve(begun.id).output_file_id
     assert output is not None
-    made = json.loads(on.openai.files.content(output).text)["response"]["body"]
-    return Said(made["choices"][0]["message"]["content"], made["usage"]["prompt_tokens"])
+    result = json.loads(on.openai.files.content(output).text)["response"]["body"]
+    return SeenAnswer(result["choices"][0]["message"]["content"], result["usage"]["prompt_tokens"])
 
 
 def items(data: bytes) -> list[Any]:
     return [{"role": "user", "content": [input_image(data), text(ASK, "input_text")]}]
 
 
-def heard(response: Any) -> Said:
+def heard(response: Any) -> SeenAnswer:
     assert response.usage is not None
-    return Said(response.output_text, response.usage.input_tokens)
+    return SeenAnswer(response.output_text, response.usage.input_tokens)
 
 
-def respond(on: Seeing, input: Any, **more: Any) -> Any:
+def respond(on: SeeingServer, input: Any, **more: Any) -> Any:
     asked = {"max_output_tokens": TOKENS, "temperature": 0, **more}
     return on.openai.responses.create(model=MODEL, input=input, **asked)
 
 
-def by_response(on: Seeing, data: bytes) -> Said:
+def by_response(on: SeeingServer, data: bytes) -> SeenAnswer:
     return heard(respond(on, items(data)))
 
 
-def by_background(on: Seeing, data: bytes) -> Said:
+def by_background(on: SeeingServer, data: bytes) -> SeenAnswer:
     begun = respond(on, items(data), background=True).id
-    while (made := on.openai.responses.retrieve(begun)).status in ("queued", "in_progress"):
+    while (response := on.openai.responses.retrieve(begun)).status in ("queued", "in_progress"):
         time.sleep(0.01)
-    return heard(made)
+    return heard(response)
 
 
-def by_conversation(on: Seeing, data: bytes) -> Said:
+def by_conversation(on: SeeingServer, data: bytes) -> SeenAnswer:
     """The picture is in it before anything is asked."""
     shown: Any = [{"type": "message", **each} for each in items(data)]
     kept = on.openai.conversations.create(items=shown)
     return heard(respond(on, [], conversation=kept.id))
 
 
-def by_socket(on: Seeing, data: bytes) -> Said:
+def by_socket(on: SeeingServer, data: bytes) -> SeenAnswer:
     asked = {"type": "response.create", "model": MODEL, "input": items(data), "temperature": 0}
     with connect(on.url.replace("http", "ws", 1) + "/v1/responses", max_size=None) as socket:
         socket.send(json.dumps({**asked, "max_output_tokens": TOKENS}))
         while (event := json.loads(socket.recv(timeout=60)))["type"] not in (*ENDS, "error"):
             pass
-    made = event["response"]
-    return Said(made["output"][0]["content"][0]["text"], made["usage"]["input_tokens"])
+    result = event["response"]
+    return SeenAnswer(result["output"][0]["content"][0]["text"], result["usage"]["input_tokens"])
 
 
-def message(on: Seeing, messages: Any) -> Any:
+def message(on: SeeingServer, messages: Any) -> Any:
     """Anthropic's client has no word for a temperature any more."""
     greedy = {"temperature": 0}
     return on.anthropic.messages.create(model=MODEL, max_tokens=TOKENS, messages=messages, extra_body=greedy)
 
 
-def by_message(on: Seeing, data: bytes) -> Said:
+def by_message(on: SeeingServer, data: bytes) -> SeenAnswer:
     messages: Any = [{"role": "user", "content": [block(data), text(ASK)]}]
-    made = message(on, messages)
-    used = made.usage
-    return Said(made.content[0].text, used.input_tokens + (used.cache_read_input_tokens or 0))
+    result = message(on, messages)
+    used = result.usage
+    return SeenAnswer(result.content[0].text, used.input_tokens + (used.cache_read_input_tokens or 0))
 
 
-def by_ollama(on: Seeing, data: bytes) -> Said:
+def by_ollama(on: SeeingServer, data: bytes) -> SeenAnswer:
     """Its pictures stand behind the words of a message, which is another prompt: see below."""
     messages: list[dict[str, Any]] = [
         {"role": "user", "content": "", "images": [data]},
         {"role": "user", "content": ASK},
     ]
-    made = on.ollama.chat(MODEL, messages, options={"num_predict": TOKENS, "temperature": 0})
-    return Said(made.message.content or "", made.prompt_eval_count or 0)
+    chat_response = on.ollama.chat(MODEL, messages, options={"num_predict": TOKENS, "temperature": 0})
+    return SeenAnswer(chat_response.message.content or "", chat_response.prompt_eval_count or 0)
 
 
-WAYS: dict[str, Callable[[Seeing, bytes], Said]] = {
+WAYS: dict[str, Callable[[SeeingServer, bytes], SeenAnswer]] = {
     "stream": by_stream,
     "batch": by_batch,
     "response": by_response,
@@ -219,26 +219,28 @@ WAYS: dict[str, Callable[[Seeing, bytes], Said]] = {
 
 
 @pytest.fixture(scope="module")
-def known(seeing: Seeing) -> dict[bytes, Said]:
+def known(seeing: SeeingServer) -> dict[bytes, SeenAnswer]:
     return {data: by_chat(seeing, data) for data in (RED, BLUE)}
 
 
-def test_what_is_said_tells_which_picture_it_was(known: dict[bytes, Said]) -> None:
+def test_what_is_said_tells_which_picture_it_was(known: dict[bytes, SeenAnswer]) -> None:
     assert known[RED].text != known[BLUE].text
     assert known[RED].prompt_tokens == known[BLUE].prompt_tokens > ROWS
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_model_is_shown_the_same_in_every_api(seeing: Seeing, known: dict[bytes, Said], way: str) -> None:
+def test_the_model_is_shown_the_same_in_every_api(
+    seeing: SeeingServer, known: dict[bytes, SeenAnswer], way: str
+) -> None:
     assert WAYS[way](seeing, BLUE) == known[BLUE]
     assert WAYS[way](seeing, RED) == known[RED]
 
 
-def test_ollamas_client_shows_pictures(seeing: Seeing) -> None:
+def test_ollamas_client_shows_pictures(seeing: SeeingServer) -> None:
     assert by_ollama(seeing, RED).text != by_ollama(seeing, BLUE).text
 
 
-def test_ollamas_prompts_show_pictures(seeing: Seeing) -> None:
+def test_ollamas_prompts_show_pictures(seeing: SeeingServer) -> None:
     options = {"num_predict": TOKENS, "temperature": 0}
     red, blue = (
         seeing.ollama.generate(MODEL, ASK, images=[data], options=options).response for data in (RED, BLUE)
@@ -249,7 +251,7 @@ def test_ollamas_prompts_show_pictures(seeing: Seeing) -> None:
 # What a picture costs.
 
 
-def test_a_second_question_is_read_from_behind_the_picture(seeing: Seeing) -> None:
+def test_a_second_question_is_read_from_behind_the_picture(seeing: SeeingServer) -> None:
     shown = picture("png", 64, 48, "green")
     seeing.chat(image_url(shown))
     before = seeing.encoded
@@ -258,21 +260,21 @@ def test_a_second_question_is_read_from_behind_the_picture(seeing: Seeing) -> No
     assert again.usage.prompt_tokens_details.cached_tokens > ROWS
 
 
-def test_another_picture_shares_nothing_behind_its_beginning(seeing: Seeing) -> None:
+def test_another_picture_shares_nothing_behind_its_beginning(seeing: SeeingServer) -> None:
     first = seeing.chat(image_url(picture("png", 64, 48, "yellow")))
     other = seeing.chat(image_url(picture("png", 64, 48, "orange")))
     cached = other.usage.prompt_tokens_details.cached_tokens
     assert cached <= first.usage.prompt_tokens - ROWS - len(ASK.split())
 
 
-def test_several_answers_are_about_one_encoding(seeing: Seeing) -> None:
+def test_several_answers_are_about_one_encoding(seeing: SeeingServer) -> None:
     before = seeing.encoded
-    made = seeing.chat(image_url(picture("png", 64, 48, "pink")), n=2, temperature=1.5, seed=1)
-    assert len({choice.message.content for choice in made.choices}) == 2
+    result = seeing.chat(image_url(picture("png", 64, 48, "pink")), n=2, temperature=1.5, seed=1)
+    assert len({choice.message.content for choice in result.choices}) == 2
     assert seeing.encoded == before + 1
 
 
-def test_who_leaves_is_forgotten(seeing: Seeing) -> None:
+def test_who_leaves_is_forgotten(seeing: SeeingServer) -> None:
     shown = image_url(picture("png", 64, 48, "brown"))
     stream = seeing.chat(shown, max_tokens=900, stream=True, extra_body={"ignore_eos": True})
     next(stream)
@@ -287,24 +289,26 @@ def test_who_leaves_is_forgotten(seeing: Seeing) -> None:
 CALL_ID = "call_1"
 
 
-def result_in_chat(on: Seeing, data: bytes) -> str:
+def result_in_chat(on: SeeingServer, data: bytes) -> str:
     call = {"id": CALL_ID, "type": "function", "function": {"name": "look", "arguments": "{}"}}
     messages: Any = [
         {"role": "user", "content": "Look."},
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": CALL_ID, "content": [image_url(data)]},
     ]
-    made = on.openai.chat.completions.create(model=MODEL, messages=messages, max_tokens=TOKENS, temperature=0)
-    return made.choices[0].message.content or ""
+    chat_completion = on.openai.chat.completions.create(
+        model=MODEL, messages=messages, max_tokens=TOKENS, temperature=0
+    )
+    return chat_completion.choices[0].message.content or ""
 
 
-def result_in_response(on: Seeing, data: bytes) -> str:
+def result_in_response(on: SeeingServer, data: bytes) -> str:
     call = {"type": "function_call", "call_id": CALL_ID, "name": "look", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": CALL_ID, "output": [input_image(data)]}
     return heard(respond(on, [{"role": "user", "content": "Look."}, call, output])).text
 
 
-def result_in_message(on: Seeing, data: bytes) -> str:
+def result_in_message(on: SeeingServer, data: bytes) -> str:
     call = {"type": "tool_use", "id": CALL_ID, "name": "look", "input": {}}
     result = {"type": "tool_result", "tool_use_id": CALL_ID, "content": [block(data)]}
     messages: Any = [
@@ -316,20 +320,22 @@ def result_in_message(on: Seeing, data: bytes) -> str:
 
 
 @pytest.mark.parametrize("ask", [result_in_chat, result_in_response, result_in_message])
-def test_a_result_of_a_tool_is_looked_at(seeing: Seeing, ask: Callable[[Seeing, bytes], str]) -> None:
+def test_a_result_of_a_tool_is_looked_at(
+    seeing: SeeingServer, ask: Callable[[SeeingServer, bytes], str]
+) -> None:
     assert ask(seeing, RED) != ask(seeing, BLUE)
 
 
-def test_a_page_of_a_document_is_read_and_looked_at(seeing: Seeing) -> None:
+def test_a_page_of_a_document_is_read_and_looked_at(seeing: SeeingServer) -> None:
     document = block(pdf("A potter"), "document", "application/pdf")
     before = seeing.encoded
     messages: Any = [{"role": "user", "content": [document, text(ASK)]}]
-    made = seeing.anthropic.messages.create(model=MODEL, max_tokens=1, messages=messages)
-    assert made.usage.input_tokens + (made.usage.cache_read_input_tokens or 0) > ROWS
+    result = seeing.anthropic.messages.create(model=MODEL, max_tokens=1, messages=messages)
+    assert result.usage.input_tokens + (result.usage.cache_read_input_tokens or 0) > ROWS
     assert seeing.encoded == before + 1
 
 
-def test_a_response_goes_on_from_a_picture(seeing: Seeing) -> None:
+def test_a_response_goes_on_from_a_picture(seeing: SeeingServer) -> None:
     texts = []
     for data in (RED, BLUE):
         first = respond(seeing, [{"role": "user", "content": [input_image(data)]}])
@@ -348,13 +354,13 @@ def test_a_picture_outlives_its_server(tmp_path: Path) -> None:
     flags += ["--threads", "1", "--context", "1024"]
     body = {"input": items(RED), "max_output_tokens": 1}
     with served(*flags) as first:
-        made = httpx.post(f"{first.url}/v1/responses", json=body, timeout=120).json()
+        reply = httpx.post(f"{first.url}/v1/responses", json=body, timeout=120).json()
     with served(*flags) as second:
-        more = {"input": "And now?", "previous_response_id": made["id"], "max_output_tokens": 1}
+        more = {"input": "And now?", "previous_response_id": reply["id"], "max_output_tokens": 1}
         after = httpx.post(f"{second.url}/v1/responses", json=more, timeout=120).json()
-        kept = httpx.get(f"{second.url}/v1/responses/{made['id']}/input_items").json()["data"]
+        kept = httpx.get(f"{second.url}/v1/responses/{reply['id']}/input_items").json()["data"]
     assert kept[0]["content"][0] == input_image(RED)
-    assert after["usage"]["input_tokens"] > made["usage"]["input_tokens"] > ROWS
+    assert after["usage"]["input_tokens"] > reply["usage"]["input_tokens"] > ROWS
 
 
 # What is no picture.
@@ -382,7 +388,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_is_no_picture_is_refused_by_its_place(seeing: Seeing, name: str) -> None:
+def test_what_is_no_picture_is_refused_by_its_place(seeing: SeeingServer, name: str) -> None:
     part, code = BAD[name]
     content = [part] if part else [image_url(RED)] * 80
     with pytest.raises(openai.BadRequestError) as refused:
@@ -391,7 +397,7 @@ def test_what_is_no_picture_is_refused_by_its_place(seeing: Seeing, name: str) -
     assert str(refused.value.param).startswith("messages")
 
 
-def test_messages_spell_it_in_their_way(seeing: Seeing) -> None:
+def test_messages_spell_it_in_their_way(seeing: SeeingServer) -> None:
     messages: Any = [{"role": "user", "content": [block(SVG)]}]
     with pytest.raises(MessageRefused, match=r"messages\[0\]\.content\[0\]': SVG is not supported"):
         seeing.anthropic.messages.create(model=MODEL, max_tokens=1, messages=messages)

@@ -242,9 +242,9 @@ CHAT = [
 def client() -> Iterator[httpx.Client]:
     with (
         background(model(), Settings(port=0, store="memory")) as url,
-        httpx.Client(base_url=url) as made,
+        httpx.Client(base_url=url) as result,
     ):
-        yield made
+        yield result
 
 
 @pytest.mark.parametrize("body", CHAT)
@@ -303,5 +303,5 @@ def test_a_prompt_and_no_answer(client: httpx.Client) -> None:
 def test_calls_that_are_forced(client: httpx.Client) -> None:
     for choice in ("required", NAMED):
         asked = {"messages": HOW_WARM, "tools": [WEATHER], "tool_choice": choice}
-        [made] = client.post("/v1/chat/completions", json=asked).json()["choices"]
-        assert made["message"]["tool_calls"][0]["function"]["name"] == "weather"
+        [result] = client.post("/v1/chat/completions", json=asked).json()["choices"]
+        assert result["message"]["tool_calls"][0]["function"]["name"] == "weather"

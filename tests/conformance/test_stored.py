@@ -9,7 +9,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 from openai.types.conversations import Message
 from openai.types.responses import ResponseInputItemParam
 
-from tests.conformance.conftest import MODEL, Served
+from tests.conformance.conftest import MODEL, RunningServer
 
 ASK: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Name three colours."}]
 ITEMS: list[ResponseInputItemParam] = [
@@ -24,15 +24,17 @@ ITEMS: list[ResponseInputItemParam] = [
 
 
 @pytest.fixture(scope="module")
-def served(llamacpp: Served) -> Served:
+def served(llamacpp: RunningServer) -> RunningServer:
     """What is kept does not depend on who computes."""
     return llamacpp
 
 
 @pytest.fixture(scope="module")
 def client(base_url: str) -> Iterator[OpenAI]:
-    with OpenAI(base_url=base_url, api_key="none", max_retries=0, _strict_response_validation=True) as made:
-        yield made
+    with OpenAI(
+        base_url=base_url, api_key="none", max_retries=0, _strict_response_validation=True
+    ) as open_ai:
+        yield open_ai
 
 
 def ask(client: OpenAI, **metadata: str) -> ChatCompletion:
@@ -42,14 +44,14 @@ def ask(client: OpenAI, **metadata: str) -> ChatCompletion:
 
 
 def test_a_conversation_from_its_beginning_to_its_end(client: OpenAI) -> None:
-    made = client.conversations.create(metadata={"topic": "weather"})
-    assert client.conversations.retrieve(made.id) == made
-    changed = client.conversations.update(made.id, metadata={"topic": "rain"})
+    conversation = client.conversations.create(metadata={"topic": "weather"})
+    assert client.conversations.retrieve(conversation.id) == conversation
+    changed = client.conversations.update(conversation.id, metadata={"topic": "rain"})
     assert changed.metadata == {"topic": "rain"}
-    gone = client.conversations.delete(made.id)
-    assert (gone.id, gone.deleted) == (made.id, True)
+    gone = client.conversations.delete(conversation.id)
+    assert (gone.id, gone.deleted) == (conversation.id, True)
     with pytest.raises(openai.NotFoundError):
-        client.conversations.retrieve(made.id)
+        client.conversations.retrieve(conversation.id)
 
 
 def test_items_of_every_common_kind(client: OpenAI) -> None:
@@ -64,19 +66,19 @@ def test_items_of_every_common_kind(client: OpenAI) -> None:
 
 
 def test_a_deleted_item_is_gone(client: OpenAI) -> None:
-    made = client.conversations.create(items=ITEMS)
-    [last, *others] = client.conversations.items.list(made.id)
+    conversation = client.conversations.create(items=ITEMS)
+    [last, *others] = client.conversations.items.list(conversation.id)
     assert last.id is not None
-    assert client.conversations.items.delete(last.id, conversation_id=made.id) == made
-    assert list(client.conversations.items.list(made.id)) == others
+    assert client.conversations.items.delete(last.id, conversation_id=conversation.id) == conversation
+    assert list(client.conversations.items.list(conversation.id)) == others
 
 
 def test_a_response_continues_a_conversation(client: OpenAI) -> None:
-    made = client.conversations.create(items=[{"role": "user", "content": "My name is Ada."}])
+    conversation = client.conversations.create(items=[{"role": "user", "content": "My name is Ada."}])
     reply = client.responses.create(
-        model=MODEL, input="Who am I?", conversation=made.id, max_output_tokens=6, temperature=0
+        model=MODEL, input="Who am I?", conversation=conversation.id, max_output_tokens=6, temperature=0
     )
-    asked, answered = list(client.conversations.items.list(made.id, order="asc"))[1:]
+    asked, answered = list(client.conversations.items.list(conversation.id, order="asc"))[1:]
     assert isinstance(asked, Message)
     assert (asked.role, answered.id) == ("user", reply.output[0].id)
 
@@ -98,19 +100,19 @@ def test_a_stored_stream_is_the_whole_answer(client: OpenAI) -> None:
 
 
 def test_completions_are_listed_changed_and_deleted(client: OpenAI) -> None:
-    made = [ask(client, batch="listed", number=str(number)).id for number in range(3)]
+    texts = [ask(client, batch="listed", number=str(number)).id for number in range(3)]
 
     def listed(**metadata: str) -> list[str]:
-        found = client.chat.completions.list(metadata=metadata, model=MODEL, limit=2)
-        return [one.id for one in found]
+        result = client.chat.completions.list(metadata=metadata, model=MODEL, limit=2)
+        return [one.id for one in result]
 
-    assert listed(batch="listed") == made
-    client.chat.completions.update(made[0], metadata={"batch": "changed"})
-    assert (listed(batch="listed"), listed(batch="changed")) == (made[1:], made[:1])
-    assert client.chat.completions.delete(made[1]).deleted
-    assert listed(batch="listed") == made[2:]
+    assert listed(batch="listed") == texts
+    client.chat.completions.update(texts[0], metadata={"batch": "changed"})
+    assert (listed(batch="listed"), listed(batch="changed")) == (texts[1:], texts[:1])
+    assert client.chat.completions.delete(texts[1]).deleted
+    assert listed(batch="listed") == texts[2:]
     with pytest.raises(openai.NotFoundError):
-        client.chat.completions.delete(made[1])
+        client.chat.completions.delete(texts[1])
 
 
 def test_the_messages_of_a_stored_completion(client: OpenAI) -> None:

@@ -15,9 +15,9 @@ from pydantic import BaseModel, Field
 from dragoman.constrain.constraint import Constraint
 from dragoman.http.server import background
 from dragoman.settings import Settings
-from tests.conformance.conftest import MODEL, RUNNERS, Served
+from tests.conformance.conftest import MODEL, RUNNERS, RunningServer
 from tests.support.apply_patch import APPLY_PATCH
-from tests.support.engines import Shared
+from tests.support.engines import SharedEngine
 from tests.support.http import post, stream
 from tests.support.messages import message_of, told
 from tests.support.random_schemas import schema, tools, wrong_calls, wrong_text
@@ -51,8 +51,8 @@ class Person(BaseModel):
 
 @pytest.fixture(scope="module")
 def client(base_url: str) -> Iterator[OpenAI]:
-    with OpenAI(base_url=base_url, api_key="none", max_retries=0) as made:
-        yield made
+    with OpenAI(base_url=base_url, api_key="none", max_retries=0) as open_ai:
+        yield open_ai
 
 
 def test_a_pydantic_model_is_parsed(client: OpenAI) -> None:
@@ -108,7 +108,7 @@ def test_schemas_whole_and_streamed(base_url: str, seed: int) -> None:
 @pytest.mark.parametrize(("runner", "dialect"), [*zip(cycle(RUNNERS), DIALECTS, strict=False)])
 def test_required_calls_in_a_dialect(runner: str, dialect: str, request: pytest.FixtureRequest) -> None:
     """A grammar does not mind who computes, so that the runners take turns."""
-    served: Served = request.getfixturevalue(runner)
+    served: RunningServer = request.getfixturevalue(runner)
     declared = tools(Random(len(dialect)), depth=1)
     body = {
         "messages": ASK,
@@ -119,7 +119,7 @@ def test_required_calls_in_a_dialect(runner: str, dialect: str, request: pytest.
         "max_tokens": 500,
         "seed": 1,
     }
-    with background(Shared(served.engine), Settings(port=0, dialect=dialect)) as url:
+    with background(SharedEngine(served.engine), Settings(port=0, dialect=dialect)) as url:
         [choice] = post(url, "/v1/chat/completions", body).json()["choices"]
         streamed = message_of(stream(url, "/v1/chat/completions", body))
     for calls, finish in (
@@ -158,7 +158,7 @@ def test_a_custom_tool(base_url: str) -> None:
 @pytest.mark.parametrize(("runner", "choice"), [("llamacpp", "required"), ("openvino", "auto")])
 def test_a_custom_tool_with_a_grammar(runner: str, choice: str, request: pytest.FixtureRequest) -> None:
     """What the model itself would hardly write: with `auto`, the call is begun for it."""
-    served: Served = request.getfixturevalue(runner)
+    served: RunningServer = request.getfixturevalue(runner)
     lark: Any = {"type": "grammar", "grammar": {"syntax": "lark", "definition": SHORT_PATCH}}
     tool: Any = {"type": "custom", "custom": {"name": "apply_patch", "format": lark}}
     body: dict[str, Any] = {
@@ -173,14 +173,14 @@ def test_a_custom_tool_with_a_grammar(runner: str, choice: str, request: pytest.
         begun = {"role": "assistant", "content": '<tool_call>\n{"name": "apply_patch", "arguments": '}
         body |= {"messages": [*ASK, begun], "continue_final_message": True, "add_generation_prompt": False}
     answers = post(served.url, "/v1/chat/completions", body).json()["choices"]
-    said: list[str] = []
+    texts: list[str] = []
     for one in answers:
         calls = one["message"].get("tool_calls") or []
         # The last one may have been cut off, and is told as far as it came.
         whole = calls[:-1] if one["finish_reason"] == "length" else calls
-        said += [call["custom"]["input"] for call in whole]
-    assert said
-    assert all(map(Constraint.from_lark(SHORT_PATCH).accepts, said))
+        texts += [call["custom"]["input"] for call in whole]
+    assert texts
+    assert all(map(Constraint.from_lark(SHORT_PATCH).accepts, texts))
 
 
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
@@ -189,5 +189,5 @@ def test_langchain(base_url: str, method: Literal["json_schema", "function_calli
     from pydantic import SecretStr
 
     chat = ChatOpenAI(model=MODEL, base_url=base_url, api_key=SecretStr("none"), max_completion_tokens=300)
-    found = chat.with_structured_output(Person, method=method).invoke("Think of a person.")
-    assert isinstance(found, Person)
+    result = chat.with_structured_output(Person, method=method).invoke("Think of a person.")
+    assert isinstance(result, Person)

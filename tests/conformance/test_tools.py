@@ -18,7 +18,7 @@ from openai.types.chat import (
 from dragoman.engines.scripted import Script, ScriptedEngine, say
 from dragoman.http.server import background
 from dragoman.types import Job
-from tests.conformance.conftest import MODEL, Served
+from tests.conformance.conftest import MODEL, RunningServer
 from tests.support.tool_model import prompt_of, tool_model
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
@@ -56,8 +56,10 @@ def base_url(engine: ScriptedEngine) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def client(base_url: str) -> Iterator[OpenAI]:
-    with OpenAI(base_url=base_url, api_key="none", max_retries=0, _strict_response_validation=True) as made:
-        yield made
+    with OpenAI(
+        base_url=base_url, api_key="none", max_retries=0, _strict_response_validation=True
+    ) as open_ai:
+        yield open_ai
 
 
 def test_openai_call(client: OpenAI) -> None:
@@ -120,7 +122,7 @@ def test_langchain_binds_tools(base_url: str) -> None:
     assert bound.invoke([asked, whole, result]).content == "It has 21 degrees."
 
 
-def test_a_real_model_is_made_to_call_and_reads_the_result(served: Served) -> None:
+def test_a_real_model_is_made_to_call_and_reads_the_result(served: RunningServer) -> None:
     cities = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
     tool: Any = {"type": "function", "function": {"name": "weather", "parameters": cities, "strict": True}}
     asked: Any = {"model": MODEL, "tools": [tool], "max_tokens": 200}

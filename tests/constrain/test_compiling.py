@@ -41,5 +41,5 @@ def test_one_cache_for_each_vocabulary() -> None:
     matcher = compile_cached(constraint(7), byte_vocabulary())
     for byte in b"text 7":
         matcher.accept(byte)
-    assert matcher.over and matcher.allowed(END)
+    assert matcher.is_complete and matcher.allowed(END)
     assert compile_cached(constraint(7), byte_vocabulary()).allowed(ord("t"))

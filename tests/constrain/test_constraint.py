@@ -17,41 +17,53 @@ def refused(kind: str, source: object) -> BadRequest:
 
 
 def test_expressions_match_from_end_to_end() -> None:
-    made = Constraint.from_regex(r"^\d{3}-[a-z/]+$")
-    assert made.accepts("123-a/b") and not made.accepts("x123-a") and not made.accepts("123-a\n")
+    constraint = Constraint.from_regex(r"^\d{3}-[a-z/]+$")
+    assert (
+        constraint.accepts("123-a/b")
+        and not constraint.accepts("x123-a")
+        and not constraint.accepts("123-a\n")
+    )
 
 
 def test_choices() -> None:
-    made = Constraint.from_choice(["yes", 'n"o\n', "no", "é"])
-    assert all(made.accepts(text) for text in ["yes", 'n"o\n', "no", "é"])
-    assert not made.accepts("n") and not made.accepts("yesno")
+    constraint = Constraint.from_choice(["yes", 'n"o\n', "no", "é"])
+    assert all(constraint.accepts(text) for text in ["yes", 'n"o\n', "no", "é"])
+    assert not constraint.accepts("n") and not constraint.accepts("yesno")
 
 
 def test_lark() -> None:
-    made = Constraint.from_lark('start: "<" %json {"type": "integer"} ">"')
-    assert made.accepts("<12>") and not made.accepts("<>") and not made.accepts("<12")
+    constraint = Constraint.from_lark('start: "<" %json {"type": "integer"} ">"')
+    assert constraint.accepts("<12>") and not constraint.accepts("<>") and not constraint.accepts("<12")
 
 
 def test_a_grammar_does_not_choose_how_it_is_run() -> None:
-    made = Constraint.from_lark('%llguidance {"no_forcing": false}\nstart: "ab" | "abc"')
-    assert made.accepts("ab") and made.accepts("abc")
+    constraint = Constraint.from_lark('%llguidance {"no_forcing": false}\nstart: "ab" | "abc"')
+    assert constraint.accepts("ab") and constraint.accepts("abc")
 
 
 def test_json_objects() -> None:
-    made = Constraint.from_json_object()
-    assert made.accepts('{"a": [1, {"b": null}]}') and made.accepts("{}")
-    assert not made.accepts("[]") and not made.accepts('{"a": }') and not made.accepts('{"a": 1}{')
+    constraint = Constraint.from_json_object()
+    assert constraint.accepts('{"a": [1, {"b": null}]}') and constraint.accepts("{}")
+    assert (
+        not constraint.accepts("[]")
+        and not constraint.accepts('{"a": }')
+        and not constraint.accepts('{"a": 1}{')
+    )
 
 
 def test_properties_come_in_the_order_of_the_schema() -> None:
-    made = Constraint.from_json_schema({"properties": {"b": {}, "a": {}}})
-    assert made.accepts('{"b": 1, "a": 2, "c": 3}') and not made.accepts('{"a": 2, "b": 1}')
+    constraint = Constraint.from_json_schema({"properties": {"b": {}, "a": {}}})
+    assert constraint.accepts('{"b": 1, "a": 2, "c": 3}') and not constraint.accepts('{"a": 2, "b": 1}')
 
 
 def test_indented_json_is_accepted_and_endless_space_is_not() -> None:
-    made = Constraint.from_json_schema({"type": "object"})
-    assert made.accepts(json.dumps({"a": [1, {"b": [2, 3]}]}, indent=4))
-    assert not made.accepts('{"a":  1}') and not made.accepts('{\n\n"a": 1}') and not made.accepts(" {}")
+    constraint = Constraint.from_json_schema({"type": "object"})
+    assert constraint.accepts(json.dumps({"a": [1, {"b": [2, 3]}]}, indent=4))
+    assert (
+        not constraint.accepts('{"a":  1}')
+        and not constraint.accepts('{\n\n"a": 1}')
+        and not constraint.accepts(" {}")
+    )
 
 
 def test_a_schema_may_be_text_or_true() -> None:

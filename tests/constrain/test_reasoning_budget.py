@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.constrain.calls.answer_grammar import answer_grammar
-from dragoman.constrain.grammar.rules import Rules
-from dragoman.constrain.reasoning_budget import Budgeted, ReasoningBudget
+from dragoman.constrain.calls.answer_grammar import answer_constraint
+from dragoman.constrain.grammar.lark_builder import LarkBuilder
+from dragoman.constrain.reasoning_budget import BudgetedConstraint, ReasoningBudget
 from dragoman.constrain.vocabulary import Vocabulary
 from dragoman.dialects.parser import Parser, parse
 from dragoman.dialects.registry import get_dialect, list_dialects
@@ -34,7 +34,7 @@ class Model:
         self.dialect = get_dialect(name)
         self.walker = Walker(self.dialect, special_tokens(self.dialect) if by_id else ())
         self.pieces = [*self.walker.pieces, b""]
-        self.special = self.walker.special
+        self.special_ids = self.walker.special
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -49,7 +49,7 @@ class Model:
         """The header of a block of reasoning."""
         assert self.dialect.channels is not None
         header = self.dialect.channels.written[0].partition("{body}")[0]
-        pieces = Rules(self.special).pieces(header)
+        pieces = LarkBuilder(self.special_ids).pieces(header)
         return [
             id_ for piece in pieces for id_ in ([piece] if isinstance(piece, int) else self.encode(piece))
         ]
@@ -59,7 +59,7 @@ class Model:
 
     def answer(self, matcher: Matcher, chance: random.Random, most: int) -> list[tuple[int, str]]:
         ids: list[int] = []
-        while len(ids) < most and not matcher.over:
+        while len(ids) < most and not matcher.is_complete:
             row = np.zeros(len(self.pieces), dtype=np.float32)
             matcher.mask(row)
             allowed = [int(id_) for id_ in np.flatnonzero(np.isfinite(row))]
@@ -74,9 +74,9 @@ class Model:
 
     def read(self, tokens: list[tuple[int, str]], starts: bool) -> Answer:
         parser = Parser(
-            self.dialect, [TOOL], starts, special_tokens={id_: text for text, id_ in self.special.items()}
+            self.dialect, [TOOL], starts, special_tokens={id_: text for text, id_ in self.special_ids.items()}
         )
-        fed = parser.feed(tokens if self.special else "".join(text for _, text in tokens))
+        fed = parser.feed(tokens if self.special_ids else "".join(text for _, text in tokens))
         return fold(fed + parser.finish())
 
 
@@ -85,11 +85,11 @@ class Model:
 def test_a_budget_ends_reasoning_before_a_forced_call(name: str, by_id: bool) -> None:
     model, chance = Model(name, by_id), random.Random(name)
     starts = model.dialect.reasoning is not None
-    grammar = answer_grammar(
-        model.dialect, [TOOL], special=model.special, starts_in_reasoning=starts, parallel=False
+    grammar = answer_constraint(
+        model.dialect, [TOOL], special=model.special_ids, starts_in_reasoning=starts, parallel=False
     )
     budget = ReasoningBudget(model.dialect, 20, model, starts_in_reasoning=starts)
-    matcher = Budgeted(budget, lambda: grammar.start(model.vocabulary)).start()
+    matcher = BudgetedConstraint(budget, lambda: grammar.start(model.vocabulary)).new_matcher()
     opening = [] if starts else model.opening()
     for id_ in opening:
         matcher.accept(id_)
@@ -120,7 +120,7 @@ def test_nothing_is_spent_where_there_is_no_reasoning() -> None:
 def test_a_block_that_the_model_opens_itself_is_counted() -> None:
     model = Model("hermes", True)
     matcher = ReasoningBudget(model.dialect, 5, model).start()
-    opening = [model.special["<think>"], *b"\nab"]
+    opening = [model.special_ids["<think>"], *b"\nab"]
     for id_ in opening:
         matcher.accept(id_)
     tokens = [(id_, model.pieces[id_].decode()) for id_ in opening]

@@ -26,9 +26,9 @@ def constraint(row: Row) -> Constraint:
 
 
 def wrong(row: Row) -> set[str]:
-    made = constraint(row)
-    missed = {text for text in row["accept"] if not made.accepts(text)}
-    return missed | {text for text in row["reject"] if made.accepts(text)}
+    result = constraint(row)
+    missed = {text for text in row["accept"] if not result.accepts(text)}
+    return missed | {text for text in row["reject"] if result.accepts(text)}
 
 
 @needs_vectors

@@ -40,12 +40,12 @@ def test_ends_are_allowed_exactly_where_the_grammar_accepts() -> None:
     assert {CALL, END} < allowed(after(constraint))
     assert not {CALL, END} & allowed(after(Constraint.from_regex("ab")))
     matcher = after(Constraint.from_regex("ab"), 2)
-    assert matcher.over and matcher.accepting and allowed(matcher) == {CALL, END}
+    assert matcher.is_complete and matcher.is_accepting and allowed(matcher) == {CALL, END}
 
 
 def test_nothing_but_an_end_follows_an_end() -> None:
     matcher = after(Constraint.from_regex("a*"), 0, END)
-    assert matcher.over and matcher.accepting and allowed(matcher) == {CALL, END}
+    assert matcher.is_complete and matcher.is_accepting and allowed(matcher) == {CALL, END}
 
 
 def test_text_is_never_a_special_token_and_the_other_way_round() -> None:
@@ -61,7 +61,7 @@ def test_an_end_id_may_be_a_marker_within_the_grammar() -> None:
     matcher = after(Constraint.from_lark('start: "a" (<|call|> "b")?'), 0)
     assert allowed(matcher) == {CALL, END}
     matcher.accept(CALL)
-    assert allowed(matcher) == {1} and not matcher.accepting
+    assert allowed(matcher) == {1} and not matcher.is_accepting
 
 
 def test_ids_without_bytes_are_never_allowed() -> None:
@@ -76,7 +76,7 @@ def test_a_matcher_that_failed_stays_so() -> None:
     matcher = after(Constraint.from_regex("ab"))
     with pytest.raises(ConstraintFailed):
         matcher.accept(1)
-    assert matcher.error and not matcher.accepting
+    assert matcher.error and not matcher.is_accepting
     for _ in range(2):
         with pytest.raises(ConstraintFailed):
             allowed(matcher)
@@ -96,7 +96,7 @@ def test_copies_go_their_own_ways() -> None:
     other = one.copy()
     one.accept(0)
     other.accept(1)
-    assert one.over and other.over
+    assert one.is_complete and other.is_complete
 
 
 def test_wrong_ids_are_found_when_it_is_made() -> None:
@@ -107,27 +107,27 @@ def test_wrong_ids_are_found_when_it_is_made() -> None:
 def test_what_has_to_come_is_foreseen_in_the_longest_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dragoman.constrain.vocabulary._FORESEEING_S", 60)
     matcher = after(Constraint.from_regex("abab(a|b)"))
-    assert matcher.foresee(9) == [2, 2]
-    assert matcher.foresee(1) == [2]
+    assert matcher.forced_tokens(9) == [2, 2]
+    assert matcher.forced_tokens(1) == [2]
     assert allowed(matcher) == {0, 2}
     matcher.accept(0)
-    assert matcher.foresee(9) == [1, 2]
+    assert matcher.forced_tokens(9) == [1, 2]
 
 
 @pytest.mark.parametrize("pattern", ["a|b", "a*", "ab?b?", "(ab)?"])
 def test_where_there_is_a_choice_nothing_is_foreseen(pattern: str) -> None:
-    assert after(Constraint.from_regex(pattern)).foresee(9) == []
+    assert after(Constraint.from_regex(pattern)).forced_tokens(9) == []
 
 
 def test_a_marker_is_foreseen() -> None:
     matcher = Constraint.from_lark("start: <|call|> /ab/").start(KNOWN)
-    assert matcher.foresee(9)[0] == CALL
+    assert matcher.forced_tokens(9)[0] == CALL
 
 
 @given(st.from_regex("[ab]{2,12}", fullmatch=True))
 def test_what_is_foreseen_may_come(text: str) -> None:
     matcher = Constraint.from_choice([text, text + "ab"]).start(KNOWN)
-    foreseen = matcher.foresee(99)
+    foreseen = matcher.forced_tokens(99)
     for id_ in foreseen:
         matcher.accept(id_)
     assert text.encode().startswith(b"".join(PIECES[id_] for id_ in foreseen))

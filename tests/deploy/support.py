@@ -13,18 +13,18 @@ DEPLOY = Path(__file__).parent.parent.parent / "deploy"
 
 def program(name: str, package: str) -> str:
     """The path of a program, or the test is skipped."""
-    found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin")
-    if found is None:
+    text = shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin")
+    if text is None:
         pytest.skip(f"{name.upper()} WAS NOT ASKED: it comes with Debian's package {package}")
-    return found
+    return text
 
 
 def run(*command: str | Path) -> str:
     """What a program says of a file that it finds to be right."""
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=60)
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said
-    return said
+    text = done.stdout + done.stderr
+    assert done.returncode == 0, text
+    return text
 
 
 def documents(*parts: str) -> list[dict[str, Any]]:

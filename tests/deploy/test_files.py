@@ -26,8 +26,8 @@ MANIFESTS = [
 
 
 def manifest(kind: str) -> dict[str, Any]:
-    [found] = [each for _, each in MANIFESTS if each["kind"] == kind]
-    return found
+    [fields] = [each for _, each in MANIFESTS if each["kind"] == kind]
+    return fields
 
 
 def seconds(text: str) -> int:
@@ -58,7 +58,7 @@ def test_every_figure_that_is_asked_for_is_there(path: str) -> None:
 def test_labels_that_alerts_and_panels_look_at_are_there() -> None:
     text = (DEPLOY / "grafana/dragoman.json").read_text() + (DEPLOY / "prometheus/alerts.yml").read_text()
     labels = {name for _, pairs in read(exposition()) for name, _ in pairs}
-    asked = {name for found in re.findall(r"\bby \(([^)]*)\)", text) for name in found.split(", ")}
+    asked = {name for result in re.findall(r"\bby \(([^)]*)\)", text) for name in result.split(", ")}
     assert asked - {"instance"} <= labels
 
 
@@ -73,12 +73,12 @@ def test_the_image_is_small_and_runs_as_nobody() -> None:
     assert len(stages) == 2
     assert all("slim" in stage for stage in stages)
     last = steps[len(names) - names[::-1].index("FROM") :]
-    told = dict(last)
-    assert told["USER"].isdigit() and int(told["USER"]) > 0
+    fields = dict(last)
+    assert fields["USER"].isdigit() and int(fields["USER"]) > 0
     # As a list, so that the server is the process that signals reach.
-    assert json.loads(told["ENTRYPOINT"]) == ["dragoman", "serve"]
-    assert "/health" in told["HEALTHCHECK"]
-    assert set(json.loads(told["VOLUME"])) == {"/cache", "/data"}
+    assert json.loads(fields["ENTRYPOINT"]) == ["dragoman", "serve"]
+    assert "/health" in fields["HEALTHCHECK"]
+    assert set(json.loads(fields["VOLUME"])) == {"/cache", "/data"}
     assert "ADD" not in names
     assert all(
         "rm -rf /var/lib/apt/lists" in rest for name, rest in steps if name == "RUN" and "apt-get" in rest
@@ -93,8 +93,8 @@ def test_the_image_is_small_and_runs_as_nobody() -> None:
 
 
 def test_the_environment_of_the_image_is_one_that_settings_take() -> None:
-    found = re.findall(r"(DRAGOMAN_\w+)=(\S+)", (DEPLOY / "Dockerfile").read_text())
-    settings = load(environ={name: value for name, value in found if value != "..."})
+    matches = re.findall(r"(DRAGOMAN_\w+)=(\S+)", (DEPLOY / "Dockerfile").read_text())
+    settings = load(environ={name: value for name, value in matches if value != "..."})
     assert (settings.host, settings.port, settings.log_json) == ("0.0.0.0", 8000, True)
 
 
@@ -198,8 +198,8 @@ def test_manifests_are_listed_and_have_their_versions() -> None:
     }
     listed = manifest("Kustomization")["resources"]
     assert sorted(listed) == sorted({name for name, _ in MANIFESTS} - {"kustomization.yaml"})
-    found = {(each["kind"], each["apiVersion"]) for _, each in MANIFESTS if each["kind"] != "Kustomization"}
-    assert found == set(versions.items())
+    items = {(each["kind"], each["apiVersion"]) for _, each in MANIFESTS if each["kind"] != "Kustomization"}
+    assert items == set(versions.items())
 
 
 def test_selectors_choose_the_pods_there_are() -> None:

@@ -34,7 +34,7 @@ TEXT = "x" * 100
 TRUSTING = ssl._create_unverified_context()
 
 
-class Proxied(Struct):
+class ProxiedServer(Struct):
     server: str
     port: int
 
@@ -62,7 +62,7 @@ def certify(folder: Path) -> tuple[Path, Path]:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, NAME)])
     now = datetime.datetime.now(datetime.UTC)
-    made = (
+    certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
@@ -72,7 +72,7 @@ def certify(folder: Path) -> tuple[Path, Path]:
         .not_valid_after(now + datetime.timedelta(days=1))
         .sign(key, hashes.SHA256())
     )
-    (folder / "cert.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    (folder / "cert.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     plain = serialization.NoEncryption()
     form = serialization.PrivateFormat.PKCS8
     (folder / "key.pem").write_bytes(key.private_bytes(serialization.Encoding.PEM, form, plain))
@@ -80,38 +80,38 @@ def certify(folder: Path) -> tuple[Path, Path]:
 
 
 def nginx(folder: Path, port: int, server: str) -> list[str]:
-    found = program("nginx", "nginx-light")
+    value = program("nginx", "nginx-light")
     cert, key = certify(folder)
     text = (DEPLOY / "nginx.conf").read_text()
     text = text.replace("listen 443", f"listen 127.0.0.1:{port}").replace("127.0.0.1:8000", server)
     text = re.sub(r"ssl_certificate .*;", f"ssl_certificate {cert};", text)
     text = re.sub(r"ssl_certificate_key .*;", f"ssl_certificate_key {key};", text)
-    places = "".join(
+    param = "".join(
         f"{each}_temp_path {folder}/{each};" for each in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
     (folder / "nginx.conf").write_text(
         f"user root; daemon off; worker_processes 1; pid {folder}/pid; error_log {folder}/errors;"
-        f"events {{}} http {{ access_log off; {places} {text} }}"
+        f"events {{}} http {{ access_log off; {param} {text} }}"
     )
-    command = [found, "-p", str(folder), "-e", f"{folder}/errors", "-c", str(folder / "nginx.conf")]
+    command = [value, "-p", str(folder), "-e", f"{folder}/errors", "-c", str(folder / "nginx.conf")]
     tried = subprocess.run([*command, "-t"], capture_output=True, text=True)
     assert tried.returncode == 0, tried.stderr
     return command
 
 
 def caddy(folder: Path, port: int, server: str) -> list[str]:
-    found = program("caddy", "caddy")
+    value = program("caddy", "caddy")
     cert, key = certify(folder)
     text = (DEPLOY / "Caddyfile").read_text()
     text = text.replace(f"{NAME} {{", f"https://:{port} {{\n\tbind 127.0.0.1\n\ttls {cert} {key}", 1)
     text = text.replace("127.0.0.1:8000", server)
     # No port for its administration, and none for redirects.
     (folder / "Caddyfile").write_text("{\n\tadmin off\n\tauto_https disable_redirects\n}\n" + text)
-    return [found, "run", "--config", str(folder / "Caddyfile"), "--adapter", "caddyfile"]
+    return [value, "run", "--config", str(folder / "Caddyfile"), "--adapter", "caddyfile"]
 
 
 @contextmanager
-def proxied(proxy: Callable[[Path, int, str], list[str]]) -> Iterator[Proxied]:
+def proxied(proxy: Callable[[Path, int, str], list[str]]) -> Iterator[ProxiedServer]:
     settings = Settings(port=0, store="memory", allow_host=[NAME], limits=Limits(body_bytes=20_000))
     engine = ScriptedEngine(say(TEXT), interval=0.01)
     with background(engine, settings) as url, tempfile.TemporaryDirectory() as name:
@@ -128,7 +128,7 @@ def proxied(proxy: Callable[[Path, int, str], list[str]]) -> Iterator[Proxied]:
         ) as process:
             try:
                 assert becomes(lambda: answers(port))
-                yield Proxied(url, port)
+                yield ProxiedServer(url, port)
             finally:
                 process.terminate()
 
@@ -139,12 +139,12 @@ def answers(port: int) -> bool:
 
 
 @pytest.fixture(scope="module", params=[nginx, caddy], ids=["nginx", "caddy"])
-def proxy(request: pytest.FixtureRequest) -> Iterator[Proxied]:
+def proxy(request: pytest.FixtureRequest) -> Iterator[ProxiedServer]:
     with proxied(request.param) as running:
         yield running
 
 
-def test_tokens_pass_while_the_answer_is_written(proxy: Proxied) -> None:
+def test_tokens_pass_while_the_answer_is_written(proxy: ProxiedServer) -> None:
     with (
         proxy.client() as client,
         client.stream("POST", CHAT, json={**HELLO, "stream": True}) as reply,
@@ -158,7 +158,7 @@ def test_tokens_pass_while_the_answer_is_written(proxy: Proxied) -> None:
     assert not reply.headers["x-request-id"].startswith("req_")
 
 
-def test_a_client_that_leaves_the_proxy_leaves_the_server(proxy: Proxied) -> None:
+def test_a_client_that_leaves_the_proxy_leaves_the_server(proxy: ProxiedServer) -> None:
     with (
         proxy.client() as client,
         client.stream("POST", CHAT, json={**HELLO, "stream": True}) as reply,
@@ -169,21 +169,21 @@ def test_a_client_that_leaves_the_proxy_leaves_the_server(proxy: Proxied) -> Non
     assert becomes(lambda: proxy.running() == 0)
 
 
-def test_a_websocket_passes(proxy: Proxied) -> None:
-    place = f"wss://{NAME}:{proxy.port}/v1/responses"
-    said = json.dumps({"type": "response.create", "input": "hi"})
-    told = first_answers(place, said, 3, TRUSTING, host="127.0.0.1", port=proxy.port)
-    assert json.loads(told[0])["type"] == "response.created"
+def test_a_websocket_passes(proxy: ProxiedServer) -> None:
+    param = f"wss://{NAME}:{proxy.port}/v1/responses"
+    text = json.dumps({"type": "response.create", "input": "hi"})
+    texts = first_answers(param, text, 3, TRUSTING, host="127.0.0.1", port=proxy.port)
+    assert json.loads(texts[0])["type"] == "response.created"
 
 
-def test_what_is_too_large_is_told_by_the_server(proxy: Proxied) -> None:
+def test_what_is_too_large_is_told_by_the_server(proxy: ProxiedServer) -> None:
     with proxy.client() as client:
         body = json.dumps({"messages": [{"role": "user", "content": "x" * 50_000}]})
         reply = client.post(CHAT, content=body, headers={"content-type": "application/json"})
     assert (reply.status_code, reply.json()["error"]["code"]) == (413, "body_too_large")
 
 
-def test_figures_stay_in_the_house(proxy: Proxied) -> None:
+def test_figures_stay_in_the_house(proxy: ProxiedServer) -> None:
     with proxy.client() as client:
         assert client.get("/metrics").status_code == 404
         assert client.get("/health").json() == {"status": "ok"}

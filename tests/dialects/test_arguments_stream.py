@@ -2,7 +2,7 @@
 
 import pytest
 
-from dragoman.dialects.declare import Dialect
+from dragoman.dialects.declarations import Dialect
 from dragoman.dialects.parser import Parser
 from dragoman.dialects.registry import get_dialect
 from dragoman.dialects.render import render
@@ -19,10 +19,10 @@ MOST_BEHIND = 40
 def most_behind(dialect: Dialect) -> int:
     """How much of a long value was written at most and not told."""
     text = render(dialect, Answer(calls=[call("f", f'{{"s": "{LONG}"}}')]))
-    begins, parser, said, most = text.index(LONG), Parser(dialect, TOOLS), "", 0
+    begins, parser, value, most = text.index(LONG), Parser(dialect, TOOLS), "", 0
     for at, character in enumerate(text[: begins + len(LONG)]):
-        said += "".join(event.text for event in parser.feed(character) if event.kind == "call_arguments")
-        most = max(most, at + 1 - begins - said.count("word ") * len("word "))
+        value += "".join(event.text for event in parser.feed(character) if event.kind == "call_arguments")
+        most = max(most, at + 1 - begins - value.count("word ") * len("word "))
     return most
 
 

@@ -55,8 +55,8 @@ def told(answer: Answer, expected: list[list[str]]) -> tuple[str, str, list[list
 )
 def test_example(dialect: str, case: dict[str, Any], size: int) -> None:
     expected = case.get("calls", [])
-    found = told(read(dialect, case, size or len(case["text"]) + 1), expected)
-    assert found == (case.get("says", ""), case.get("thinks", ""), expected)
+    parts = told(read(dialect, case, size or len(case["text"]) + 1), expected)
+    assert parts == (case.get("says", ""), case.get("thinks", ""), expected)
 
 
 @pytest.mark.parametrize("dialect", list_dialects())

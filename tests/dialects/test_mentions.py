@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.dialects.declare import begins_inside
+from dragoman.dialects.declarations import prompt_opened_reasoning
 from dragoman.dialects.parser import parse, parse_reasoning_complete
 from dragoman.dialects.registry import get_dialect
 from dragoman.dialects.render import render
 from dragoman.engines.scripted import Script, ScriptedEngine
-from dragoman.turns.spec import Reading
+from dragoman.turns.spec import ParseOptions
 from dragoman.types import Answer
 from tests.support.dialects import NAMES, TOOLS, call, cut, read, soup
 from tests.support.laws import examples
@@ -46,7 +46,7 @@ def test_a_call_that_is_mentioned_ends_nothing(thought: str, calls: bool) -> Non
 def test_a_call_ends_reasoning(before: str) -> None:
     answer = parse(f"<think>{before}{CALL}", "qwen3")
     assert (answer.reasoning.strip(), answer.text) == (before.strip(), "")
-    assert [(made.name, made.arguments) for made in answer.calls] == [("f", '{"a": 1}')]
+    assert [(tool_call.name, tool_call.arguments) for tool_call in answer.calls] == [("f", '{"a": 1}')]
     left = parse(f"<think>{before}{CALL}", "qwen3", calls=False)
     assert (left.reasoning, left.text.strip()) == (answer.reasoning, CALL)
 
@@ -66,8 +66,8 @@ def test_every_dialect_tells_mentions_from_calls(name: str) -> None:
     opened, closed = dialect.reasoning.open[0], dialect.reasoning.close[0]
     mentioned = read(dialect, list(f"{opened}I could write {written} but no.{closed}Yes."))
     assert (len(mentioned.calls), mentioned.text.strip()) == (0, "Yes.")
-    made = read(dialect, list(f"{opened}Hm.\n{written}"))
-    assert ([one.name for one in made.calls], made.reasoning.strip()) == (["f"], "Hm.")
+    answer = read(dialect, list(f"{opened}Hm.\n{written}"))
+    assert ([one.name for one in answer.calls], answer.reasoning.strip()) == (["f"], "Hm.")
 
 
 def thoughts(name: str, chance: Random) -> str:
@@ -101,12 +101,12 @@ def thoughts(name: str, chance: Random) -> str:
 @given(seed=st.integers(0, 2**32))
 def test_parse_reasoning_complete_and_the_server_agree(name: str, seed: int) -> None:
     dialect, text = get_dialect(name), thoughts(name, Random(seed))
-    inside = begins_inside(dialect, text)
+    inside = prompt_opened_reasoning(dialect, text)
     whole = parse_reasoning_complete(text, name)
     engine = ScriptedEngine(Script(list(text.encode()), burst=5))
     for calls in (True, False):
-        reading = Reading(calls=calls, tools=tuple(TOOLS) if calls else ())
-        (answer,) = answers_of(engine, spec(reading=reading), dialect, in_reasoning=inside)
+        reading = ParseOptions(calls=calls, tools=tuple(TOOLS) if calls else ())
+        (answer,) = answers_of(engine, spec(parsing=reading), dialect, in_reasoning=inside)
         assert answer.reasoning == whole["reasoning_text"], calls
         assert calls or answer.text == whole["normal_text"]
 

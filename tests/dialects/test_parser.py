@@ -22,8 +22,8 @@ def test_a_call_that_is_nothing_but_json() -> None:
 
 @pytest.mark.parametrize("text", ["<think>Hm.</think>Yes.", "Hm.</think>Yes."])
 def test_reasoning_and_the_rest(text: str) -> None:
-    told = dragoman.parse_reasoning_complete(text, "qwen3")
-    assert told == {"normal_text": "Yes.", "reasoning_text": "Hm."}
+    reasoning_complete = dragoman.parse_reasoning_complete(text, "qwen3")
+    assert reasoning_complete == {"normal_text": "Yes.", "reasoning_text": "Hm."}
 
 
 def test_text_without_either_is_text() -> None:
@@ -69,7 +69,7 @@ def test_a_call_without_a_marker_is_text_where_it_may_be_mistaken(
 ) -> None:
     tools = [{"type": "function", "function": {"name": "f", "strict": strict}}]
     answer = dragoman.parse(LONE, "hermes", tools, json_answer=json_answer)
-    assert ([made.name for made in answer.calls], answer.text) == (calls, "" if calls else LONE)
+    assert ([call.name for call in answer.calls], answer.text) == (calls, "" if calls else LONE)
 
 
 def test_what_cannot_become_a_call_is_not_held_back() -> None:

@@ -154,11 +154,11 @@ def told(said: Answer) -> tuple[str, str, list[tuple[str, str]]]:
 def test_what_hugging_face_reads(template: dict[str, Any], prompt: str, text: str) -> None:
     parsing = pytest.importorskip("transformers.utils.chat_parsing")
     expected = parsing.parse_response(text, template, prefix=prompt, tools=TOOLS)
-    said = answer(template, [text], prompt, TOOLS)
+    result = answer(template, [text], prompt, TOOLS)
     calls = [one["function"] for one in expected.get("tool_calls", [])]
-    assert said.text == expected.get("content", "")
-    assert said.reasoning == expected.get("thinking", expected.get("reasoning_content", ""))
-    assert [(one.name, json.loads(one.arguments)) for one in said.calls] == [
+    assert result.text == expected.get("content", "")
+    assert result.reasoning == expected.get("thinking", expected.get("reasoning_content", ""))
+    assert [(one.name, json.loads(one.arguments)) for one in result.calls] == [
         (one["name"], one.get("arguments", {})) for one in calls
     ]
 
@@ -167,8 +167,8 @@ def test_what_hugging_face_reads(template: dict[str, Any], prompt: str, text: st
 def test_cuts_change_nothing(spoken: tuple[dict[str, Any], str, str], end: int, cuts: list[int]) -> None:
     template, prompt, text = spoken
     text = text[: max(len(text) - end, 0)] if end % 3 == 0 else text
-    places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
-    pieces = [text[a:b] for a, b in pairwise(places)]
+    offsets = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
+    pieces = [text[a:b] for a, b in pairwise(offsets)]
     whole = told(answer(template, [text], prompt))
     assert told(answer(template, pieces, prompt)) == whole
     assert told(answer(template, list(text), prompt)) == whole
@@ -212,20 +212,20 @@ PARTS = ["<t>", "</t>", "<t>\n", "\n", "<c f>", "<c f x", "</c>", ";", "<e>", "a
 def test_any_text_is_what_hugging_face_reads(parts: list[str]) -> None:
     parsing = pytest.importorskip("transformers.utils.chat_parsing")
     expected = parsing.parse_response("".join(parts), SOUP, prefix="")
-    said = answer(SOUP, parts)
+    result = answer(SOUP, parts)
     calls = [one["function"] for one in expected.get("tool_calls", [])]
-    assert (said.text, said.reasoning) == (expected.get("content", ""), expected.get("thinking", ""))
-    assert [(one.name, one.arguments) for one in said.calls] == [
+    assert (result.text, result.reasoning) == (expected.get("content", ""), expected.get("thinking", ""))
+    assert [(one.name, one.arguments) for one in result.calls] == [
         (one["name"], one["arguments"] or "{}") for one in calls
     ]
 
 
 def test_text_and_reasoning_come_as_they_are_written() -> None:
     reader = ResponseTemplate.load(HERMES).reader("<|im_start|>assistant\n<think>\n")
-    said = [
+    items = [
         coalesce(list(reader.feed(piece))) for piece in ("I ", "see", ".\n</th", "ink>\n\nYes", ", <b", ">")
     ]
-    assert [[(one.kind, one.text) for one in events] for events in said] == [
+    assert [[(one.kind, one.text) for one in events] for events in items] == [
         [("reasoning", "I")],
         [("reasoning", " see")],
         [("reasoning", ".")],
@@ -270,8 +270,8 @@ def test_arguments_that_are_cut_off_are_told_where_the_name_is_known() -> None:
 
 
 def test_prefilled_words_are_not_repeated() -> None:
-    said = answer(HERMES, [" world."], "<|im_start|>assistant\nHello ")
-    assert said.text == " world."
+    result = answer(HERMES, [" world."], "<|im_start|>assistant\nHello ")
+    assert result.text == " world."
 
 
 def test_joined_texts() -> None:
@@ -284,8 +284,8 @@ def test_a_template_may_add_arguments_of_its_own() -> None:
     arguments = {"text": "{content}", "loud": True, "level": None}
     calls = {"open": "<say>", "close": "</say>", "transform": {"name": "say", "arguments": arguments}}
     template = {"start_anchor": ":", "fields": {"tool_calls": calls}}
-    said = answer(template, ["<say> hi </say>"]).calls[0]
-    assert (said.name, said.arguments) == ("say", '{"text": "hi", "loud": true, "level": null}')
+    call = answer(template, ["<say> hi </say>"]).calls[0]
+    assert (call.name, call.arguments) == ("say", '{"text": "hi", "loud": true, "level": null}')
 
 
 def test_lines_of_keys() -> None:
@@ -317,8 +317,8 @@ def test_a_marker_that_never_ends_is_given_up() -> None:
 def test_long_answers_take_one_pass() -> None:
     text = "<tool_call><function=f><parameter=city>" + "a b " * 25_000 + "</parameter></function></tool_call>"
     began = time.perf_counter()
-    said = answer(TAGGED, [text[at : at + 4] for at in range(0, len(text), 4)], tools=TOOLS)
-    assert len(json.loads(said.calls[0].arguments)["city"]) == 99_999
+    result = answer(TAGGED, [text[at : at + 4] for at in range(0, len(text), 4)], tools=TOOLS)
+    assert len(json.loads(result.calls[0].arguments)["city"]) == 99_999
     assert time.perf_counter() - began < 5.0
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dragoman.dialects.parser import parse
-from dragoman.dialects.schema import ArgumentPlace, Tools
+from dragoman.dialects.schema import ArgumentSchema, ToolDeclarations
 
 STRING = {"type": "string"}
 INTEGER = {"type": "integer"}
@@ -114,37 +114,37 @@ TABLE: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("text", "schema", "expected"), TABLE)
 def test_value(text: str, schema: dict[str, Any], expected: str) -> None:
-    assert ArgumentPlace(schema, schema).json(text) == expected
+    assert ArgumentSchema(schema, schema).json(text) == expected
 
 
 @pytest.mark.parametrize(("text", "schema"), [(text, schema) for text, schema, _ in TABLE])
 def test_every_value_is_json(text: str, schema: dict[str, Any]) -> None:
-    json.loads(ArgumentPlace(schema, schema).json(text), parse_int=str)
+    json.loads(ArgumentSchema(schema, schema).json(text), parse_int=str)
 
 
 @pytest.mark.parametrize("text", ["5", "null", "{}"])
 def test_without_a_schema_text_stays_text_where_the_dialect_says_so(text: str) -> None:
-    assert ArgumentPlace({}, {}).json(text, "text") == json.dumps(text)
+    assert ArgumentSchema({}, {}).json(text, "text") == json.dumps(text)
 
 
 def test_a_reference_is_followed() -> None:
     root = {"properties": {"a": {"$ref": "#/$defs/x~1y"}}, "$defs": {"x/y": STRING}}
-    assert ArgumentPlace(root, root).member("a").json("5") == '"5"'
+    assert ArgumentSchema(root, root).member("a").json("5") == '"5"'
 
 
 def test_a_reference_through_a_union_is_followed() -> None:
     root = {"properties": {"a": {"anyOf": [{"$ref": "#/$defs/n"}, NULL]}}, "$defs": {"n": INTEGER}}
-    assert ArgumentPlace(root, root).member("a").types == {"integer", "null"}
+    assert ArgumentSchema(root, root).member("a").types == {"integer", "null"}
 
 
 def test_members_of_members_and_items_have_places() -> None:
     schema = {"properties": {"a": {"items": {"properties": {"b": STRING}}}}}
-    assert ArgumentPlace(schema, schema).member("a").item().member("b").is_text
+    assert ArgumentSchema(schema, schema).member("a").item().member("b").is_text
 
 
 def test_a_member_that_is_not_named_takes_what_additional_ones_are() -> None:
     schema = {"properties": {"a": INTEGER}, "additionalProperties": STRING}
-    assert ArgumentPlace(schema, schema).member("b").is_text
+    assert ArgumentSchema(schema, schema).member("b").is_text
 
 
 # Hostile schemas
@@ -200,4 +200,4 @@ def test_a_weird_schema_never_loses_a_call(dialect: str, schema: Any) -> None:
     "tool", [None, 5, "f", {}, {"function": 5}, {"function": {"name": 5}}, {"name": "f"}]
 )
 def test_weird_tools_are_no_tools(tool: Any) -> None:
-    assert Tools([tool]).arguments("f").member("a").json("5") == "5"
+    assert ToolDeclarations([tool]).arguments("f").member("a").json("5") == "5"

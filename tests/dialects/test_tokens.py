@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dragoman.dialects.declare import Dialect
+from dragoman.dialects.declarations import Dialect
 from dragoman.dialects.parser import Parser
 from dragoman.dialects.registry import get_dialect
 from dragoman.dialects.render import render
@@ -26,8 +26,8 @@ def letters(text: str) -> list[Token]:
 
 def specials(dialect: Dialect) -> dict[int, str]:
     """Every part of a marker that some tokenizer may have as one token."""
-    found = {token for mark in markers(dialect) for token in SPELLINGS.findall(mark)}
-    return dict(enumerate(sorted(found), FIRST_SPECIAL)) | dict([END_OF_TURN])
+    items = {token for mark in markers(dialect) for token in SPELLINGS.findall(mark)}
+    return dict(enumerate(sorted(items), FIRST_SPECIAL)) | dict([END_OF_TURN])
 
 
 def tokens(text: str, special: dict[int, str]) -> list[Token]:
@@ -46,8 +46,8 @@ def read(dialect: Dialect | str, fed: list[Token], special: dict[int, str], size
 def all_strings(answer: Answer) -> Iterator[str]:
     yield answer.text
     yield answer.reasoning
-    for made in answer.calls:
-        yield from (made.name, made.arguments, made.id or "")
+    for tool_call in answer.calls:
+        yield from (tool_call.name, tool_call.arguments, tool_call.id or "")
 
 
 def example(dialect: Dialect) -> str:
@@ -80,9 +80,9 @@ def test_special_tokens_never_leak_wherever_they_stand(name: str) -> None:
     text = tokens(example(dialect), special)
     for at in range(0, len(text), 3):
         for stray in special.items():
-            for said in all_strings(read(dialect, [*text[:at], stray, *text[at:]], special, 10_000)):
-                assert not [spelling for spelling in special.values() if spelling in said]
-                said.encode()
+            for value in all_strings(read(dialect, [*text[:at], stray, *text[at:]], special, 10_000)):
+                assert not [spelling for spelling in special.values() if spelling in value]
+                value.encode()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.dialects.declare import starts_in_reasoning
+from dragoman.dialects.declarations import starts_in_reasoning
 from dragoman.dialects.parser import Parser
 from dragoman.dialects.registry import get_dialect
 from dragoman.types import Answer, Event, fold
@@ -99,8 +99,8 @@ def passes(row: Row) -> bool:
     # References that parse reasoning alone either leave calls as text or stop at them.
     modes = [False, True] if row["kind"] == "reasoning" else [calls]
     return any(
-        not any(differs(field, row, said) for field in row["asserted"])
-        for said in (events(row, calls=mode) for mode in modes)
+        not any(differs(field, row, result) for field in row["asserted"])
+        for result in (events(row, calls=mode) for mode in modes)
     )
 
 

@@ -20,8 +20,8 @@ class Block(NamedTuple):
 
 
 def read_blocks(document: str) -> list[Block]:
-    found = _BLOCK.finditer((ROOT / document).read_text())
-    return [Block(one["language"], one["code"], one["reason"]) for one in found]
+    matches = _BLOCK.finditer((ROOT / document).read_text())
+    return [Block(one["language"], one["code"], one["reason"]) for one in matches]
 
 
 def blocks(document: str, language: str) -> list[str]:

@@ -97,7 +97,7 @@ def parts(command: str) -> Iterator[list[str]]:
     """The words of each program of a pipe or a chain, without variables that are set for it."""
     words = shlex.split(command, comments=True)
     while words:
-        ends = [place for place, word in enumerate(words) if word in ("|", "&&", "&")]
+        ends = [offset for offset, word in enumerate(words) if word in ("|", "&&", "&")]
         end = ends[0] if ends else len(words)
         part, words = words[:end], words[end + 1 :]
         while part and re.fullmatch(r"[A-Z_]+=.*", part[0], re.DOTALL):
@@ -111,9 +111,9 @@ def try_dragoman(words: list[str], url: str) -> None:
 
 
 def try_curl(words: list[str], url: str) -> None:
-    told = ["-sS", "-o", "/dev/null", "-w", "%{http_code}"]
+    texts = ["-sS", "-o", "/dev/null", "-w", "%{http_code}"]
     asked = [USUAL.sub(url, word) for word in words]
-    done = subprocess.run(["curl", *told, *asked], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["curl", *texts, *asked], capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith("2"), (words, done.stdout, done.stderr)
 
 
@@ -123,7 +123,7 @@ def try_make(words: list[str], url: str) -> None:
 
 def try_pip(words: list[str], url: str) -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    named = [found for word in words for found in re.findall(r"^dragoman\[(.*)\]", word)]
+    named = [result for word in words for result in re.findall(r"^dragoman\[(.*)\]", word)]
     assert set(",".join(named).split(",")) - {""} <= set(extras)
 
 

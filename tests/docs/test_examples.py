@@ -116,14 +116,14 @@ def test_embedded_engine_in_python(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_dialects_in_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = run(tmp_path, "docs/dialects.md")
+    module_type = run(tmp_path, "docs/dialects.md")
     assert "name contains" in capsys.readouterr().out
-    assert made.ACME.name == "acme"
+    assert module_type.ACME.name == "acme"
 
 
 def test_settings_in_python(tmp_path: Path) -> None:
-    made = run(tmp_path, "docs/settings.md")
-    assert made.app.settings.port == made.as_the_command_has_them.port == 9000
+    module_type = run(tmp_path, "docs/settings.md")
+    assert module_type.app.settings.port == module_type.as_the_command_has_them.port == 9000
 
 
 def test_settings_file() -> None:
@@ -131,7 +131,7 @@ def test_settings_file() -> None:
         msgspec.convert(tomllib.loads(text), Settings) for text in blocks("docs/settings.md", "toml")
     )
     assert file.limits.queue == 64
-    assert read_presets(for_all)[1]["quick"].fixed.max_tokens == 512
+    assert read_presets(for_all)[1]["quick"].overrides.max_tokens == 512
 
 
 def test_error_example_is_the_real_one() -> None:

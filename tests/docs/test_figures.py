@@ -17,7 +17,7 @@ COMMANDS = documented.read()
 
 
 def command(**fields: object) -> Command:
-    made: dict[str, object] = {
+    mapping: dict[str, object] = {
         "table": "",
         "bench": "stream",
         "quick": "--quick",
@@ -27,23 +27,23 @@ def command(**fields: object) -> Command:
         "date": datetime.date(2026, 1, 1),
         "figures": [Figure(name="a", key="a", ratio=3.0), Figure(name="b", key="b", ratio=1.0)],
     }
-    return Command(**made | fields)  # type: ignore[arg-type]
+    return Command(**mapping | fields)  # type: ignore[arg-type]
 
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, float]:
     """What a command measures, by key, in two rounds that differ; none where it is empty."""
-    found: dict[str, float] = {}
+    fields: dict[str, float] = {}
     monkeypatch.setattr(ratios, "OUT", tmp_path)
 
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        if found:
-            one = [Ratio(key, "s", [ratio, 1.2 * ratio], [1.0, 1.0]) for key, ratio in found.items()]
+        if fields:
+            one = [Ratio(key, "s", [ratio, 1.2 * ratio], [1.0, 1.0]) for key, ratio in fields.items()]
             ratios.write(command[2].removeprefix("bench."), one)
-        return subprocess.CompletedProcess(command, 0 if found else 1)
+        return subprocess.CompletedProcess(command, 0 if fields else 1)
 
     monkeypatch.setattr(subprocess, "run", run)
-    return found
+    return fields
 
 
 def test_the_file_is_as_it_is_written(tmp_path: Path) -> None:

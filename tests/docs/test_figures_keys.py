@@ -46,7 +46,9 @@ def of_alone() -> Iterable[Ratio]:
 
 
 def of_genai() -> Iterable[Ratio]:
-    return genai.compared({side: [genai.Found([1.0] * 3, 2**20)] for side in genai.SIDES}, genai.Options())
+    return genai.compared(
+        {side: [genai.GenaiResult([1.0] * 3, 2**20)] for side in genai.SIDES}, genai.Options()
+    )
 
 
 def of_flat() -> Iterable[Ratio]:

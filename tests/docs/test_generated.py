@@ -35,7 +35,7 @@ def test_tables_are_fresh(document: Path) -> None:
 
 
 def test_every_table_is_used() -> None:
-    used = {found["name"] for path in docgen.DOCS for found in docgen.TABLE.finditer(path.read_text())}
+    used = {match["name"] for path in docgen.DOCS for match in docgen.TABLE.finditer(path.read_text())}
     assert used == set(docgen.TABLES)
 
 

@@ -21,8 +21,8 @@ def rows(page: Path) -> list[list[str]]:
 def test_flags_are_ours(page: Path) -> None:
     commands = build()[1]
     known = {flag for parser in commands.values() for flag in parser._option_string_actions}
-    said = {flag for row in rows(page) for code in re.findall(r"`([^`]*)`", row[1]) for flag in _flags(code)}
-    assert said and said <= known, said - known
+    texts = {flag for row in rows(page) for code in re.findall(r"`([^`]*)`", row[1]) for flag in _flags(code)}
+    assert texts and texts <= known, texts - known
 
 
 def _flags(code: str) -> list[str]:
@@ -31,8 +31,8 @@ def _flags(code: str) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_commands_are_ours(page: Path) -> None:
-    said = {name for row in rows(page) for name in re.findall(r"`dragoman ([a-z-]+)", row[1])}
-    assert said <= set(COMMANDS)
+    items = {name for row in rows(page) for name in re.findall(r"`dragoman ([a-z-]+)", row[1])}
+    assert items <= set(COMMANDS)
 
 
 def served() -> set[str]:
@@ -42,9 +42,9 @@ def served() -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_routes_are_ours(page: Path) -> None:
-    said = {route for row in rows(page) for route in re.findall(r"`(?:GET |POST )?(/[a-z][\w/-]*)`", row[1])}
-    said -= {"/set"}  # A command of a talk.
-    assert said <= served(), said - served()
+    items = {route for row in rows(page) for route in re.findall(r"`(?:GET |POST )?(/[a-z][\w/-]*)`", row[1])}
+    items -= {"/set"}  # A command of a talk.
+    assert items <= served(), items - served()
 
 
 def test_what_is_the_same_is_there() -> None:

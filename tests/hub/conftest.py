@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.hub import remote
+from dragoman.hub import http_client
 
 
 @pytest.fixture(autouse=True)
@@ -20,4 +20,4 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "ollama"))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr(remote, "_pause", lambda failures: None)
+    monkeypatch.setattr(http_client, "_pause", lambda failures: None)

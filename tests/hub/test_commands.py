@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.cli import main, own_engines
-from dragoman.cli.facts import offer
-from dragoman.cli.own_engines import local, model_file, settle
-from dragoman.engines.local import machine
-from dragoman.engines.local.model import Model
+from dragoman.cli import builtin_engines, main
+from dragoman.cli.builtin_engines import local, model_file, settle
+from dragoman.cli.model_info import suggest_models
+from dragoman.engines.local import hardware
+from dragoman.engines.local.gguf_model import LlamaModel
 from dragoman.errors import ModelFileError
 from dragoman.settings import Settings
 from tests.support.hub import SmallHub, running
@@ -72,7 +72,7 @@ def test_safetensors_go_to_who_runs_them(
     hub: SmallHub, monkeypatch: pytest.MonkeyPatch, packages: set[str], engine: str
 ) -> None:
     hub.files = SAFE
-    monkeypatch.setattr(own_engines, "find_spec", lambda name: name in packages or None)
+    monkeypatch.setattr(builtin_engines, "find_spec", lambda name: name in packages or None)
     settled = settle(Settings(model="org/repo"))
     assert (settled.engine, settled.model_name) == (engine, "org/repo")
     names = sorted(path.name for path in Path(settled.model or "").iterdir())
@@ -82,7 +82,7 @@ def test_safetensors_go_to_who_runs_them(
 
 def test_safetensors_that_nobody_runs_are_not_fetched(hub: SmallHub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.files = SAFE
-    monkeypatch.setattr(own_engines, "find_spec", lambda name: None)
+    monkeypatch.setattr(builtin_engines, "find_spec", lambda name: None)
     with pytest.raises(ModelFileError, match=r"dragoman\[transformers\]"):
         settle(Settings(model="org/repo"))
     assert not hub.given
@@ -108,13 +108,13 @@ def test_a_split_file_counts_whole(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_the_headers_of_all_parts_are_checked(tmp_path: Path) -> None:
     parts = write_split(tmp_path / "m.gguf")
     with pytest.raises(ModelFileError, match="pass the first, m-00001-of"):
-        Model(parts[1])
+        LlamaModel(parts[1])
     parts[-1].write_bytes(b"GGUF" + bytes([3, 0, 0, 0]) + b"\xff" * 64)
     with pytest.raises(ModelFileError, match="too short for its number of metadata"):
-        Model(parts[0])
+        LlamaModel(parts[0])
     parts[-1].unlink()
     with pytest.raises(ModelFileError, match="There is no file"):
-        Model(parts[0])
+        LlamaModel(parts[0])
 
 
 def test_no_such_file_says_what_names_are() -> None:
@@ -135,10 +135,10 @@ def test_nothing_is_served_here(capsys: pytest.CaptureFixture[str]) -> None:
 def test_who_names_no_model_is_offered_what_is_here_and_fits(
     hub: SmallHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "free_memory", lambda: 8_000_000_000)
-    [suggested] = offer()
+    monkeypatch.setattr(hardware, "free_memory", lambda: 8_000_000_000)
+    [suggested] = suggest_models()
     assert "hf:Qwen/Qwen3-8B-GGUF:Q4_K_M" in suggested and not hub.asked
     assert main(["pull", NAME]) == 0
-    assert "hf:org/repo:Q8_0" in offer()[0] and len(offer()) == 2
-    monkeypatch.setattr(machine, "free_memory", lambda: 1000)
-    assert offer() == []
+    assert "hf:org/repo:Q8_0" in suggest_models()[0] and len(suggest_models()) == 2
+    monkeypatch.setattr(hardware, "free_memory", lambda: 1000)
+    assert suggest_models() == []

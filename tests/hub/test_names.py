@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.errors import ModelFileError
-from dragoman.hub.names import ModelName, RemoteFile, choose_variant, list_variants, quantisation, read_name
+from dragoman.hub.names import ModelName, RepoFile, choose_variant, list_variants, parse_name, quantization
 
 MB = 1 << 20
 
@@ -35,14 +35,14 @@ MB = 1 << 20
     ],
 )
 def test_a_name_is_read(text: str, name: ModelName | None) -> None:
-    assert read_name(text) == name
+    assert parse_name(text) == name
 
 
 def test_a_folder_that_is_there_is_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "org" / "repo").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    assert read_name("org/repo") is None
-    assert read_name("hf:org/repo") is not None
+    assert parse_name("org/repo") is None
+    assert parse_name("hf:org/repo") is not None
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_folder_that_is_there_is_no_name(tmp_path: Path, monkeypatch: pytest.M
 )
 def test_what_is_no_name_is_told(text: str) -> None:
     with pytest.raises(ModelFileError, match="is not a valid model name"):
-        read_name(text)
+        parse_name(text)
 
 
 @pytest.mark.parametrize(
@@ -67,15 +67,15 @@ def test_what_is_no_name_is_told(text: str) -> None:
     ],
 )
 def test_a_quantisation_is_read_off_a_file(file: str, label: str) -> None:
-    assert quantisation(file) == label
+    assert quantization(file) == label
 
 
-def files(**sizes: int) -> list[RemoteFile]:
-    return [RemoteFile(name.replace("__", "."), size * MB, "0" * 64) for name, size in sizes.items()]
+def files(**sizes: int) -> list[RepoFile]:
+    return [RepoFile(name.replace("__", "."), size * MB, "0" * 64) for name, size in sizes.items()]
 
 
 MANY = files(a_Q2_K__gguf=2, a_Q4_K_M__gguf=4, a_Q8_0__gguf=8, a_F16__gguf=16)
-MANY = [RemoteFile(file.name.replace("a_", "a-"), file.size, file.sha256) for file in MANY]
+MANY = [RepoFile(file.name.replace("a_", "a-"), file.size, file.sha256) for file in MANY]
 
 
 @pytest.mark.parametrize(("room", "label"), [(100, "Q8_0"), (8, "Q8_0"), (7, "Q4_K_M"), (2, "Q2_K")])
@@ -99,7 +99,7 @@ def test_what_is_not_there_is_told_with_what_is() -> None:
 
 
 def test_parts_of_a_split_file_belong_together() -> None:
-    parts = [RemoteFile(f"m-Q4_0-0000{n}-of-00002.gguf", MB, "0" * 64) for n in (2, 1)]
+    parts = [RepoFile(f"m-Q4_0-0000{n}-of-00002.gguf", MB, "0" * 64) for n in (2, 1)]
     [variant] = list_variants(parts)
     assert (variant.label, variant.size, variant.first.name) == ("Q4_0", 2 * MB, parts[1].name)
     assert list_variants(parts[:1]) == []
@@ -114,12 +114,12 @@ def test_projectors_are_no_models_and_programs_are_not_taken() -> None:
         "modeling.py",
         "pytorch_model.bin",
     ]
-    [variant] = list_variants([RemoteFile(name, MB, "0" * 64) for name in names])
+    [variant] = list_variants([RepoFile(name, MB, "0" * 64) for name in names])
     assert (variant.label, [file.name for file in variant.files]) == ("safetensors", [*names[1:4]])
 
 
 def test_parts_of_safetensors_belong_together() -> None:
-    parts = [RemoteFile(f"model-0000{n}-of-00002.safetensors", MB, "0" * 64) for n in (1, 2)]
+    parts = [RepoFile(f"model-0000{n}-of-00002.safetensors", MB, "0" * 64) for n in (1, 2)]
     [variant] = list_variants(parts)
     assert (variant.label, variant.size) == ("safetensors", 2 * MB)
     assert list_variants(parts[:1]) == []
@@ -134,12 +134,12 @@ def test_parts_of_safetensors_belong_together() -> None:
     ],
 )
 def test_what_the_embedded_engine_runs_is_taken_before_safetensors(names: list[str], label: str) -> None:
-    there = [RemoteFile(name, MB, "0" * 64) for name in names]
+    there = [RepoFile(name, MB, "0" * 64) for name in names]
     assert choose_variant(list_variants(there), ModelName("o/r"), 9 * MB).label == label
 
 
 def test_weights_that_would_be_unpickled_are_none() -> None:
-    there = [RemoteFile("pytorch_model.bin", MB, "0" * 64), RemoteFile("config.json", 1, "0" * 40)]
+    there = [RepoFile("pytorch_model.bin", MB, "0" * 64), RepoFile("config.json", 1, "0" * 40)]
     assert list_variants(there) == []
     with pytest.raises(ModelFileError, match="only pickled weights"):
         choose_variant([], ModelName("o/r"), MB, there)
@@ -160,6 +160,6 @@ def test_weights_that_would_be_unpickled_are_none() -> None:
 def test_a_projector_goes_with_the_model_that_it_is_of(
     names: list[str], projectors: list[str | None]
 ) -> None:
-    found = list_variants(RemoteFile(name, MB, "0" * 64) for name in names)
-    by_name = sorted(found, key=lambda one: one.first.name)
+    variants = list_variants(RepoFile(name, MB, "0" * 64) for name in names)
+    by_name = sorted(variants, key=lambda one: one.first.name)
     assert [one.projector.name if one.projector else None for one in by_name] == projectors

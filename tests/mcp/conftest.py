@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dragoman.mcp import ServerSpec
+from dragoman.mcp import McpServerSpec
 from tests.mcp.support import RawServer, raw_server, sdk_server
 
 
@@ -13,8 +13,8 @@ def raw() -> Iterator[RawServer]:
 
 
 @pytest.fixture
-def raw_spec(raw: RawServer) -> ServerSpec:
-    return ServerSpec(label="raw", url=raw.url)
+def raw_spec(raw: RawServer) -> McpServerSpec:
+    return McpServerSpec(label="raw", url=raw.url)
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import pytest
 
 from dragoman.limits import Limits
-from dragoman.mcp import McpBounds, McpFailure, McpServers, McpSession, ServerSpec
+from dragoman.mcp import McpFailure, McpLimits, McpServers, McpServerSpec, McpSession
 
 T = TypeVar("T")
 NEWEST = "2026-07-28"
@@ -32,19 +32,21 @@ TOOL = {
 }
 SERVERS = Path(__file__).parent / "servers"
 # Long, so that a busy machine does not run into it; tests that want a timeout have a short one.
-BOUNDS = McpBounds(connect_s=60, call_s=60, limits=Limits(media_bytes=1 << 20))
+BOUNDS = McpLimits(connect_s=60, call_s=60, limits=Limits(media_bytes=1 << 20))
 
 
-def process(*arguments: str, env: dict[str, str] | None = None) -> ServerSpec:
+def process(*arguments: str, env: dict[str, str] | None = None) -> McpServerSpec:
     """`process("raw.py", "silent")` is a server of the folder `servers`."""
     file, *rest = arguments
-    return ServerSpec(label="raw", command=sys.executable, args=(str(SERVERS / file), *rest), env=env or {})
+    return McpServerSpec(
+        label="raw", command=sys.executable, args=(str(SERVERS / file), *rest), env=env or {}
+    )
 
 
 def with_session(
-    spec: ServerSpec,
+    spec: McpServerSpec,
     use: Callable[[McpSession], Awaitable[T]],
-    bounds: McpBounds = BOUNDS,
+    bounds: McpLimits = BOUNDS,
     shared: bool = True,
 ) -> T:
     """What `use` returns. Whatever happened, no task is left when all is closed."""

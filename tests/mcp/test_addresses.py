@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.errors import BadRequest
-from dragoman.mcp import McpServers, ServerSpec
-from dragoman.outbound import is_public, written_as_number
+from dragoman.mcp import McpServers, McpServerSpec
+from dragoman.outbound import is_public, literal_address
 from tests.mcp.support import RawServer, failure_of, with_session
 
 PUBLIC = ["8.8.8.8", "[2606:4700::1111]", "[64:ff9b::808:808]", "134744072"]
@@ -41,13 +41,13 @@ def test_no_way_to_write_an_address_changes_what_it_is(address: object) -> None:
     number = int(ip_address(str(address)))
     first, rest = divmod(number, 2**24)
     ways = [str(address), str(number), hex(number), f"0{number:o}", f"{first}.{rest}", f"[::ffff:{address}]"]
-    found = [written_as_number(way) for way in ways]
-    assert {None if one is None else is_public(one) for one in found} == {is_public(ip_address(number))}
+    items = [literal_address(way) for way in ways]
+    assert {None if one is None else is_public(one) for one in items} == {is_public(ip_address(number))}
 
 
 def test_a_name_of_a_private_address_is_not_connected_to(raw: RawServer) -> None:
     url = raw.url.replace("127.0.0.1", "localhost")
-    spec = ServerSpec(label="raw", url=url, only_public=True)
+    spec = McpServerSpec(label="raw", url=url, only_public=True)
     failure = with_session(spec, lambda session: failure_of(session.list_tools()))
     assert failure.kind == "unreachable"
     assert raw.asked == []
@@ -58,7 +58,7 @@ def test_one_private_address_among_others_is_one_too_many(
 ) -> None:
     rows = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, 80)) for host in ("8.8.8.8", "127.0.0.1")]
     monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: rows)
-    spec = ServerSpec(label="raw", url="http://both.example/mcp", only_public=True)
+    spec = McpServerSpec(label="raw", url="http://both.example/mcp", only_public=True)
     failure = with_session(spec, lambda session: failure_of(session.list_tools()))
     assert failure.kind == "unreachable"
 
@@ -72,6 +72,6 @@ def test_what_was_looked_at_is_what_is_connected_to(raw: RawServer, monkeypatch:
 
     monkeypatch.setattr("dragoman.mcp.transports.public_address", looked_up)
     url = raw.url.replace("127.0.0.1", "tools.example")
-    spec = ServerSpec(label="raw", url=url, only_public=True)
+    spec = McpServerSpec(label="raw", url=url, only_public=True)
     assert with_session(spec, lambda session: session.call("say", {})).text == "say was called"
     assert {heard["host"].partition(":")[0] for heard in raw.headers} == {"tools.example"}

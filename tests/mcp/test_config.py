@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from dragoman.errors import SettingsError
-from dragoman.mcp import ServerSpec
-from dragoman.mcp.config import read_config, servers_of
+from dragoman.mcp import McpServerSpec
+from dragoman.mcp.config import make_mcp_servers, read_config
 from dragoman.settings import Settings
 from tests.docs.support import blocks
 
 
-def read(tmp_path: Path, content: Any, **environ: str) -> dict[str, ServerSpec]:
+def read(tmp_path: Path, content: Any, **environ: str) -> dict[str, McpServerSpec]:
     file = tmp_path / "servers.json"
     file.write_text(content if isinstance(content, str) else json.dumps({"mcpServers": content}))
     return read_config(str(file), environ)
@@ -21,7 +21,7 @@ def read(tmp_path: Path, content: Any, **environ: str) -> dict[str, ServerSpec]:
 
 def test_a_process(tmp_path: Path) -> None:
     entry = {"command": "npx", "args": ["-y", "files"], "env": {"KEY": "v"}, "cwd": "/tmp"}
-    expected = ServerSpec(
+    expected = McpServerSpec(
         label="files",
         command="npx",
         args=("-y", "files"),
@@ -38,8 +38,8 @@ def test_a_process(tmp_path: Path) -> None:
 )
 def test_an_address(tmp_path: Path, kind: str | None, transport: str | None) -> None:
     entry: dict[str, Any] = {"url": "https://example.com/mcp", "headers": {"X-Key": "k"}}
-    found = read(tmp_path, {"search": entry | ({"type": kind} if kind else {})})["search"]
-    assert (found.url, found.headers, found.transport) == (entry["url"], entry["headers"], transport)
+    spec = read(tmp_path, {"search": entry | ({"type": kind} if kind else {})})["search"]
+    assert (spec.url, spec.headers, spec.transport) == (entry["url"], entry["headers"], transport)
 
 
 def test_variables_of_the_environment(tmp_path: Path) -> None:
@@ -47,9 +47,12 @@ def test_variables_of_the_environment(tmp_path: Path) -> None:
         "a": {"command": "${BIN:-run}", "args": ["--key=${KEY}"], "env": {"K": "x${KEY}y$KEY"}},
         "b": {"url": "https://${HOST}/mcp", "headers": {"Authorization": "Bearer ${KEY}"}},
     }
-    found = read(tmp_path, servers, KEY="1", HOST="example.com")
-    assert (found["a"].command, found["a"].args, found["a"].env) == ("run", ("--key=1",), {"K": "x1y$KEY"})
-    assert (found["b"].url, found["b"].headers) == ("https://example.com/mcp", {"Authorization": "Bearer 1"})
+    fields = read(tmp_path, servers, KEY="1", HOST="example.com")
+    assert (fields["a"].command, fields["a"].args, fields["a"].env) == ("run", ("--key=1",), {"K": "x1y$KEY"})
+    assert (fields["b"].url, fields["b"].headers) == (
+        "https://example.com/mcp",
+        {"Authorization": "Bearer 1"},
+    )
 
 
 def test_a_server_that_is_switched_off(tmp_path: Path) -> None:
@@ -94,14 +97,14 @@ def test_a_file_that_is_not_there() -> None:
 def test_settings_say_which_servers_there_are(tmp_path: Path) -> None:
     read(tmp_path, {"files": {"command": "x"}})
     settings = Settings(mcp_config=str(tmp_path / "servers.json"), mcp_allow=["example.com"])
-    servers = servers_of(settings)
+    servers = make_mcp_servers(settings)
     assert servers.configured() == ["files"]
     assert servers.resolve("any", "https://example.com/").url == "https://example.com/"
-    assert servers_of(Settings()).configured() == []
+    assert make_mcp_servers(Settings()).configured() == []
 
 
 def test_the_file_of_the_documentation(tmp_path: Path) -> None:
     (example,) = blocks("docs/mcp.md", "json")
-    found = read(tmp_path, example)
-    assert found["search"].headers == {"Authorization": "Bearer none"}
-    assert found["files"].args[1] == "@modelcontextprotocol/server-filesystem"
+    fields = read(tmp_path, example)
+    assert fields["search"].headers == {"Authorization": "Bearer none"}
+    assert fields["files"].args[1] == "@modelcontextprotocol/server-filesystem"

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dragoman.mcp import McpFailure, McpSession, ServerSpec
+from dragoman.mcp import McpFailure, McpServerSpec, McpSession
 from dragoman.mcp.transports import message_bytes
 from dragoman.media import Media
 from tests.mcp.support import BOUNDS, RawServer, failure_of, raw_server, with_session
@@ -103,14 +103,14 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_answer_is_a_failure_and_the_next_call_works(
-    name: str, raw: RawServer, raw_spec: ServerSpec
+    name: str, raw: RawServer, raw_spec: McpServerSpec
 ) -> None:
-    raw.on_call["bad"], kind, code, said = BAD[name]
+    raw.on_call["bad"], kind, code, text = BAD[name]
 
     async def use(session: McpSession) -> None:
         failure = await failure_of(session.call("bad", {}))
         assert (failure.kind, failure.code) == (kind, code)
-        assert said in failure.message
+        assert text in failure.message
         assert "raw" in failure.message
         assert "garbage-of-the-server" not in failure.message
         assert (await session.call("say", {})).text == "say was called"
@@ -120,21 +120,23 @@ def test_a_bad_answer_is_a_failure_and_the_next_call_works(
 
 
 @pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
-def test_a_picture_may_be_larger_than_other_messages(kind: str, raw: RawServer, raw_spec: ServerSpec) -> None:
+def test_a_picture_may_be_larger_than_other_messages(
+    kind: str, raw: RawServer, raw_spec: McpServerSpec
+) -> None:
     data = picture("png", 6, 4).ljust(BOUNDS.limits.media_bytes, b"\0")
 
     def show(handler: Any, number: int) -> None:
         shown = {"type": "image", "data": b64encode(data).decode(), "mimeType": "image/png"}
-        said = json.dumps({"jsonrpc": "2.0", "id": number, "result": {"content": [shown]}})
+        text = json.dumps({"jsonrpc": "2.0", "id": number, "result": {"content": [shown]}})
         events = kind == "text/event-stream"
-        handler.reply(200, f"data: {said}\n\n".encode() if events else said.encode(), kind)
+        handler.reply(200, f"data: {text}\n\n".encode() if events else text.encode(), kind)
 
     raw.revision, raw.on_call["show"] = "2025-11-25", show
     result = with_session(raw_spec, lambda session: session.call("show", {}))
     assert [part.data for part in result.parts if isinstance(part, Media)] == [data]
 
 
-def test_a_server_that_hangs(raw: RawServer, raw_spec: ServerSpec) -> None:
+def test_a_server_that_hangs(raw: RawServer, raw_spec: McpServerSpec) -> None:
     raw.on_call["hang"] = lambda handler, number: (raw.released.wait(), None)[1]
 
     bounds = msgspec.structs.replace(BOUNDS, call_s=0.5)
@@ -144,7 +146,7 @@ def test_a_server_that_hangs(raw: RawServer, raw_spec: ServerSpec) -> None:
 
 
 def test_a_server_that_wants_to_be_asked_again_at_once_is_made_to_wait(
-    raw: RawServer, raw_spec: ServerSpec, monkeypatch: pytest.MonkeyPatch
+    raw: RawServer, raw_spec: McpServerSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dragoman.mcp.transports.PACE_S", 3600)
     raw.events = b"id: 1\nretry: 0\ndata:\n\n"
@@ -157,7 +159,7 @@ def test_a_server_that_wants_to_be_asked_again_at_once_is_made_to_wait(
 
 @pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
 def test_redirects_to_elsewhere_are_not_followed(code: int, raw: RawServer) -> None:
-    spec = ServerSpec(label="raw", url=raw.url, authorization="a-token-for-raw")
+    spec = McpServerSpec(label="raw", url=raw.url, authorization="a-token-for-raw")
     with raw_server() as elsewhere:
         location = {"location": f"{elsewhere.url}?key=a-token-for-raw"}
         raw.on_call["away"] = lambda handler, number: handler.reply(code, headers=location)
@@ -168,24 +170,26 @@ def test_redirects_to_elsewhere_are_not_followed(code: int, raw: RawServer) -> N
 
 
 def test_an_address_where_nobody_listens() -> None:
-    spec = ServerSpec(label="nobody", url="http://127.0.0.1:1/mcp")
+    spec = McpServerSpec(label="nobody", url="http://127.0.0.1:1/mcp")
     failure = with_session(spec, lambda session: failure_of(session.list_tools()))
     assert (failure.kind, failure.message) == ("unreachable", "The MCP server nobody could not be reached.")
 
 
 def test_a_name_that_does_not_resolve() -> None:
-    spec = ServerSpec(label="nobody", url="http://nobody.invalid/mcp")
+    spec = McpServerSpec(label="nobody", url="http://nobody.invalid/mcp")
     assert with_session(spec, lambda session: failure_of(session.list_tools())).kind == "unreachable"
 
 
 @pytest.mark.parametrize(("code", "kind"), [(404, "http"), (401, "http"), (503, "http")])
-def test_a_server_that_refuses_everything(code: int, kind: str, raw: RawServer, raw_spec: ServerSpec) -> None:
+def test_a_server_that_refuses_everything(
+    code: int, kind: str, raw: RawServer, raw_spec: McpServerSpec
+) -> None:
     raw.refuses_all = code
     failure = with_session(raw_spec, lambda session: failure_of(session.list_tools()))
     assert failure.kind == kind
 
 
-def test_a_session_that_the_server_forgot_is_begun_anew(raw: RawServer, raw_spec: ServerSpec) -> None:
+def test_a_session_that_the_server_forgot_is_begun_anew(raw: RawServer, raw_spec: McpServerSpec) -> None:
     async def use(session: McpSession) -> None:
         await session.call("say", {})
         raw.sessions.clear()
@@ -196,7 +200,7 @@ def test_a_session_that_the_server_forgot_is_begun_anew(raw: RawServer, raw_spec
 
 
 def test_a_token_is_sent_as_a_bearer_and_nothing_else_of_ours(raw: RawServer) -> None:
-    spec = ServerSpec(label="raw", url=raw.url, authorization="a-token", headers={"X-Team": "blue"})
+    spec = McpServerSpec(label="raw", url=raw.url, authorization="a-token", headers={"X-Team": "blue"})
     with_session(spec, lambda session: session.call("say", {}))
     assert {seen["authorization"] for seen in raw.headers} == {"Bearer a-token"}
     assert {seen["x-team"] for seen in raw.headers} == {"blue"}
@@ -205,7 +209,7 @@ def test_a_token_is_sent_as_a_bearer_and_nothing_else_of_ours(raw: RawServer) ->
 
 
 def test_the_passwords_of_the_environment_are_not_sent(
-    raw: RawServer, raw_spec: ServerSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+    raw: RawServer, raw_spec: McpServerSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     netrc = tmp_path / "netrc"
     netrc.write_text("machine 127.0.0.1 login me password secret\n")
@@ -217,7 +221,7 @@ def test_the_passwords_of_the_environment_are_not_sent(
 
 
 def test_what_a_server_quotes_of_our_secrets_is_blanked(raw: RawServer) -> None:
-    spec = ServerSpec(label="raw", url=raw.url, headers={"X-Key": "Token hunter2-hunter2"})
+    spec = McpServerSpec(label="raw", url=raw.url, headers={"X-Key": "Token hunter2-hunter2"})
     raw.on_call["quote"] = lambda handler, number: handler.rpc_error(
         200, number, -1, f"bad key hunter2-hunter2 in {json.dumps(raw.headers[-1])}"
     )
@@ -232,7 +236,7 @@ def test_nothing_of_it_is_logged(
 ) -> None:
     caplog.set_level("DEBUG")
     raw.on_call["garbage"] = garbage
-    spec = ServerSpec(label="raw", url=raw.url, authorization="a-token-for-raw")
+    spec = McpServerSpec(label="raw", url=raw.url, authorization="a-token-for-raw")
     with_session(spec, lambda session: failure_of(session.call("garbage", {"private": "words"})))
     seen = caplog.text + "".join(capfd.readouterr())
     assert not [word for word in ("a-token-for-raw", "private", "garbage-of", "session-0") if word in seen]

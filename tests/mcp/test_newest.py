@@ -4,19 +4,19 @@ from typing import Any
 
 import pytest
 
-from dragoman.mcp import McpSession, ServerSpec
+from dragoman.mcp import McpServerSpec, McpSession
 from tests.mcp.support import NEWEST, RawServer, failure_of, with_session
 
 MISMATCH = -32020
 
 
 @pytest.fixture
-def spec(raw: RawServer, raw_spec: ServerSpec) -> ServerSpec:
+def spec(raw: RawServer, raw_spec: McpServerSpec) -> McpServerSpec:
     raw.revision = NEWEST
     return raw_spec
 
 
-def test_there_is_no_handshake(raw: RawServer, spec: ServerSpec) -> None:
+def test_there_is_no_handshake(raw: RawServer, spec: McpServerSpec) -> None:
     assert with_session(spec, lambda session: session.call("say", {})).text == "say was called"
     assert raw.asked == ["server/discover", "tools/call"]
     assert raw.headers[-1]["mcp-protocol-version"] == NEWEST
@@ -34,20 +34,20 @@ def put_off(times: int, raw: RawServer) -> None:
     raw.on_call["later"] = answer
 
 
-def test_a_server_that_wants_to_be_asked_again(raw: RawServer, spec: ServerSpec) -> None:
+def test_a_server_that_wants_to_be_asked_again(raw: RawServer, spec: McpServerSpec) -> None:
     put_off(2, raw)
     assert with_session(spec, lambda session: session.call("later", {"a": 1})).text == "done"
     assert [params.get("requestState") for params in raw.params] == [None, "round 1", "round 2"]
     assert {params["arguments"]["a"] for params in raw.params} == {1}
 
 
-def test_a_server_that_wants_to_be_asked_again_and_again(raw: RawServer, spec: ServerSpec) -> None:
+def test_a_server_that_wants_to_be_asked_again_and_again(raw: RawServer, spec: McpServerSpec) -> None:
     put_off(1000, raw)
     failure = with_session(spec, lambda session: failure_of(session.call("later", {})))
     assert failure.message == "The MCP server raw postpones its answer again and again."
 
 
-def test_a_server_that_asks_a_person(raw: RawServer, spec: ServerSpec) -> None:
+def test_a_server_that_asks_a_person(raw: RawServer, spec: McpServerSpec) -> None:
     question = {"method": "elicitation/create", "params": {"message": "Sure?", "requestedSchema": SCHEMA}}
     asking = {"resultType": "input_required", "inputRequests": {"sure": question}}
     raw.on_call["ask"] = lambda handler, number: handler.result(number, asking)
@@ -59,7 +59,7 @@ def test_a_server_that_asks_a_person(raw: RawServer, spec: ServerSpec) -> None:
 SCHEMA = {"type": "object", "properties": {}}
 
 
-def test_arguments_that_belong_into_headers_are_looked_up(raw: RawServer, spec: ServerSpec) -> None:
+def test_arguments_that_belong_into_headers_are_looked_up(raw: RawServer, spec: McpServerSpec) -> None:
     def strict(handler: Any, number: int) -> None:
         if raw.headers[-1].get("mcp-param-who") == "me":
             handler.text(number, "hello")

@@ -3,9 +3,9 @@
 import pytest
 
 from dragoman.errors import TOOLS, BadRequest, SettingsError
-from dragoman.mcp import McpServers, ServerSpec
+from dragoman.mcp import McpServers, McpServerSpec
 
-FILES = ServerSpec(label="files", command="files-server")
+FILES = McpServerSpec(label="files", command="files-server")
 ALLOW = ["example.com", "tools.example.com:8443", "localhost:*", "[::1]:9000"]
 SERVERS = McpServers({"files": FILES}, ALLOW)
 
@@ -92,9 +92,9 @@ def test_a_label_that_is_not_configured() -> None:
 
 
 def test_a_configured_server_takes_no_headers_of_a_request() -> None:
-    for given in ({"headers": {"X": "y"}}, {"authorization": "token"}):
+    for value in ({"headers": {"X": "y"}}, {"authorization": "token"}):
         with pytest.raises(BadRequest, match="configured by the operator"):
-            SERVERS.resolve("files", **given)
+            SERVERS.resolve("files", **value)
 
 
 @pytest.mark.parametrize(

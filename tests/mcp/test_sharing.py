@@ -4,7 +4,7 @@ import asyncio
 
 import msgspec
 
-from dragoman.mcp import McpServers, McpSession, ServerSpec
+from dragoman.mcp import McpServers, McpServerSpec, McpSession
 from tests.mcp.support import BOUNDS, RawServer, failure_of, process, with_session
 from tests.support.wait import becomes
 
@@ -13,7 +13,7 @@ def connections(raw: RawServer) -> int:
     return raw.asked.count("initialize")
 
 
-def use_twice(servers: McpServers, spec: ServerSpec) -> None:
+def use_twice(servers: McpServers, spec: McpServerSpec) -> None:
     async def once() -> None:
         async with servers.session(spec) as session:
             await asyncio.gather(session.call("say", {}), session.list_tools())
@@ -26,13 +26,13 @@ def use_twice(servers: McpServers, spec: ServerSpec) -> None:
     asyncio.run(run())
 
 
-def test_a_configured_server_has_one_connection(raw: RawServer, raw_spec: ServerSpec) -> None:
+def test_a_configured_server_has_one_connection(raw: RawServer, raw_spec: McpServerSpec) -> None:
     use_twice(McpServers({"raw": raw_spec}), raw_spec)
     assert connections(raw) == 1
 
 
 def test_a_named_server_has_one_for_each_request_and_is_left_after_it(
-    raw: RawServer, raw_spec: ServerSpec
+    raw: RawServer, raw_spec: McpServerSpec
 ) -> None:
     use_twice(McpServers(allow=["*"]), raw_spec)
     assert connections(raw) == 3
@@ -40,7 +40,7 @@ def test_a_named_server_has_one_for_each_request_and_is_left_after_it(
 
 
 def test_a_named_server_does_not_get_at_the_connection_of_a_configured_one(
-    raw: RawServer, raw_spec: ServerSpec
+    raw: RawServer, raw_spec: McpServerSpec
 ) -> None:
     servers = McpServers(
         {"raw": msgspec.structs.replace(raw_spec, authorization="ours")}, allow=["127.0.0.1:*"]
@@ -50,7 +50,7 @@ def test_a_named_server_does_not_get_at_the_connection_of_a_configured_one(
     assert not any("authorization" in seen for seen in raw.headers)
 
 
-def test_a_cancelled_call_harms_no_other(raw: RawServer, raw_spec: ServerSpec) -> None:
+def test_a_cancelled_call_harms_no_other(raw: RawServer, raw_spec: McpServerSpec) -> None:
     raw.on_call["hang"] = lambda handler, number: (raw.released.wait(), handler.text(number, "late"))[1]
 
     async def use(session: McpSession) -> None:
@@ -89,7 +89,7 @@ def test_to_leave_while_it_connects_is_no_trouble() -> None:
     with_session(process("raw.py", "silent"), use)
 
 
-def test_a_request_that_is_cancelled_ends_its_connection(raw: RawServer, raw_spec: ServerSpec) -> None:
+def test_a_request_that_is_cancelled_ends_its_connection(raw: RawServer, raw_spec: McpServerSpec) -> None:
     raw.on_call["hang"] = lambda handler, number: (raw.released.wait(), None)[1]
 
     async def run() -> None:
@@ -111,7 +111,7 @@ def test_a_request_that_is_cancelled_ends_its_connection(raw: RawServer, raw_spe
     assert becomes(lambda: "DELETE" in raw.asked)
 
 
-def test_the_list_of_tools_is_kept(raw: RawServer, raw_spec: ServerSpec) -> None:
+def test_the_list_of_tools_is_kept(raw: RawServer, raw_spec: McpServerSpec) -> None:
     async def use(session: McpSession) -> None:
         assert await session.list_tools() == await session.list_tools()
         assert raw.asked.count("tools/list") == 1
@@ -119,7 +119,7 @@ def test_the_list_of_tools_is_kept(raw: RawServer, raw_spec: ServerSpec) -> None
     with_session(raw_spec, use)
 
 
-def test_the_list_is_asked_for_again_when_it_is_old(raw: RawServer, raw_spec: ServerSpec) -> None:
+def test_the_list_is_asked_for_again_when_it_is_old(raw: RawServer, raw_spec: McpServerSpec) -> None:
     async def use(session: McpSession) -> None:
         await session.list_tools()
         await session.list_tools()
@@ -137,7 +137,7 @@ def test_the_list_is_asked_for_again_when_the_server_tells_of_a_change() -> None
     with_session(process("raw.py"), use)
 
 
-def test_nothing_is_connected_before_it_is_needed(raw: RawServer, raw_spec: ServerSpec) -> None:
+def test_nothing_is_connected_before_it_is_needed(raw: RawServer, raw_spec: McpServerSpec) -> None:
     async def use(session: McpSession) -> None:
         pass
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.mcp import McpSession, ServerSpec
+from dragoman.mcp import McpServerSpec, McpSession
 from dragoman.mcp.transports import message_bytes
 from tests.mcp.support import BOUNDS, failure_of, raw_server, with_session
 
@@ -75,11 +75,11 @@ def stream() -> Stream:
 
 
 @pytest.fixture
-def spec(stream: Stream) -> Iterator[ServerSpec]:
+def spec(stream: Stream) -> Iterator[McpServerSpec]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"stream": stream}))
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    yield ServerSpec(label="old", url=f"http://127.0.0.1:{server.server_port}/sse", transport="sse")
+    yield McpServerSpec(label="old", url=f"http://127.0.0.1:{server.server_port}/sse", transport="sse")
     stream.events.put(END)
     server.shutdown()
     server.server_close()
@@ -94,7 +94,7 @@ def spec(stream: Stream) -> Iterator[ServerSpec]:
     ],
 )
 def test_a_bad_answer_is_a_failure_and_the_next_call_works(
-    name: str, kind: str, code: int | None, said: str, stream: Stream, spec: ServerSpec
+    name: str, kind: str, code: int | None, said: str, stream: Stream, spec: McpServerSpec
 ) -> None:
     async def use(session: McpSession) -> None:
         failure = await failure_of(session.call(name, {}))
@@ -106,7 +106,7 @@ def test_a_bad_answer_is_a_failure_and_the_next_call_works(
     with_session(spec, use)
 
 
-def test_messages_are_not_sent_to_another_host(stream: Stream, spec: ServerSpec) -> None:
+def test_messages_are_not_sent_to_another_host(stream: Stream, spec: McpServerSpec) -> None:
     with raw_server() as elsewhere:
         stream.endpoint = elsewhere.url
         with_session(spec, lambda session: failure_of(session.list_tools()))

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dragoman.mcp import McpFailure, McpSession, ServerSpec
+from dragoman.mcp import McpFailure, McpServerSpec, McpSession
 from tests.mcp.support import BOUNDS, failure_of, process, with_session
 from tests.support.wait import becomes
 
@@ -127,7 +127,7 @@ def test_a_server_of_an_unknown_revision() -> None:
 
 
 def test_a_command_that_is_not_there() -> None:
-    spec = ServerSpec(label="none", command="/no/such/command")
+    spec = McpServerSpec(label="none", command="/no/such/command")
     failure = with_session(spec, lambda session: failure_of(session.list_tools()))
     assert failure.kind == "unreachable"
     assert failure.message == "The MCP server none could not be started: No such file or directory."

@@ -15,15 +15,15 @@ from PIL import Image
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
 from dragoman.media import Media, decode
-from dragoman.media.decode import CHILD, DecodeFailure, MediaDecoder, WorkProcess, ask_once
-from dragoman.media.read import read_media
+from dragoman.media.decode import CHILD, DecodeFailure, MediaDecoder, SandboxProcess, run_once
+from dragoman.media.headers import read_media
 from tests.media.samples import PICTURES, SOUNDS, picture, saved, sound
 
 LIMITS = Limits()
 ANSWERS = """
 import socket, sys
 sys.path.insert(0, {folder!r})
-from child import receive, send
+from sandbox import receive, send
 link = socket.socket(fileno=0)
 while (frame := receive(link)) is not None:
     {does}
@@ -32,8 +32,8 @@ while (frame := receive(link)) is not None:
 
 @pytest.fixture(scope="module")
 def decoder() -> Iterator[MediaDecoder]:
-    with MediaDecoder() as made:
-        yield made
+    with MediaDecoder() as media_decoder:
+        yield media_decoder
 
 
 def image(data: bytes) -> Media:
@@ -67,10 +67,10 @@ class Unruly(MediaDecoder):
         super().__init__()
         self.does = list(does)
 
-    def _start(self, work: str) -> WorkProcess:
+    def _start(self, work: str) -> SandboxProcess:
         if not self.does:
             return super()._start(work)
-        return WorkProcess("-c", ANSWERS.format(folder=str(CHILD.parent), does=self.does.pop(0)))
+        return SandboxProcess("-c", ANSWERS.format(folder=str(CHILD.parent), does=self.does.pop(0)))
 
 
 @pytest.mark.parametrize("form", PICTURES)
@@ -238,8 +238,8 @@ def test_a_process_that_was_taken_over_tells_nothing(does: str) -> None:
 
 def test_without_the_packages_the_error_says_what_to_install() -> None:
     class Bare(MediaDecoder):
-        def _start(self, work: str) -> WorkProcess:
-            return WorkProcess("-S", str(CHILD), work, str(self._memory))
+        def _start(self, work: str) -> SandboxProcess:
+            return SandboxProcess("-S", str(CHILD), work, str(self._memory))
 
     with Bare() as bare:
         assert "install dragoman[media]" in refusal(bare, image(picture("png")))
@@ -248,8 +248,8 @@ def test_without_the_packages_the_error_says_what_to_install() -> None:
 def test_a_process_can_open_nothing() -> None:
     program = f"""
 import sys; sys.path.insert(0, {str(CHILD.parent)!r})
-import socket, os, child
-child.bound(1 << 30)
+import socket, os, sandbox
+sandbox.restrict_process(1 << 30)
 for does in (lambda: open("/etc/passwd"), lambda: socket.socket(), lambda: bytearray(1 << 31)):
     try:
         does()
@@ -257,29 +257,29 @@ for does in (lambda: open("/etc/passwd"), lambda: socket.socket(), lambda: bytea
     except (OSError, MemoryError):
         pass
 """
-    told = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True)
-    assert (told.stdout, told.stderr) == ("", "")
+    completed = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True)
+    assert (completed.stdout, completed.stderr) == ("", "")
 
 
 def test_it_can_be_awaited() -> None:
     async def both() -> tuple[int, int]:
-        async with MediaDecoder() as made:
-            pixels = await made.adecode_image(image(picture("png")))
-            return pixels.width, len((await made.adecode_audio(audio(sound("wav")), 16_000)).data)
+        async with MediaDecoder() as media_decoder:
+            pixels = await media_decoder.adecode_image(image(picture("png")))
+            return pixels.width, len((await media_decoder.adecode_audio(audio(sound("wav")), 16_000)).data)
 
     assert asyncio.run(both()) == (6, 4 * 8_000)
 
 
 def test_a_process_that_is_asked_once_is_gone_afterwards() -> None:
     says = ANSWERS.format(folder=str(CHILD.parent), does="send(link, {}, frame[1][::-1])")
-    assert asyncio.run(ask_once(b"abc", 10.0, 100, "-c", says)) == b"cba"
+    assert asyncio.run(run_once(b"abc", 10.0, 100, "-c", says)) == b"cba"
 
 
 def test_closing_ends_all(decoder: MediaDecoder) -> None:
-    made = MediaDecoder()
-    made.decode_image(image(picture("png")))
-    (pid,) = children_of(made)
-    made.close()
+    media_decoder = MediaDecoder()
+    media_decoder.decode_image(image(picture("png")))
+    (pid,) = children_of(media_decoder)
+    media_decoder.close()
     assert not Path(f"/proc/{pid}").exists()
     with pytest.raises(DecodeFailure):
         decoder.ask("image", {"format": "png", "pixels": 1}, picture("png"), 5.0, 10)

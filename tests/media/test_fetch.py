@@ -51,21 +51,21 @@ class FileServer:
 
 @contextmanager
 def file_server(host: str = "127.0.0.1", context: ssl.SSLContext | None = None) -> Iterator[FileServer]:
-    made = FileServer(host, context)
-    thread = threading.Thread(target=made.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    server = FileServer(host, context)
+    thread = threading.Thread(target=server.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:
-        yield made
+        yield server
     finally:
-        made.server.shutdown()
-        made.server.server_close()
+        server.server.shutdown()
+        server.server.server_close()
         thread.join()
 
 
 @pytest.fixture
 def files() -> Iterator[FileServer]:
-    with file_server() as made:
-        yield made
+    with file_server() as server:
+        yield server
 
 
 def plain(handler: BaseHTTPRequestHandler, body: bytes, status: int = 200, **headers: str) -> None:

@@ -31,12 +31,12 @@ def test_models_of_the_settings_have_their_own() -> None:
     a, b = pool.get("a").settings, pool.get("b").settings
     assert (a.model, a.context, a.dialect, a.model_name) == ("a.gguf", 512, "auto", "a")
     assert (b.context, b.dialect, b.sampling) == (1024, "hermes", {})
-    assert pool.first is pool.get("a")
+    assert pool.startup_model is pool.get("a")
 
 
 def test_the_model_that_is_named_beside_them_comes_first() -> None:
     pool = build_pool(Settings(model="c.gguf", models={"a": {"model": "a.gguf"}}), refuse)
-    assert list(pool.models) == ["c", "a"] and pool.first is pool.default
+    assert list(pool.models) == ["c", "a"] and pool.startup_model is pool.default
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,9 @@ def test_what_a_model_may_have_is_a_setting() -> None:
 def test_a_folder_of_models(tmp_path: Path, as_model: bool) -> None:
     write_tiny(tmp_path / "one.gguf")
     parts = write_split(tmp_path / "two.gguf")
-    given = Settings(model=str(tmp_path)) if as_model else Settings(models_dir=str(tmp_path))
-    pool = build_pool(given, refuse)
-    assert len(parts) > 1 and list(pool.models) == ["one", "two"] and pool.first is None
+    settings = Settings(model=str(tmp_path)) if as_model else Settings(models_dir=str(tmp_path))
+    pool = build_pool(settings, refuse)
+    assert len(parts) > 1 and list(pool.models) == ["one", "two"] and pool.startup_model is None
     assert pool.get("two").size() == sum(part.stat().st_size for part in parts)
 
 
@@ -101,8 +101,8 @@ def test_models_of_the_cache_only_where_that_is_allowed(cached: Callable[[str], 
     pool = build_pool(Settings(models_from_cache=True), refuse)
     assert [name.partition("/")[2][:5] for name in pool.models] == ["first"]
     cached("org/later")
-    found = asyncio.run(pool.look_for("org/later"))
-    assert found.settings.model is not None and found.settings.model.endswith("tiny-Q4_0.gguf")
+    model = asyncio.run(pool.find_or_discover("org/later"))
+    assert model.settings.model is not None and model.settings.model.endswith("tiny-Q4_0.gguf")
     assert build_pool(Settings(model="x.gguf"), refuse).find_more is None
 
 

@@ -11,7 +11,7 @@ import pytest
 from dragoman.errors import ModelFileError, ModelNotFound, Unavailable
 from dragoman.models import ModelPool
 from dragoman.settings import Settings
-from dragoman.turns.queue import Workers
+from dragoman.turns.queue import WorkerPool
 from tests.support.pools import MB, Queues, Shop
 from tests.support.wait import becomes_async
 
@@ -21,7 +21,7 @@ def played(pool: ModelPool, play: Callable[[], Coroutine[Any, Any, None]]) -> Qu
     queues = Queues()
 
     async def whole() -> None:
-        pool.attach(Workers(), queues, None)
+        pool.attach(WorkerPool(), queues, None)
         await pool.start()
         try:
             await play()
@@ -43,8 +43,8 @@ def test_one_is_loaded_when_it_is_asked_for_and_once() -> None:
     async def play() -> None:
         assert [model.state for model in pool.models.values()] == ["unloaded", "unloaded"]
         model = pool.get("b")
-        await asyncio.gather(*(pool.hold(model) for _ in range(5)))
-        assert (model.users, shop.times, pool.get("a").state) == (5, ["b"], "unloaded")
+        await asyncio.gather(*(pool.acquire(model) for _ in range(5)))
+        assert (model.holders, shop.times, pool.get("a").state) == (5, ["b"], "unloaded")
 
     played(pool, play)
     assert not shop.open
@@ -56,9 +56,9 @@ def test_the_least_used_idle_one_makes_room() -> None:
 
     async def play() -> None:
         for name in ("a", "b", "a"):
-            await pool.hold(pool.get(name))
+            await pool.acquire(pool.get(name))
             pool.release(pool.get(name))
-        await pool.hold(pool.get("c"))
+        await pool.acquire(pool.get("c"))
         assert sorted(shop.open) == ["a", "c"]
 
     played(pool, play)
@@ -70,7 +70,7 @@ def test_memory_is_counted_before_anything_is_loaded() -> None:
 
     async def play() -> None:
         for name in ("a", "b", "c"):
-            await pool.hold(pool.get(name))
+            await pool.acquire(pool.get(name))
             pool.release(pool.get(name))
         assert sorted(shop.open) == ["b", "c"]
 
@@ -83,7 +83,7 @@ def test_one_that_can_never_fit_is_said_so() -> None:
 
     async def play() -> None:
         with pytest.raises(Unavailable, match="about 11 MiB, and `memory_limit` leaves 5"):
-            await pool.hold(pool.get("a"))
+            await pool.acquire(pool.get("a"))
         assert pool.get("a").status["value"] == "failed"
 
     played(pool, play)
@@ -94,11 +94,11 @@ def test_what_is_held_is_waited_for() -> None:
     pool = shop.pool("a", "b", settings=few(models_max=1))
 
     async def play() -> None:
-        await pool.hold(pool.get("a"))
-        waiting = asyncio.ensure_future(pool.hold(pool.get("b")))
+        await pool.acquire(pool.get("a"))
+        waiting = asyncio.ensure_future(pool.acquire(pool.get("b")))
         await asyncio.sleep(0.02)
         # Who asks for the one that is to go waits as well, else it would never go.
-        behind = asyncio.ensure_future(pool.hold(pool.get("a")))
+        behind = asyncio.ensure_future(pool.acquire(pool.get("a")))
         await asyncio.sleep(0.02)
         assert shop.open == ["a"] and not waiting.done() and not behind.done()
         pool.release(pool.get("a"))
@@ -117,13 +117,13 @@ def test_an_idle_one_sleeps_and_wakes() -> None:
     model = pool.get("a")
 
     async def play() -> None:
-        await pool.hold(model)
+        await pool.acquire(model)
         await asyncio.sleep(0.05)
         assert model.state == "loaded"
         pool.release(model)
-        await becomes_async(lambda: model.state == "sleeping" and not model.leaving)
+        await becomes_async(lambda: model.state == "sleeping" and not model.is_unloading)
         assert not shop.open
-        await pool.hold(model)
+        await pool.acquire(model)
         assert shop.open == ["a"]
 
     played(pool, play)
@@ -135,8 +135,8 @@ def test_a_client_may_say_how_long_one_stays() -> None:
     model = pool.get("a")
 
     async def play() -> None:
-        await pool.hold(model)
-        pool.keep(model, 0)
+        await pool.acquire(model)
+        pool.set_keep_alive(model, 0)
         assert model.state == "loaded"
         pool.release(model)
         await becomes_async(lambda: model.state == "sleeping")
@@ -150,9 +150,9 @@ def test_a_load_does_not_hold_up_others() -> None:
     pool = shop.pool("a", "b")
 
     async def play() -> None:
-        loading = asyncio.ensure_future(pool.hold(pool.get("b")))
+        loading = asyncio.ensure_future(pool.acquire(pool.get("b")))
         await becomes_async(lambda: pool.get("b").state == "loading")
-        await pool.hold(pool.get("a"))
+        await pool.acquire(pool.get("a"))
         assert not loading.done()
         gate.set()
         await loading
@@ -169,12 +169,12 @@ def test_one_that_cannot_be_loaded_says_why_without_saying_where(monkeypatch: py
     async def play() -> None:
         for _ in range(2):
             with pytest.raises(Unavailable) as failed:
-                await pool.hold(pool.get("a"))
+                await pool.acquire(pool.get("a"))
             assert failed.value.message.endswith("could not be loaded: a.gguf is damaged.")
         # It is tried again, after a while.
         del shop.broken["a"]
         monkeypatch.setattr("dragoman.models.pool.TRY_AGAIN_S", 0.0)
-        await pool.hold(pool.get("a"))
+        await pool.acquire(pool.get("a"))
 
     played(pool, play)
 
@@ -186,7 +186,7 @@ def test_a_foreign_failure_stays_in_the_log() -> None:
 
     async def play() -> None:
         with pytest.raises(Unavailable) as failed:
-            await pool.hold(pool.get("a"))
+            await pool.acquire(pool.get("a"))
         assert "SECRET" not in failed.value.message
         assert "SECRET" not in str(pool.get("a").status)
 
@@ -198,7 +198,7 @@ def test_who_unloads_may_set_a_time() -> None:
     pool = shop.pool("a", "b")
 
     async def play() -> None:
-        await pool.hold(pool.get("a"))
+        await pool.acquire(pool.get("a"))
         await pool.unload(pool.get("a"), grace=0.01)
         assert not shop.open and pool.get("a").state == "unloaded"
         pool.release(pool.get("a"))
@@ -223,7 +223,7 @@ def test_any_order_of_asking_and_unloading_leaves_nothing_behind(seed: int) -> N
     async def use(name: str) -> None:
         nonlocal held
         model = pool.get(name)
-        loaded = await pool.hold(model)
+        loaded = await pool.acquire(model)
         assert loaded.card.name == name and shop.open.count(name) == 1 and len(shop.open) <= 2
         await asyncio.sleep(draw.random() / 200)
         assert model.loaded is loaded
@@ -241,7 +241,7 @@ def test_any_order_of_asking_and_unloading_leaves_nothing_behind(seed: int) -> N
             await asyncio.sleep(draw.random() / 500)
         asked = len(work)
         await asyncio.wait_for(asyncio.gather(*work), 30)
-        assert 0 < held <= asked and all(not model.users for model in pool.models.values())
+        assert 0 < held <= asked and all(not model.holders for model in pool.models.values())
 
     queues = played(pool, play)
     assert not shop.open and len(queues.open) <= 2

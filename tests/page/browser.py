@@ -124,5 +124,5 @@ def violations(page: Page) -> list[str]:
     page.evaluate(
         "document.getAnimations().forEach((one) => { try { one.finish(); } catch { one.cancel(); } })"
     )
-    found = page.evaluate("async () => (await axe.run(document, {resultTypes: ['violations']})).violations")
-    return [f"{one['id']}: {one['help']} {[node['target'] for node in one['nodes']][:3]}" for one in found]
+    result = page.evaluate("async () => (await axe.run(document, {resultTypes: ['violations']})).violations")
+    return [f"{one['id']}: {one['help']} {[node['target'] for node in one['nodes']][:3]}" for one in result]

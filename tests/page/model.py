@@ -41,8 +41,8 @@ SAYS = {
 
 
 def answer(job: Job) -> Script:
-    said = messages_of(job)
-    role, text = said[-1]
+    messages = messages_of(job)
+    role, text = messages[-1]
     if role == "tool" and text.startswith("{"):
         return say("It is **21 °C** in Lisbon, and the sun shines.")
     return say(SAYS[text]) if text in SAYS else repeated(job)

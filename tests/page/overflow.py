@@ -6,10 +6,10 @@ PLACES = "html, main, dialog, .view, .tab-panel, .operation, .lab-columns > div,
 
 
 def wider(page: Page) -> list[str]:
-    found: list[str] = page.evaluate(
+    texts: list[str] = page.evaluate(
         """(places) => [...document.querySelectorAll(places)]
         .filter((one) => one.scrollWidth > one.clientWidth + 1)
         .map((one) => `${one.tagName}.${one.className}`)""",
         PLACES,
     )
-    return found
+    return texts

@@ -8,7 +8,7 @@ from playwright.sync_api import Browser, Page, expect
 from dragoman.engines.scripted import ScriptedEngine, say
 from dragoman.http.server import background
 from dragoman.settings import Settings
-from tests.http.conftest import Served
+from tests.http.conftest import RunningServer
 from tests.http.test_doc_examples import MANAGING, make_able_engine
 from tests.page.browser import Tab, opened, violations
 from tests.page.overflow import wider
@@ -19,17 +19,17 @@ APART = {"post /v1/engine/pause", "ws /v1/responses", *MANAGING}
 
 
 @pytest.fixture(scope="module")
-def able(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def able(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("adapters")
     (folder / "poet").mkdir()
     engine = make_able_engine()
     settings = Settings(port=0, store="memory", lora_dir=str(folder), files_dir=str(folder / "files"))
     with background(engine, settings) as url:
-        yield Served(engine, url)
+        yield RunningServer(engine, url)
 
 
 @pytest.fixture
-def tab(browser: Browser, able: Served) -> Iterator[Tab]:
+def tab(browser: Browser, able: RunningServer) -> Iterator[Tab]:
     with opened(browser) as tab:
         tab.page.goto(f"{able.url}/docs")
         tab.page.locator(".operation form").wait_for()
@@ -88,7 +88,7 @@ def test_the_operations_can_be_filtered(tab: Tab) -> None:
     expect(page.locator(".operation-head code")).to_have_text("/v1/rerank")
 
 
-def test_a_body_that_is_no_json_is_not_sent(tab: Tab, able: Served) -> None:
+def test_a_body_that_is_no_json_is_not_sent(tab: Tab, able: RunningServer) -> None:
     page = tab.page
     choose(page, STREAMED)
     before = len(able.engine.jobs)
@@ -115,7 +115,7 @@ def test_what_is_refused_is_shown_as_it_is(tab: Tab) -> None:
     expect(page.locator(".reply-head .badge.danger")).to_contain_text("404")
 
 
-def test_a_request_is_code_in_three_languages(tab: Tab, able: Served) -> None:
+def test_a_request_is_code_in_three_languages(tab: Tab, able: RunningServer) -> None:
     page = tab.page
     choose(page, STREAMED)
     page.get_by_text("As code").click()
@@ -159,7 +159,7 @@ def test_a_server_with_keys_asks_for_one(browser: Browser) -> None:
 
 
 @pytest.mark.parametrize(("size", "theme"), [("desktop", "dark"), ("phone", "light")])
-def test_it_is_for_everybody(browser: Browser, able: Served, size: str, theme: str) -> None:
+def test_it_is_for_everybody(browser: Browser, able: RunningServer, size: str, theme: str) -> None:
     with opened(browser, size, theme) as tab:  # type: ignore[arg-type]
         tab.page.goto(f"{able.url}/docs")
         tab.page.locator(".operation button[type=submit]").click()

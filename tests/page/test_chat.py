@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, expect
 from dragoman.engines.scripted import ScriptedEngine, say
 from dragoman.http.server import background
 from dragoman.settings import Settings
-from tests.http.conftest import Served
+from tests.http.conftest import RunningServer
 from tests.mcp.support import SERVERS
 from tests.media import samples
 from tests.page.browser import Tab, opened
@@ -105,7 +105,7 @@ def test_a_call_is_drawn_and_its_result_given_by_hand(tab: Tab) -> None:
     expect(tab.page.locator("article.tool pre")).to_have_text('{"degrees": 21}')
 
 
-def test_esc_stops_and_the_answer_can_be_made_again(tab: Tab, served: Served) -> None:
+def test_esc_stops_and_the_answer_can_be_made_again(tab: Tab, served: RunningServer) -> None:
     tab.input.fill("beginning HANG")
     tab.input.press("Enter")
     expect(tab.answers.last).to_contain_text("beginning")
@@ -119,7 +119,7 @@ def test_esc_stops_and_the_answer_can_be_made_again(tab: Tab, served: Served) ->
     expect(tab.page.get_by_role("button", name="Send")).to_be_visible()
 
 
-def test_an_answer_that_is_left_is_stopped_and_kept(tab: Tab, served: Served) -> None:
+def test_an_answer_that_is_left_is_stopped_and_kept(tab: Tab, served: RunningServer) -> None:
     tab.input.fill("beginning HANG")
     tab.input.press("Enter")
     expect(tab.answers.last).to_contain_text("beginning")
@@ -145,7 +145,7 @@ def test_an_edited_message_is_a_branch_and_the_other_is_not_lost(tab: Tab) -> No
     expect(tab.answers.last.locator(".markdown")).to_have_text("two")
 
 
-def test_an_answer_may_be_edited_and_branched_off(tab: Tab, served: Served) -> None:
+def test_an_answer_may_be_edited_and_branched_off(tab: Tab, served: RunningServer) -> None:
     answer = tab.say("one")
     answer.get_by_role("button", name="Edit").click()
     tab.page.get_by_role("textbox", name="Edit").fill("another")
@@ -157,7 +157,7 @@ def test_an_answer_may_be_edited_and_branched_off(tab: Tab, served: Served) -> N
     assert [text for _, text in messages_of(served.engine.jobs[-1])] == ["one", "another", "more"]
 
 
-def test_settings_are_what_is_asked(tab: Tab, served: Served) -> None:
+def test_settings_are_what_is_asked(tab: Tab, served: RunningServer) -> None:
     page = tab.page
     page.get_by_role("button", name="Settings").click()
     page.get_by_label("System prompt").fill("Be brief.")
@@ -177,19 +177,19 @@ def test_a_schema_is_checked_as_one_types(tab: Tab) -> None:
     page = tab.page
     tab.set_up("Response format")
     page.get_by_label("Response format").select_option("schema")
-    field, said = page.get_by_label("JSON Schema"), page.locator("#set-schema-said")
+    field, locator = page.get_by_label("JSON Schema"), page.locator("#set-schema-said")
     field.fill('{"type": "object",}')
-    expect(said).to_contain_text("Line 1, column 19: remove the comma")
+    expect(locator).to_contain_text("Line 1, column 19: remove the comma")
     field.fill('{"type": "text"}')
-    expect(said).to_contain_text('"text" is not a valid type')
+    expect(locator).to_contain_text('"text" is not a valid type')
     field.fill('{"type": "object", "properties": {"a": {"not": {"type": "string"}}}}')
     # Only the server knows that.
-    expect(said).to_contain_text("#/properties/a/not")
+    expect(locator).to_contain_text("#/properties/a/not")
     field.fill('{"type": "object"}')
-    expect(said).to_have_text("Valid.")
+    expect(locator).to_have_text("Valid.")
 
 
-def test_files_go_along_and_pictures_are_refused_with_a_reason(tab: Tab, served: Served) -> None:
+def test_files_go_along_and_pictures_are_refused_with_a_reason(tab: Tab, served: RunningServer) -> None:
     tab.attach("notes.txt", "text/plain", b"Ship it.")
     expect(tab.page.locator(".attached")).to_contain_text("notes.txt")
     tab.attach("cat.png", "image/png", b"\x89PNG")
@@ -277,7 +277,7 @@ def test_a_chat_is_deleted(tab: Tab) -> None:
     expect(tab.page.get_by_role("heading", name="What would you like to ask?")).to_be_visible()
 
 
-def test_the_theme_is_switched_and_stays(browser: Browser, served: Served) -> None:
+def test_the_theme_is_switched_and_stays(browser: Browser, served: RunningServer) -> None:
     with opened(browser, theme="dark") as tab:
         page = tab.open(served.url)
         dark = page.evaluate("getComputedStyle(document.body).backgroundColor")

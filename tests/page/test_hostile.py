@@ -4,7 +4,7 @@ import json
 
 from playwright.sync_api import expect
 
-from tests.http.conftest import Served
+from tests.http.conftest import RunningServer
 from tests.page.browser import Tab
 
 HIT = "window.hit=1"
@@ -46,9 +46,11 @@ STATE = f"""() => ({{
 
 
 def check(tab: Tab) -> None:
-    found = tab.page.evaluate(STATE)
-    assert (found["hit"], found["foreign"], found["handlers"]) == (None, [], [])
-    assert all(link.startswith(("https://", "http://", "mailto:")) for link in found["links"]), found["links"]
+    result = tab.page.evaluate(STATE)
+    assert (result["hit"], result["foreign"], result["handlers"]) == (None, [], [])
+    assert all(link.startswith(("https://", "http://", "mailto:")) for link in result["links"]), result[
+        "links"
+    ]
 
 
 def test_answers_titles_and_history(tab: Tab) -> None:
@@ -77,7 +79,7 @@ def test_reasoning_and_calls(tab: Tab) -> None:
     check(tab)
 
 
-def test_names_of_tools_models_and_files(tab: Tab, served: Served) -> None:
+def test_names_of_tools_models_and_files(tab: Tab, served: RunningServer) -> None:
     """Of streams and lists that no server of ours would give."""
     name = CORPUS[1]
     chunks = [

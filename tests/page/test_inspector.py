@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.http.conftest import Served
+from tests.http.conftest import RunningServer
 from tests.page.browser import Tab, opened, violations
 from tests.page.model import THOUGHT
 from tests.page.overflow import wider
@@ -28,8 +28,8 @@ def open_tab(page: Page, name: str) -> None:
 
 def test_the_answer_is_shown_token_by_token(page: Page) -> None:
     tokens = page.locator(".tokens .token")
-    said = "".join(tokens.evaluate_all("all => all.map(one => one.textContent.replace('↵', ''))"))
-    assert said.startswith(f"<think>\n{THOUGHT}\n</think>\nDone.")
+    text = "".join(tokens.evaluate_all("all => all.map(one => one.textContent.replace('↵', ''))"))
+    assert text.startswith(f"<think>\n{THOUGHT}\n</think>\nDone.")
     expect(tokens.last).to_have_class("token special")
 
 
@@ -68,7 +68,7 @@ def test_times_are_those_of_the_server_too(page: Page) -> None:
     expect(table).to_contain_text("until this page received it")
 
 
-def test_the_request_is_code(page: Page, served: Served) -> None:
+def test_the_request_is_code(page: Page, served: RunningServer) -> None:
     open_tab(page, "Request")
     expect(page.locator("dialog .code-block pre")).to_contain_text(f"{served.url}/v1/chat/completions")
 
@@ -100,7 +100,7 @@ def test_an_answer_without_a_record_can_be_asked_for_again(tab: Tab) -> None:
 
 
 @pytest.mark.parametrize(("size", "theme"), [("desktop", "dark"), ("phone", "light")])
-def test_it_is_for_everybody(browser: Browser, served: Served, size: str, theme: str) -> None:
+def test_it_is_for_everybody(browser: Browser, served: RunningServer, size: str, theme: str) -> None:
     with opened(browser, size, theme) as tab:  # type: ignore[arg-type]
         tab.open(served.url)
         page = inspected(tab)

@@ -5,19 +5,19 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.http.conftest import Served
+from tests.http.conftest import RunningServer
 from tests.http.test_parse_answer import TEMPLATE
 from tests.page.browser import Tab, opened, violations
 from tests.page.overflow import wider
 
 
 @pytest.fixture
-def page(browser: Browser, served: Served) -> Iterator[Page]:
+def page(browser: Browser, served: RunningServer) -> Iterator[Page]:
     with opened(browser) as tab:
         yield start(tab, served)
 
 
-def start(tab: Tab, served: Served, dialect: str = "qwen3_coder") -> Page:
+def start(tab: Tab, served: RunningServer, dialect: str = "qwen3_coder") -> Page:
     tab.page.goto(f"{served.url}/#lab/{dialect}")
     expect(tab.page.locator(".found-name")).to_have_text(dialect)
     return tab.page
@@ -81,7 +81,7 @@ def test_tools_that_are_no_json_are_told_of(page: Page) -> None:
 
 
 @pytest.mark.parametrize(("size", "theme"), [("desktop", "dark"), ("phone", "light")])
-def test_it_is_for_everybody(browser: Browser, served: Served, size: str, theme: str) -> None:
+def test_it_is_for_everybody(browser: Browser, served: RunningServer, size: str, theme: str) -> None:
     with opened(browser, size, theme) as tab:  # type: ignore[arg-type]
         page = start(tab, served)
         assert not violations(page) + wider(page)

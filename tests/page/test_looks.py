@@ -5,7 +5,7 @@ from typing import Literal
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.http.conftest import Served
+from tests.http.conftest import RunningServer
 from tests.page.browser import Tab, opened, violations
 
 VIEWS = ("lab", "operations", "api")
@@ -26,7 +26,9 @@ def see_conversation(tab: Tab) -> None:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("size", ["desktop", "phone"])
-def test_the_chat(browser: Browser, served: Served, size: str, theme: Literal["light", "dark"]) -> None:
+def test_the_chat(
+    browser: Browser, served: RunningServer, size: str, theme: Literal["light", "dark"]
+) -> None:
     with opened(browser, size, theme) as tab:
         tab.open(served.url)
         assert violations(tab.page) == []
@@ -37,7 +39,7 @@ def test_the_chat(browser: Browser, served: Served, size: str, theme: Literal["l
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_the_other_views(browser: Browser, served: Served, view: str) -> None:
+def test_the_other_views(browser: Browser, served: RunningServer, view: str) -> None:
     for theme in ("light", "dark"):
         with opened(browser, "desktop", theme) as tab:
             tab.page.goto(f"{served.url}/#{view}")
@@ -51,7 +53,7 @@ def settle(page: Page, view: str) -> None:
 
 
 @pytest.mark.parametrize("size", ["desktop", "phone"])
-def test_nothing_is_wider_than_the_screen(browser: Browser, served: Served, size: str) -> None:
+def test_nothing_is_wider_than_the_screen(browser: Browser, served: RunningServer, size: str) -> None:
     with opened(browser, size) as tab:
         tab.open(served.url)
         tab.say("tour")

@@ -5,7 +5,7 @@ from playwright.sync_api import Browser, expect
 
 from dragoman.http.server import background
 from dragoman.settings import Settings
-from tests.http.conftest import Served
+from tests.http.conftest import RunningServer
 from tests.http.test_operations import answering, slow
 from tests.page.browser import opened, violations
 from tests.page.overflow import wider
@@ -43,7 +43,7 @@ def test_a_server_that_tells_nothing_is_said_to(browser: Browser) -> None:
 
 
 @pytest.mark.parametrize(("size", "theme"), [("desktop", "dark"), ("phone", "light")])
-def test_it_is_for_everybody(browser: Browser, served: Served, size: str, theme: str) -> None:
+def test_it_is_for_everybody(browser: Browser, served: RunningServer, size: str, theme: str) -> None:
     post(served.url, "/v1/chat/completions", {**HELLO, "max_tokens": 4})
     with opened(browser, size, theme) as tab:  # type: ignore[arg-type]
         tab.page.goto(f"{served.url}/#operations")

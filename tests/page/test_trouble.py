@@ -7,7 +7,7 @@ from playwright.sync_api import Browser, Route, expect
 
 from dragoman.http.server import background
 from dragoman.settings import Settings
-from tests.http.conftest import Served
+from tests.http.conftest import RunningServer
 from tests.page.browser import Tab, opened
 from tests.page.model import make_model
 
@@ -66,9 +66,9 @@ def test_a_stream_that_is_cut_off(tab: Tab, cut: str) -> None:
         route.fulfill(status=200, content_type="text/event-stream", body=cut)
 
     tab.page.route("**/v1/chat/completions", answer)
-    said = tab.say("hello")
-    expect(said.locator(".markdown")).to_have_text("begun")
-    expect(said.get_by_role("alert")).to_contain_text("The stream ended")
+    locator = tab.say("hello")
+    expect(locator.locator(".markdown")).to_have_text("begun")
+    expect(locator.get_by_role("alert")).to_contain_text("The stream ended")
 
 
 def test_a_server_that_is_gone(browser: Browser) -> None:
@@ -91,7 +91,7 @@ def test_what_the_server_refuses_is_said_in_its_words(tab: Tab) -> None:
     expect(tab.say("hi").get_by_role("alert")).to_contain_text("cannot be enforced")
 
 
-def test_a_model_that_is_being_loaded(tab: Tab, served: Served) -> None:
+def test_a_model_that_is_being_loaded(tab: Tab, served: RunningServer) -> None:
     state: dict[str, Any] = {"value": "loading", "progress": 0.42}
 
     def models(route: Route) -> None:
@@ -106,7 +106,7 @@ def test_a_model_that_is_being_loaded(tab: Tab, served: Served) -> None:
     expect(tab.page.get_by_label("The model is ready")).to_be_visible()
 
 
-def test_a_server_whose_first_model_is_being_loaded(browser: Browser, served: Served) -> None:
+def test_a_server_whose_first_model_is_being_loaded(browser: Browser, served: RunningServer) -> None:
     asked = []
 
     def answer(route: Route) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.engines.protocol import ModelCard
-from dragoman.prompt import Prompter
+from dragoman.prompt import PromptBuilder
 
 TEMPLATES = Path(__file__).parent.parent / "corpus" / "templates"
 SHARED = Path(__file__).parent.parent.parent.parent / "shared"
@@ -23,9 +23,9 @@ class ByteTokenizer:
 
     def __init__(self, special: Sequence[str] = CONTROL, *, add_bos: bool = True) -> None:
         self.pieces: Sequence[bytes] = [bytes([byte]) for byte in range(256)] + [t.encode() for t in special]
-        self.special = {text: 256 + index for index, text in enumerate(special)}
-        self.bos_id: int | None = self.special.get("<s>")
-        self.eos_id: int | None = self.special.get("</s>")
+        self.special_ids = {text: 256 + index for index, text in enumerate(special)}
+        self.bos_id: int | None = self.special_ids.get("<s>")
+        self.eos_id: int | None = self.special_ids.get("</s>")
         self.end_ids = frozenset(id for id in (self.eos_id,) if id is not None)
         self.add_bos = add_bos
         self.infill: tuple[int, int, int] | None = None
@@ -45,10 +45,10 @@ def corpus(name: str) -> str:
     return (TEMPLATES / f"{name}.jinja").read_text()
 
 
-def prompter(source: str | None, **more: Any) -> Prompter:
+def prompter(source: str | None, **more: Any) -> PromptBuilder:
     """A prompter for a corpus template's name, or for a template's text."""
     if source is not None and "{" not in source:
         source = corpus(source)
     templates = {} if source is None else {"default": source}
     card = ModelCard(name="m", max_model_len=1000, templates=templates)
-    return Prompter(card, ByteTokenizer(), clock=clock, **more)
+    return PromptBuilder(card, ByteTokenizer(), clock=clock, **more)

@@ -9,15 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.dialects.declare import BraceCalls, Dialect, JsonCalls, NamedCalls, PythonCalls, TaggedCalls
+from dragoman.dialects.declarations import (
+    BraceCalls,
+    Dialect,
+    JsonCalls,
+    NamedCalls,
+    PythonCalls,
+    TaggedCalls,
+)
 from dragoman.dialects.parser import parse
 from dragoman.dialects.render import render
 from dragoman.engines.protocol import ModelCard
 from dragoman.errors import BadRequest, TemplateError
-from dragoman.prompt import Prompter
+from dragoman.prompt import PromptBuilder
 from dragoman.prompt.derive import examine
 from dragoman.prompt.find import find_dialect
-from dragoman.prompt.probe import segments, shared_end, shared_start
+from dragoman.prompt.probe import common_prefix, segments, shared_end
 from dragoman.types import Answer, Conversation, Message, ToolCall
 from tests.prompt.support import SHARED, TEMPLATES, ByteTokenizer
 
@@ -73,20 +80,20 @@ ANSWERS = {
 
 
 @cache
-def prompter_of(source: str) -> Prompter:
+def prompter_of(source: str) -> PromptBuilder:
     card = ModelCard(name="m", max_model_len=9, templates={"default": source})
-    return Prompter(card, ByteTokenizer(special=("<s>", "</s>")))
+    return PromptBuilder(card, ByteTokenizer(special=("<s>", "</s>")))
 
 
 def written(source: str, answer: Message) -> str | None:
     """What a template writes for an answer, after what the prompt ends with; None if it leaves calls out."""
     texts = [_text(prompter_of(source), messages) for messages in ((answer,), ())]
     whole, prompt = (text.rpartition(ASKED)[2] if text else "" for text in texts)
-    body = whole[len(shared_start(whole, prompt)) :]
+    body = whole[len(common_prefix(whole, prompt)) :]
     return body if body and all(call.name in body for call in answer.tool_calls) else None
 
 
-def _text(prompter: Prompter, more: tuple[Message, ...]) -> str | None:
+def _text(prompter: PromptBuilder, more: tuple[Message, ...]) -> str | None:
     for tools in (TOOLS, ()):
         conversation = Conversation(
             messages=(Message(role="user", content=ASKED), *more),
@@ -119,20 +126,20 @@ def check(path: Path, dialect: Dialect) -> int:
         if body is None or (name == "everything" and path.stem in NOT_WHOLE):
             continue
         tried += 1
-        found = read(body, dialect)
-        assert plain(found.calls) == plain(answer.tool_calls), (name, body)
+        result = read(body, dialect)
+        assert plain(result.calls) == plain(answer.tool_calls), (name, body)
         if THOUGHT in body:
-            assert found.reasoning.strip() == THOUGHT, (name, body)
+            assert result.reasoning.strip() == THOUGHT, (name, body)
         if SAID in body:
-            assert found.text.strip().startswith(SAID), (name, body)
+            assert result.text.strip().startswith(SAID), (name, body)
     return tried
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_the_found_dialect_reads_what_the_template_writes(path: Path) -> None:
-    found = find_dialect(template=path.read_text(), bos_token="<s>", eos_token="</s>")
-    check(path, found.dialect)
+    dialect = find_dialect(template=path.read_text(), bos_token="<s>", eos_token="</s>")
+    check(path, dialect.dialect)
 
 
 @pytest.mark.thorough
@@ -189,9 +196,9 @@ def test_a_derived_dialect_can_be_written(path: Path) -> None:
         reasoning=THOUGHT if dialect.reasoning else "",
         calls=[SECOND, ANSWERS["no arguments"].tool_calls[0]] if dialect.calls else [],
     )
-    found = parse(render(dialect, answer), dialect)
-    assert plain(found.calls) == plain(answer.calls)
-    assert (found.text.strip(), found.reasoning.strip()) == (answer.text, answer.reasoning)
+    result = parse(render(dialect, answer), dialect)
+    assert plain(result.calls) == plain(answer.calls)
+    assert (result.text.strip(), result.reasoning.strip()) == (answer.text, answer.reasoning)
 
 
 def test_a_section_is_told_from_a_call() -> None:
@@ -264,7 +271,7 @@ def test_what_cannot_be_compiled_or_comes_to_no_end(source: str) -> None:
 
 @given(one=st.text("<a>/| [X]\n", max_size=12), other=st.text("<a>/| [X]\n", max_size=12))
 def test_ends_are_shared_in_whole_segments(one: str, other: str) -> None:
-    start, end = shared_start(one, other), shared_end(one, other)
+    start, end = common_prefix(one, other), shared_end(one, other)
     assert one.startswith(start)
     assert other.startswith(start)
     assert one.endswith(end)

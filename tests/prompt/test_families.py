@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dragoman.engines.protocol import ModelCard
-from dragoman.prompt import Prompter
+from dragoman.prompt import PromptBuilder
 from dragoman.types import Conversation, Message, ToolCall
 from tests.prompt.support import SHARED, TEMPLATES, ByteTokenizer, clock
 
@@ -49,23 +49,23 @@ CONVERSATIONS = {
 
 
 def by_hand(message: Message, arguments: Any, empty: str | None) -> dict[str, Any]:
-    made: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "role": message.role,
         "content": empty if message.content is None else message.content,
     }
     if message.tool_calls:
         function = {"name": "get_weather", "arguments": arguments}
-        made["tool_calls"] = [{"id": "abc123def", "type": "function", "function": function}]
+        fields["tool_calls"] = [{"id": "abc123def", "type": "function", "function": function}]
     if message.reasoning:
-        made |= {"reasoning_content": message.reasoning}
+        fields |= {"reasoning_content": message.reasoning}
     if message.role == "tool":
-        made |= {"tool_call_id": message.tool_call_id, "name": message.name}
-    return made
+        fields |= {"tool_call_id": message.tool_call_id, "name": message.name}
+    return fields
 
 
 def accepted(utils: Any, source: str, ask: Conversation) -> list[str]:
     """What transformers writes, for each shape of the call that the template can bear."""
-    found = []
+    items = []
     for arguments in (json.loads(ARGUMENTS), ARGUMENTS):
         for empty in (None, ""):
             try:
@@ -79,8 +79,8 @@ def accepted(utils: Any, source: str, ask: Conversation) -> list[str]:
                 )
             except Exception:
                 continue
-            found.append(rendered[0])
-    return found
+            items.append(rendered[0])
+    return items
 
 
 @pytest.mark.thorough
@@ -90,10 +90,10 @@ def test_equal_to_transformers(path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(utils, "datetime", type("Fixed", (), {"now": staticmethod(clock)}))
     source = path.read_text()
     card = ModelCard(name="m", max_model_len=9, templates={"default": source})
-    made = Prompter(card, ByteTokenizer(special=("<s>", "</s>")), clock=clock)
+    builder = PromptBuilder(card, ByteTokenizer(special=("<s>", "</s>")), clock=clock)
     for name, ask in CONVERSATIONS.items():
         wanted = accepted(utils, source, ask)
         if wanted:
-            text = made.text(ask)
+            text = builder.text(ask)
             assert text in wanted, name
             assert "None" not in text.replace("= None", ""), name

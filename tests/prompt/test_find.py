@@ -123,10 +123,10 @@ def test_markers_tell_families_apart(dialect: str) -> None:
 )
 @pytest.mark.parametrize("stem", TRUTH)
 def test_published_templates(stem: str) -> None:
-    found = find_dialect(
+    dialect = find_dialect(
         template=(PUBLISHED / f"{stem}.jinja").read_text(), bos_token="<s>", eos_token="</s>"
     )
-    assert found.dialect.name == TRUTH[stem], found.how
+    assert dialect.dialect.name == TRUTH[stem], dialect.how
 
 
 @pytest.mark.skipif(not PUBLISHED.exists(), reason="THE PUBLISHED TEMPLATES ARE NOT HERE")
@@ -136,9 +136,9 @@ def test_every_published_template_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("path", UNSEEN, ids=name)
 def test_unseen_families_are_derived(path: Path) -> None:
-    found = find_dialect(template=path.read_text())
-    assert found.dialect.name == "derived"
-    assert found.how == "derived from the chat template"
+    dialect = find_dialect(template=path.read_text())
+    assert dialect.dialect.name == "derived"
+    assert dialect.how == "derived from the chat template"
 
 
 @pytest.mark.parametrize(
@@ -192,9 +192,9 @@ def test_a_template_that_writes_other_calls_than_its_markers_say() -> None:
     template = (
         TEMPLATES / "unseen" / "object_in_tags.jinja"
     ).read_text() + "{# <tool_call> is not used here #}"
-    found = find_dialect(template=template)
-    assert found.dialect.name == "derived"
-    assert "but it writes other calls" in found.how
+    dialect = find_dialect(template=template)
+    assert dialect.dialect.name == "derived"
+    assert "but it writes other calls" in dialect.how
 
 
 def test_every_name_in_the_tables_is_in_the_catalog() -> None:
@@ -270,6 +270,6 @@ JUNK = st.lists(
 @settings(max_examples=60, deadline=10_000, suppress_health_check=[HealthCheck.too_slow])
 @given(template=JUNK, model=st.text(max_size=12), tokens=st.lists(st.text(max_size=8), max_size=4))
 def test_finding_never_fails(template: str, model: str, tokens: list[str]) -> None:
-    found = find_dialect(template=template, model=model, special_tokens=tokens, bos_token="<s>")
-    assert found.dialect.name
-    assert found.how
+    dialect = find_dialect(template=template, model=model, special_tokens=tokens, bos_token="<s>")
+    assert dialect.dialect.name
+    assert dialect.how

@@ -72,12 +72,12 @@ def assistant(content: Any, reasoning: str | None = None, **more: Any) -> dict[s
 
 def calling(content: str | None, reasoning: str | None, arguments: Any, calls: int) -> list[dict[str, Any]]:
     ids = ["abc123def", "zyx987wvu"][:calls]
-    made = [
+    items = [
         {"id": id, "type": "function", "function": {"name": "get_weather", "arguments": arguments}}
         for id in ids
     ]
     results = [{"role": "tool", "content": "12 °C", "tool_call_id": id, "name": "get_weather"} for id in ids]
-    return [user("Rain?"), assistant(content, reasoning, tool_calls=made), *results]
+    return [user("Rain?"), assistant(content, reasoning, tool_calls=items), *results]
 
 
 CONVERSATIONS: dict[str, tuple[list[dict[str, Any]], Any]] = {

@@ -2,7 +2,7 @@
 
 from dragoman.dialects.registry import get_dialect
 from dragoman.engines.protocol import ModelCard
-from dragoman.prompt import Prompter
+from dragoman.prompt import PromptBuilder
 from dragoman.types import Conversation, Message, ToolCall
 from tests.prompt.support import ByteTokenizer
 
@@ -26,8 +26,8 @@ HISTORY = (
 
 def prompt(template: str, messages: tuple[Message, ...] = HISTORY, dialect: str = "hermes") -> str:
     card = ModelCard(name="m", max_model_len=9, templates={"default": template})
-    made = Prompter(card, ByteTokenizer(), dialect=get_dialect(dialect))
-    return made.text(Conversation(messages=messages, tools=(TOOL,)))
+    builder = PromptBuilder(card, ByteTokenizer(), dialect=get_dialect(dialect))
+    return builder.text(Conversation(messages=messages, tools=(TOOL,)))
 
 
 def test_the_model_is_told_of_the_tools() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from dragoman.dialects.declare import (
+from dragoman.dialects.declarations import (
     BraceCalls,
     Dialect,
     JsonCalls,
@@ -186,7 +186,7 @@ def test_what_is_rendered_is_parsed_back(
 ) -> None:
     reasons, calls = speaks(dialect)
     made = [one for one in made if can_hold(dialect, one[1])] if calls else []
-    tried(not calls or any("".join(flat_strings(given)) for _, given in made))
+    tried(not calls or any("".join(flat_strings(fields)) for _, fields in made))
     reasoning = reasoning if reasons else ""
     assume(holds(dialect, text) and holds(dialect, reasoning))
     if dialect.prepends:
@@ -196,9 +196,9 @@ def test_what_is_rendered_is_parsed_back(
     answer = Answer(
         text=text,
         reasoning=reasoning,
-        calls=[call(who, json.dumps(given, ensure_ascii=False)) for who, given in made],
+        calls=[call(who, json.dumps(mapping, ensure_ascii=False)) for who, mapping in made],
     )
-    tools = [tool(who, **schema_of(given)["properties"]) for who, given in made]
+    tools = [tool(who, **schema_of(result)["properties"]) for who, result in made]
     assume(len({who for who, _ in made}) == len(made))
     assert valued(read(dialect, [render(dialect, answer)], tools=tools)) == valued(answer)
 
@@ -222,9 +222,9 @@ def test_a_marker_in_prose_is_prose_and_holds_nothing_up(dialect: Dialect) -> No
         behind = longest = 0
         for character in f"Write {mark} and then go on, as you know, with many more words of plain prose.":
             behind += 1
-            said = parser.feed(character)
+            events = parser.feed(character)
             longest = max(longest, behind)
-            behind = 0 if said else behind
+            behind = 0 if events else behind
         assert longest <= len(mark) + 40, mark
 
 
@@ -249,7 +249,7 @@ def test_json_arguments_keep_every_byte(
     written = json.dumps(given, separators=spaces, ensure_ascii=ascii)
     written = written.replace("1", "1.0e+0") if '"' not in written else written
     rendered = render(dialect, Answer(calls=[call("f", written)]))
-    assert [made.arguments for made in read(dialect, list(rendered)).calls] == [written]
+    assert [tool_call.arguments for tool_call in read(dialect, list(rendered)).calls] == [written]
 
 
 def test_tagged_dialects_are_among_them() -> None:

@@ -59,20 +59,20 @@ class Recognizer:
             case Alternation(options=options):
                 return {end for option in options for end in self.ends(option, at)}
             case Concatenation(parts=parts):
-                found = {at}
+                numbers = {at}
                 for part in parts:
-                    found = {end for place in found for end in self.ends(part, place)}
-                return found
+                    numbers = {end for offset in numbers for end in self.ends(part, offset)}
+                return numbers
             case Repetition(inner=part, least=least, most=most):
                 return self.repeated(part, at, least, most)
         raise AssertionError(node)
 
     def repeated(self, part: Tree, at: int, least: int, most: int | None) -> set[int]:
-        reached, found = {at}, {at} if least == 0 else set()
+        reached, numbers = {at}, {at} if least == 0 else set()
         for count in range(1, (most if most is not None else least + len(self.text) + 1) + 1):
-            reached = {end for place in reached for end in self.ends(part, place)}
-            found |= reached if count >= least else set()
-        return found
+            reached = {end for offset in reached for end in self.ends(part, offset)}
+            numbers |= reached if count >= least else set()
+        return numbers
 
 
 @settings(max_examples=400, deadline=None)

@@ -161,9 +161,9 @@ def said(one: dict[str, Any]) -> list[str]:
     if one["type"] == "function_call":
         return list(json.loads(one["arguments"]).values())
     action = one.get("action", {})
-    given = [one.get(key) for key in ("input", "output", "error", "content", "summary")]
-    given += [action.get("query"), *action.get("commands", [])]
-    texts = [[part["text"] for part in each] if isinstance(each, list) else [each] for each in given]
+    items = [one.get(key) for key in ("input", "output", "error", "content", "summary")]
+    items += [action.get("query"), *action.get("commands", [])]
+    texts = [[part["text"] for part in each] if isinstance(each, list) else [each] for each in items]
     return [text for each in texts for text in each if text is not None]
 
 

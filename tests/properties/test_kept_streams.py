@@ -5,12 +5,12 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.api.chat.reply import ChatSpelling
-from dragoman.api.chat.stored import KeptStream
-from dragoman.api.reply import ChunkOptions, Head, Speller, StreamWriter
+from dragoman.api.chat.reply import ChatSerializer
+from dragoman.api.chat.stored import RecordingWriter
+from dragoman.api.reply import ChunkOptions, LogprobSerializer, ReplyEnvelope, StreamWriter
 from dragoman.errors import EngineFailed
-from dragoman.turns.reading import Pieces
-from dragoman.types import Event, Fold, Usage
+from dragoman.turns.choice_reader import TokenTable
+from dragoman.types import Event, EventFold, Usage
 
 CHOICES = 3
 pieces = st.lists(
@@ -21,8 +21,10 @@ cuts = st.lists(st.integers(0, 20), max_size=8)
 
 
 def writer() -> StreamWriter:
-    head = Head("chatcmpl-x", 0, "model", "print")
-    return StreamWriter(head, ChatSpelling(Speller(Pieces([]))), ChunkOptions(), Usage, plain=True)
+    head = ReplyEnvelope("chatcmpl-x", 0, "model", "print")
+    return StreamWriter(
+        head, ChatSerializer(LogprobSerializer(TokenTable([]))), ChunkOptions(), Usage, plain=True
+    )
 
 
 def told(said: list[tuple[str, int, str]], order: list[int]) -> list[Event]:
@@ -48,7 +50,7 @@ def test_nothing_is_lost_and_finishes_come_last(
     said: list[tuple[str, int, str]], order: list[int], cuts: list[int]
 ) -> None:
     events = told(said, order)
-    kept, plain = KeptStream(writer(), CHOICES), writer()
+    kept, plain = RecordingWriter(writer(), CHOICES), writer()
     before_end = b"".join(kept.write(batch) for batch in batches(events, cuts))
     whole = plain.write(events) + plain.end()
     assert b'"finish_reason":"stop"' not in before_end
@@ -60,7 +62,7 @@ def test_what_is_kept_is_the_fold(
     said: list[tuple[str, int, str]], order: list[int], cuts: list[int]
 ) -> None:
     events = told(said, order)
-    kept, fold = KeptStream(writer(), CHOICES), Fold(CHOICES)
+    kept, fold = RecordingWriter(writer(), CHOICES), EventFold(CHOICES)
     for batch in batches(events, cuts):
         kept.write(batch)
     fold.add(events)
@@ -73,6 +75,6 @@ def test_a_stream_that_fails_holds_nothing_back(
 ) -> None:
     events = told(said, order)
     events.insert(at, Event("finish", 0, finish="error", error=EngineFailed("It fell over.")))
-    kept = KeptStream(writer(), CHOICES)
+    kept = RecordingWriter(writer(), CHOICES)
     data = b"".join(kept.write(batch) for batch in batches(events, cuts))
     assert sorted(blocks(data)) == sorted(blocks(writer().write(events)))

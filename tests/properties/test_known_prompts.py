@@ -15,9 +15,9 @@ from msgspec.structs import replace
 
 from dragoman.engines.protocol import ModelCard
 from dragoman.errors import BadRequest, TemplateError
-from dragoman.prompt import Prompter
-from dragoman.prompt.known import KnownPrompts
-from dragoman.prompt.short import LEAST_MESSAGES
+from dragoman.prompt import PromptBuilder
+from dragoman.prompt.abridged import LEAST_MESSAGES
+from dragoman.prompt.prompt_cache import PromptCache
 from dragoman.types import Conversation, Message, ToolCall
 from tests.prompt.support import SHARED, TEMPLATES, ByteTokenizer, clock
 from tests.support.laws import examples, tried
@@ -102,16 +102,16 @@ class WholeTokenizer(ByteTokenizer):
         return [*super().encode(text), len(text) % 256]
 
 
-def prompter_of(source: str) -> Prompter:
+def prompter_of(source: str) -> PromptBuilder:
     card = ModelCard(name="m", max_model_len=1 << 20, templates={"default": source})
-    return Prompter(card, WholeTokenizer(), clock=clock)
+    return PromptBuilder(card, WholeTokenizer(), clock=clock)
 
 
 def round_of_calls(random: Random, *, thinks: bool) -> Iterator[Message]:
     ids = [f"{random.randrange(10**9):09d}" for _ in range(random.choice((1, 1, 1, 2)))]
     calls = tuple(ToolCall(id=id_, name="f0", arguments=f'{{"a": {len(id_)}}}') for id_ in ids)
-    said = random.choice((None, "", "so", "now then"))
-    yield Message(role="assistant", content=said, reasoning="hm" if thinks else None, tool_calls=calls)
+    text = random.choice((None, "", "so", "now then"))
+    yield Message(role="assistant", content=text, reasoning="hm" if thinks else None, tool_calls=calls)
     for id_ in ids:
         yield Message(role="tool", content=f"{random.choice(TEXTS)} {id_}", tool_call_id=id_)
 
@@ -134,15 +134,15 @@ def talk(random: Random, length: int) -> list[Message]:
 
 def changed(random: Random, messages: list[Message]) -> list[Message]:
     """Something happens to it that is no growth."""
-    place = random.randrange(len(messages))
+    offset = random.randrange(len(messages))
     way = random.randrange(4)
     if way == 0:
-        return messages[: place + 1]
+        return messages[: offset + 1]
     if way == 1:
-        edited = replace(messages[place], content=random.choice(TEXTS) + "!")
-        return [*messages[:place], edited, *messages[place + 1 :]]
+        edited = replace(messages[offset], content=random.choice(TEXTS) + "!")
+        return [*messages[:offset], edited, *messages[offset + 1 :]]
     if way == 2:
-        return [*messages[:place], Message(role="system", content="And now."), *messages[place:]]
+        return [*messages[:offset], Message(role="system", content="And now."), *messages[offset:]]
     return messages
 
 
@@ -166,25 +166,25 @@ def outcome(make: Any) -> Any:
         return type(error), error.message
 
 
-def check(prompter: Prompter, known: KnownPrompts, owner: str, asked: Iterable[Conversation]) -> int:
+def check(prompter: PromptBuilder, known: PromptCache, owner: str, asked: Iterable[Conversation]) -> int:
     """How many of them were put together."""
     short = 0
     for conversation in asked:
         whole = outcome(partial(prompter.render, conversation))
         assert outcome(partial(recognized, prompter, known, owner, conversation)) == whole
-        found = known.find(conversation, owner)
-        short += found is not None and found.short is not None
+        prompt = known.find(conversation, owner)
+        short += prompt is not None and prompt.short is not None
     return short
 
 
-def recognized(prompter: Prompter, known: KnownPrompts, owner: str, conversation: Conversation) -> Any:
-    return prompter.render(conversation, None, prompter.recognize(conversation, known, owner))
+def recognized(prompter: PromptBuilder, known: PromptCache, owner: str, conversation: Conversation) -> Any:
+    return prompter.render(conversation, None, prompter.find_or_render(conversation, known, owner))
 
 
 @cache
-def of_template(name: str) -> tuple[Prompter, KnownPrompts]:
+def of_template(name: str) -> tuple[PromptBuilder, PromptCache]:
     """Templates are tried once."""
-    return prompter_of({**SOURCES, **OWN, **NUMBERED}[name]), KnownPrompts(least_chars=0, try_by=at_once)
+    return prompter_of({**SOURCES, **OWN, **NUMBERED}[name]), PromptCache(least_chars=0, try_by=at_once)
 
 
 @pytest.mark.thorough
@@ -238,21 +238,21 @@ def long_one(word: str) -> Conversation:
 
 
 def test_what_one_owner_said_is_not_known_for_another() -> None:
-    known, asked = KnownPrompts(least_chars=0, try_by=at_once), long_one("hi")
-    prompter_of(SOURCES["chatml"]).recognize(asked, known, "one")
+    known, asked = PromptCache(least_chars=0, try_by=at_once), long_one("hi")
+    prompter_of(SOURCES["chatml"]).find_or_render(asked, known, "one")
     assert known.find(asked, "one") is not None
     assert known.find(asked, "other") is None
 
 
 def test_what_is_kept_is_bounded() -> None:
     known, prompter = (
-        KnownPrompts(most_chars=16000, least_chars=0, try_by=at_once),
+        PromptCache(most_chars=16000, least_chars=0, try_by=at_once),
         prompter_of(SOURCES["chatml"]),
     )
     asked = [long_one(f"{number}") for number in range(100)]
     for number, conversation in enumerate(asked):
-        prompter.recognize(conversation, known, "much" if number else "little")
-    found = [conversation for conversation in asked if known.find(conversation, "much")]
-    assert found == asked[-len(found) :]
-    assert 0 < len(found) < 20
+        prompter.find_or_render(conversation, known, "much" if number else "little")
+    conversations = [conversation for conversation in asked if known.find(conversation, "much")]
+    assert conversations == asked[-len(conversations) :]
+    assert 0 < len(conversations) < 20
     assert known.find(asked[0], "little") is not None

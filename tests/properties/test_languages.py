@@ -10,8 +10,8 @@ from msgspec import Struct
 
 from dragoman.dialects.registry import get_dialect, list_dialects
 from dragoman.engines.scripted import ByteTokenizer
-from dragoman.turns.reading import ChoiceReader, Detokenizer, Language
-from dragoman.turns.spec import Reading
+from dragoman.turns.choice_reader import ChoiceReader, Detokenizer, ModelDialect
+from dragoman.turns.spec import ParseOptions
 from dragoman.types import Answer, Step, fold
 from tests.support.flat import flat
 
@@ -22,7 +22,7 @@ SAID_OF_IT = ("name", "models", "aliases", "stems", "template_marks")
 TOOL = {"function": {"name": "f", "parameters": {"properties": {"a": {"type": "integer"}}}}}
 
 readings = st.builds(
-    Reading,
+    ParseOptions,
     tools=st.just((TOOL,)),
     calls=st.booleans(),
     reasoning=st.booleans(),
@@ -44,17 +44,17 @@ def markers(part: Any) -> Iterator[str]:
                 yield from markers(getattr(part, name))
 
 
-def language(name: str, *, special: bool) -> tuple[Language, range]:
+def language(name: str, *, special: bool) -> tuple[ModelDialect, range]:
     """A model that speaks a dialect and has an id for each of its markers, and these ids."""
     words = sorted(set(markers(get_dialect(name))))
     tokenizer = ByteTokenizer(words)
     ids = range(len(tokenizer.pieces) - len(words), len(tokenizer.pieces))
     if special:
-        tokenizer.special = {**tokenizer.special, **dict(zip(words, ids, strict=True))}
-    return Language(get_dialect(name), tokenizer), ids
+        tokenizer.special_ids = {**tokenizer.special_ids, **dict(zip(words, ids, strict=True))}
+    return ModelDialect(get_dialect(name), tokenizer), ids
 
 
-def answer(language: Language, reading: Reading, ids: list[int], burst: int, inside: bool) -> Answer:
+def answer(language: ModelDialect, reading: ParseOptions, ids: list[int], burst: int, inside: bool) -> Answer:
     text = Detokenizer(language.pieces(reading), skip_special=True)
     reader = ChoiceReader(0, text, None, language.readers(reading)(inside, ()), most_calls=reading.most_calls)
     events: list[Any] = []
@@ -74,7 +74,7 @@ def told(answer: Answer) -> tuple[str, str, list[tuple[str, str]]]:
 @settings(max_examples=10)
 @given(st.data(), readings, st.integers(2, 50), st.booleans())
 def test_any_ids(
-    name: str, special: bool, data: st.DataObject, reading: Reading, burst: int, inside: bool
+    name: str, special: bool, data: st.DataObject, reading: ParseOptions, burst: int, inside: bool
 ) -> None:
     spoken, marks = language(name, special=special)
     word = st.sampled_from(WORDS).map(lambda text: list(text.encode()))

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dragoman.dialects.compiled import SPECIAL, compile_dialect
-from dragoman.dialects.declare import Dialect
+from dragoman.dialects.declarations import Dialect
+from dragoman.dialects.marker_tables import SPECIAL, compile_dialect
 from dragoman.dialects.registry import get_dialect
 from dragoman.dialects.render import render
 from dragoman.types import Answer
@@ -86,7 +86,7 @@ def _write_object(chance: random.Random) -> str:
 def _write_calls(dialect: Dialect) -> list[str]:
     """Whole calls and parts of them, with counted letters for names and values."""
     return [
-        re.sub("get_weather|city|X|Par|is", lambda found: LETTERS[len(found.group()) % 24], piece)
+        re.sub("get_weather|city|X|Par|is", lambda match: LETTERS[len(match.group()) % 24], piece)
         for piece in pieces(dialect)
         if "f" in piece and len(piece) > 8
     ]
@@ -94,13 +94,14 @@ def _write_calls(dialect: Dialect) -> list[str]:
 
 def told(answer: Answer, *, ids: bool) -> str:
     calls = [
-        made.name + _unescape(made.arguments) + ((made.id or "") if ids else "") for made in answer.calls
+        tool_call.name + _unescape(tool_call.arguments) + ((tool_call.id or "") if ids else "")
+        for tool_call in answer.calls
     ]
     return "".join([answer.text, answer.reasoning, *calls])
 
 
 def _unescape(arguments: str) -> str:
-    return re.sub(r"\\u[0-9a-fA-F]{4}", lambda found: str(json.loads(f'"{found.group()}"')), arguments)
+    return re.sub(r"\\u[0-9a-fA-F]{4}", lambda match: str(json.loads(f'"{match.group()}"')), arguments)
 
 
 def count(text: str) -> int:
@@ -155,9 +156,9 @@ def test_what_has_no_whole_marker_in_it_is_text(name: str, seed: int) -> None:
         parts = [chance.choice(chance.choice([WORDS, FRAMES, halves])) for _ in range(chance.randint(1, 12))]
         text = "".join(parts)
         if not any(mark in text for mark in whole):
-            said = read(dialect, [text]).text
-            assert text.startswith(said)
-            assert SPECIAL.match(text, len(said)) or text == said, text
+            value = read(dialect, [text]).text
+            assert text.startswith(value)
+            assert SPECIAL.match(text, len(value)) or text == value, text
 
 
 @pytest.mark.parametrize(
@@ -186,8 +187,8 @@ WORDY = {"apriel", "functionary_v32"}
 def answer_of(dialect: Dialect, *, calls: bool) -> Answer:
     channels = dialect.channels
     thinks = dialect.reasoning is not None or (channels is not None and channels.written[0])
-    made = [call("f", '{"a": "b c"}'), call("g", "{}")] if calls and dialect.has_calls else []
-    return Answer(text="Yes, no.", reasoning="Hm, so." if thinks else "", calls=made)
+    tool_calls = [call("f", '{"a": "b c"}'), call("g", "{}")] if calls and dialect.has_calls else []
+    return Answer(text="Yes, no.", reasoning="Hm, so." if thinks else "", calls=tool_calls)
 
 
 def cut_off(text: str) -> Iterator[str]:
@@ -202,14 +203,14 @@ def test_an_answer_that_is_cut_off_is_the_beginning_of_the_whole(name: str, by_i
     dialect = get_dialect(name)
     answer, special = answer_of(dialect, calls=False), specials(dialect)
     for text in cut_off(render(dialect, answer)):
-        found = read_tokens(dialect, tokens(text, special), special) if by_id else read(dialect, [text])
-        assert answer.reasoning.startswith(found.reasoning.strip()), text
-        assert answer.text.startswith(found.text.removeprefix(dialect.prepends).strip()), text
+        result = read_tokens(dialect, tokens(text, special), special) if by_id else read(dialect, [text])
+        assert answer.reasoning.startswith(result.reasoning.strip()), text
+        assert answer.text.startswith(result.text.removeprefix(dialect.prepends).strip()), text
 
 
 @every_dialect
 def test_no_special_token_is_text_where_a_call_is_cut_off(name: str) -> None:
     dialect = get_dialect(name)
     for text in cut_off(render(dialect, answer_of(dialect, calls=True))):
-        found = read(dialect, [text], tools=TOOLS)
-        assert not re.search(TOKEN, found.text + found.reasoning), text
+        answer = read(dialect, [text], tools=TOOLS)
+        assert not re.search(TOKEN, answer.text + answer.reasoning), text

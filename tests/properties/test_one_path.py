@@ -6,8 +6,8 @@ from msgspec.structs import replace
 
 from dragoman.dialects.registry import get_dialect
 from dragoman.engines.scripted import Script, ScriptedEngine
-from dragoman.turns.spec import Reading
-from dragoman.types import Answer, Fold, Sampling, coalesce, fold
+from dragoman.turns.spec import ParseOptions
+from dragoman.types import Answer, EventFold, Sampling, coalesce, fold
 from tests.support.turns import answers_of, events_of, spec
 
 any_bytes = st.binary(min_size=1, max_size=40)
@@ -31,7 +31,7 @@ def test_bursts_change_nothing(ids: bytes, stops: list[str], burst: int) -> None
 @given(any_bytes, st.integers(1, 8))
 def test_joined_events_fold_to_the_same_answer(ids: bytes, burst: int) -> None:
     script = Script(list(ids), burst=burst)
-    plain, joined = Fold(2), Fold(2)
+    plain, joined = EventFold(2), EventFold(2)
     plain.add(events_of(ScriptedEngine(script), spec(n=2)))
     joined.add(coalesce(events_of(ScriptedEngine(script), spec(n=2))))
     assert plain.done() == joined.done()
@@ -50,7 +50,7 @@ marked_up = st.lists(pieces, max_size=12).map(lambda parts: "".join(parts).encod
 def read(ids: bytes, burst: int, most_calls: int | None) -> Answer:
     """The answer in a dialect, without the made-up ids of its calls."""
     engine = ScriptedEngine(Script(list(ids), burst=burst))
-    asked = spec(reading=Reading(most_calls=most_calls), stop=("STOP",), sampling=LOGPROBS)
+    asked = spec(parsing=ParseOptions(most_calls=most_calls), stop=("STOP",), sampling=LOGPROBS)
     [folded] = answers_of(engine, asked, get_dialect("hermes"))
     folded.calls = [replace(call, id=None) for call in folded.calls]
     return folded
@@ -72,5 +72,5 @@ def test_ids_survive_a_dialect_whole(ids: bytes, burst: int) -> None:
 @given(marked_up.filter(bool))
 def test_joined_events_of_a_dialect_fold_to_the_same_answer(ids: bytes) -> None:
     engine = ScriptedEngine(Script(list(ids)))
-    events = events_of(engine, spec(reading=Reading(), sampling=LOGPROBS), get_dialect("hermes"))
+    events = events_of(engine, spec(parsing=ParseOptions(), sampling=LOGPROBS), get_dialect("hermes"))
     assert fold(events) == fold(coalesce(events))

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.dialects.declare import Dialect
+from dragoman.dialects.declarations import Dialect
 from dragoman.dialects.parser import Parser
 from dragoman.dialects.registry import get_dialect
 from dragoman.dialects.render import render
 from dragoman.engines.scripted import Script, ScriptedEngine
-from dragoman.turns.spec import Reading
+from dragoman.turns.spec import ParseOptions
 from dragoman.types import Answer, Event
 from tests.support.dialects import NAMES, TOOLS, call, soup
 from tests.support.laws import examples, tried
@@ -30,15 +30,15 @@ Leaf = tuple[str, str, list[int]]
 
 def leaves(events: list[Event]) -> list[Leaf]:
     """The parts as a client puts them together."""
-    found: list[Leaf] = []
+    items: list[Leaf] = []
     for event in events:
         kind = "call" if event.kind.startswith("call_") else event.kind
         beside = kind in ("unseen", "finish")
-        if not found or event.kind == "call_open" or not (beside or found[-1][0] == kind):
-            found.append((kind, "", []))
-        before = found[-1]
-        found[-1] = before[0], before[1] + event.text, before[2] + event.ids
-    return found
+        if not items or event.kind == "call_open" or not (beside or items[-1][0] == kind):
+            items.append((kind, "", []))
+        before = items[-1]
+        items[-1] = before[0], before[1] + event.text, before[2] + event.ids
+    return items
 
 
 def read(dialect: Dialect, text: str, size: int = 1) -> list[Leaf]:
@@ -60,26 +60,26 @@ def example(dialect: Dialect) -> str:
 
 def marks(dialect: Dialect, *, opening: bool) -> list[str]:
     """What opens a part, or closes one, as it is written."""
-    found: list[str] = [dialect.text_open if opening else dialect.text_close]
+    texts: list[str] = [dialect.text_open if opening else dialect.text_close]
     if dialect.reasoning is not None:
-        found.append((dialect.reasoning.open if opening else dialect.reasoning.close)[0])
+        texts.append((dialect.reasoning.open if opening else dialect.reasoning.close)[0])
     for shape in dialect.calls[:1]:
-        found += (shape.open if opening else shape.close)[:1]
+        texts += (shape.open if opening else shape.close)[:1]
         if shape.section is not None:
-            found += (shape.section.open if opening else shape.section.close)[:1]
+            texts += (shape.section.open if opening else shape.section.close)[:1]
     if dialect.channels is not None:
-        found += dialect.channels.start if opening else dialect.channels.ends
-    return [mark.strip() for mark in found if mark.strip()]
+        texts += dialect.channels.start if opening else dialect.channels.ends
+    return [mark.strip() for mark in texts if mark.strip()]
 
 
 def places(text: str, marks: list[str], start: int, end: int) -> set[int]:
     """All places of these markers between two others."""
     return {
-        place
+        offset
         for mark in marks
         for at in range(start, end - len(mark) + 1)
         if text.startswith(mark, at)
-        for place in range(at, at + len(mark))
+        for offset in range(at, at + len(mark))
     }
 
 
@@ -87,19 +87,19 @@ def places(text: str, marks: list[str], start: int, end: int) -> set[int]:
 def test_markers_are_on_the_parts_that_they_open_and_close(name: str) -> None:
     dialect = get_dialect(name)
     text = example(dialect)
-    found = read(dialect, text)
-    assert [id_ for leaf in found for id_ in leaf[2]] == list(range(len(text)))
-    leaf_of = {id_: number for number, leaf in enumerate(found) for id_ in leaf[2]}
+    items = read(dialect, text)
+    assert [id_ for leaf in items for id_ in leaf[2]] == list(range(len(text)))
+    leaf_of = {id_: number for number, leaf in enumerate(items) for id_ in leaf[2]}
     words = sorted(text.find(word) for word in (THOUGHT, SAID, FIRST, SECOND) if word in text)
-    assert len({leaf_of[at] for at in words}) == len(words), found
+    assert len({leaf_of[at] for at in words}) == len(words), items
     for before, after in zip([None, *words], [*words, None], strict=True):
         start, end = before or 0, len(text) if after is None else after
         opening = places(text, marks(dialect, opening=True), start, end)
         closing = places(text, marks(dialect, opening=False), start, end) - opening
         if after is not None:
-            assert {leaf_of[place] for place in opening} <= {leaf_of[after]}, found
+            assert {leaf_of[offset] for offset in opening} <= {leaf_of[after]}, items
         if before is not None:
-            assert {leaf_of[place] for place in closing} <= {leaf_of[before]}, found
+            assert {leaf_of[position] for position in closing} <= {leaf_of[before]}, items
 
 
 def is_in(text: str, tokens: str) -> bool:
@@ -114,19 +114,19 @@ def is_in(text: str, tokens: str) -> bool:
 def test_what_a_part_says_is_in_its_own_tokens(name: str, seed: int) -> None:
     chance, dialect = Random(seed), get_dialect(name)
     text = soup(dialect, chance)
-    found = read(dialect, text)
-    tried(len(found) > 1 or len(text) < 100)
-    assert [id_ for leaf in found for id_ in leaf[2]] == list(range(len(text)))
+    items = read(dialect, text)
+    tried(len(items) > 1 or len(text) < 100)
+    assert [id_ for leaf in items for id_ in leaf[2]] == list(range(len(text)))
     in_call: list[int] = []
-    for kind, said, ids in found:
+    for kind, value, ids in items:
         if kind in ("text", "reasoning") and not (dialect.prepends or dialect.replaced):
             tokens = "".join(text[id_] for id_ in [*in_call, *ids])
             # Pieces of a header that is not understood are lines, and may come behind the body.
-            words = "".join(said.split())
+            words = "".join(value.split())
             is_there = Counter(words) <= Counter(tokens) if dialect.channels else is_in(words, tokens)
-            assert is_there, found
+            assert is_there, items
         in_call = ids if kind == "call" else []
-    assert read(dialect, text, chance.randint(2, 40)) == found
+    assert read(dialect, text, chance.randint(2, 40)) == items
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -134,9 +134,9 @@ def test_the_server_shares_ids_out_alike(name: str) -> None:
     """Bytes are its ids here, and a stop string that never comes holds texts back."""
     dialect = get_dialect(name)
     text = example(dialect)
-    reading = Reading(tools=tuple(TOOLS))
+    reading = ParseOptions(tools=tuple(TOOLS))
     script = Script(list(text.encode()), burst=7)
     for stop in ((), ("Hmmm, no",)):
-        events = events_of(ScriptedEngine(script), spec(reading=reading, stop=stop), dialect)
+        events = events_of(ScriptedEngine(script), spec(parsing=reading, stop=stop), dialect)
         shared = [(kind, bytes(ids).decode()) for kind, _, ids in leaves(events)]
         assert shared == [(kind, "".join(text[id_] for id_ in ids)) for kind, _, ids in read(dialect, text)]

@@ -13,7 +13,9 @@ from dragoman.engines.protocol import ModelCard
 from dragoman.settings import Settings
 from dragoman.turns.spec import defaults_of
 
-CARD = ModelCard(name="m", max_model_len=8192, sampling={"temperature": 0.6, "top_k": 20}, has_samplers=True)
+CARD = ModelCard(
+    name="m", max_model_len=8192, recommended_sampling={"temperature": 0.6, "top_k": 20}, has_samplers=True
+)
 share, token = st.floats(0, 1), st.integers(0, 255)
 variables = st.dictionaries(st.sampled_from(["tone", "enable_thinking"]), st.booleans(), max_size=2)
 fields = st.fixed_dictionaries(
@@ -47,9 +49,9 @@ fields = st.fixed_dictionaries(
 def settled(said: dict[str, Any], **settings: Any) -> Sequence[Any]:
     """All that a turn has of what was said."""
     defaults = defaults_of(CARD, read_presets(Settings(**settings))[0])
-    made = defaults.settle(chat_request.spec(ChatRequest(messages=[MessageBody("user", "hi")], **said)))
-    breakers = made.dry_breakers if made.sampling.samplers else ()
-    return defaults.limit(made.sampling), made.prompts, made.stop, made.bad_words, breakers
+    spec = defaults.apply(chat_request.spec(ChatRequest(messages=[MessageBody("user", "hi")], **said)))
+    breakers = spec.dry_breakers if spec.sampling.samplers else ()
+    return defaults.limit(spec.sampling), spec.prompts, spec.stop, spec.bad_words, breakers
 
 
 @given(fields)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from dragoman.errors import TemplateError
-from dragoman.prompt import fences
-from dragoman.prompt.known import KnownPrompts
+from dragoman.prompt import answer_regions
+from dragoman.prompt.prompt_cache import PromptCache
 from dragoman.turns.plan import TurnPlan
 from dragoman.types import Message, ToolCall
 from tests.prompt.support import SHARED, TEMPLATES
@@ -34,10 +34,10 @@ TEXTS = ("The weather in Paris is", "So", "", "und 7", "<think>Hm</think> So")
 def models(name: str) -> tuple[Model, Model]:
     """One that remembers prompts, and one that does not. They have the turns in common."""
     model = Model(SOURCES[name])
-    model.planner.known = KnownPrompts(least_chars=0, try_by=at_once)
+    model.planner.prompt_cache = PromptCache(least_chars=0, try_by=at_once)
     other = copy(model)
     other.planner = copy(model.planner)
-    other.planner.known = KnownPrompts(least_chars=1 << 40, try_by=at_once)
+    other.planner.prompt_cache = PromptCache(least_chars=1 << 40, try_by=at_once)
     return model, other
 
 
@@ -46,10 +46,10 @@ def rounds(random: Random, count: int) -> Iterator[tuple[Message, Message]]:
         call = ToolCall(
             id=f"{random.randrange(10**9):09d}", name="get_weather", arguments=f'{{"city": "Paris {number}"}}'
         )
-        said = random.choice(TEXTS)
-        answer = Message(role="assistant", content=said, tool_calls=(call,))
+        text = random.choice(TEXTS)
+        answer = Message(role="assistant", content=text, tool_calls=(call,))
         if random.random() < 0.2:
-            answer = Message(role="assistant", content=f"{said} {number}.")
+            answer = Message(role="assistant", content=f"{text} {number}.")
             yield answer, Message(role="user", content=f"And? {number}")
         else:
             yield answer, Message(role="tool", content=f"fine {'x' * number}", tool_call_id=call.id)
@@ -64,7 +64,7 @@ def sampled(model: Model, ids: Sequence[int]) -> int:
 def plan_with_fences(model: Model, messages: Sequence[Message]) -> TurnPlan:
     """No message is looked for by its words."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fences, "LEAST_WORDS", 1 << 40)
+        patch.setattr(answer_regions, "LEAST_WORDS", 1 << 40)
         return model.plan(messages)
 
 
@@ -83,8 +83,8 @@ def check_all(name: str, seed: int) -> None:
             model.answer(plans[0], model.writes(writes, messages, answer))
         messages += [answer, following]
         if random.random() < 0.1:
-            place = random.randrange(len(messages))
-            messages[place] = replace(messages[place], content=f"changed {len(messages)}")
+            offset = random.randrange(len(messages))
+            messages[offset] = replace(messages[offset], content=f"changed {len(messages)}")
 
 
 @pytest.mark.thorough

@@ -20,7 +20,7 @@ PIECES = (*MARKERS, "\n", " ", "hm", "é", "{", "}", '"', CALL, CALL[:12], "<", 
 
 said = st.lists(st.sampled_from(PIECES), min_size=1, max_size=12).map(lambda parts: "".join(parts).encode())
 scripts = st.builds(
-    lambda said, ends, burst: Script([*said, END_ID] if ends else list(said), burst),
+    lambda item, ends, burst: Script([*item, END_ID] if ends else list(item), burst),
     said,
     st.booleans(),
     st.integers(1, 60),
@@ -87,13 +87,13 @@ def streamed_ids(stream: list[dict[str, Any]], choices: int) -> list[list[int]]:
 def check_ids(
     script: Script, whole: dict[str, Any], stream: list[dict[str, Any]], body: dict[str, Any]
 ) -> None:
-    found = [choice["token_ids"] for choice in whole["choices"]]
-    assert streamed_ids(stream, len(found)) == found
+    items = [choice["token_ids"] for choice in whole["choices"]]
+    assert streamed_ids(stream, len(items)) == items
     most = list(script.ids)[: body["max_tokens"]]
-    for ids, choice in zip(found, whole["choices"], strict=True):
+    for ids, choice in zip(items, whole["choices"], strict=True):
         cut_short = choice["stop_reason"] is not None or body.get("parallel_tool_calls") is False
         assert ids == (most[: len(ids)] if cut_short else most)
-    assert whole["usage"]["completion_tokens"] == sum(map(len, found))
+    assert whole["usage"]["completion_tokens"] == sum(map(len, items))
 
 
 def named(ids: list[int]) -> list[str]:
@@ -105,8 +105,8 @@ def named(ids: list[int]) -> list[str]:
 def test_of_a_chat(script: Script, body: dict[str, Any], options: dict[str, bool]) -> None:
     engine, whole, stream = both_ways(script, "/v1/chat/completions", body, options)
     check_ids(script, whole, stream, body)
-    told = [chunk["prompt_token_ids"] for chunk in stream if "prompt_token_ids" in chunk]
-    assert told == [whole["prompt_token_ids"]] == [list(engine.jobs[0].prompt)]
+    items = [chunk["prompt_token_ids"] for chunk in stream if "prompt_token_ids" in chunk]
+    assert items == [whole["prompt_token_ids"]] == [list(engine.jobs[0].prompt)]
     for choice in whole["choices"] + choices_of(stream):
         entries = choice["logprobs"]["content"] if choice["logprobs"] else []
         expected = named(choice["token_ids"]) if body["logprobs"] else []
@@ -120,8 +120,8 @@ def test_of_completions(script: Script, body: dict[str, Any], options: dict[str,
     check_ids(script, whole, stream, body)
     prompts = [list(job.prompt) for job in engine.jobs[:2] for _ in range(body["n"])]
     assert [choice["prompt_token_ids"] for choice in whole["choices"]] == prompts
-    told = [choice for choice in choices_of(stream) if "prompt_token_ids" in choice]
-    assert [choice["prompt_token_ids"] for choice in sorted(told, key=lambda one: one["index"])] == prompts
+    rows = [choice for choice in choices_of(stream) if "prompt_token_ids" in choice]
+    assert [choice["prompt_token_ids"] for choice in sorted(rows, key=lambda one: one["index"])] == prompts
     for choice in whole["choices"] + choices_of(stream):
         tokens = choice["logprobs"]["tokens"] if choice["logprobs"] else []
         assert tokens == (named(choice["token_ids"]) if "logprobs" in body else [])
@@ -132,5 +132,5 @@ def test_of_completions(script: Script, body: dict[str, Any], options: dict[str,
 def test_of_a_response(script: Script, tools: list[dict[str, Any]]) -> None:
     body = {"input": "hi", "tools": tools, "stream": True, "return_token_ids": True}
     [stream] = asyncio.run(ask(ScriptedEngine(script), "/v1/responses", [body]))
-    told = [id_ for event in payloads(stream.content) for id_ in event.get("token_ids", ())]
-    assert told == list(script.ids)
+    items = [id_ for event in payloads(stream.content) for id_ in event.get("token_ids", ())]
+    assert items == list(script.ids)

@@ -74,5 +74,5 @@ def test_what_is_wrong_is_said_by_its_name(args: dict[str, Any], said: str) -> N
 
 
 def test_nothing_of_ray_is_imported_for_the_rest() -> None:
-    asked = "import sys, dragoman.ray, dragoman.ray.door, dragoman.cli.serve; print('ray' in sys.modules)"
+    asked = "import sys, dragoman.ray, dragoman.ray.ingress, dragoman.cli.serve; print('ray' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True).stdout == "False\n"

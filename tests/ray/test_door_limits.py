@@ -17,9 +17,9 @@ from websockets.sync.server import ServerConnection, serve
 
 from dragoman.engines.scripted import ScriptedEngine
 from dragoman.limits import Limits
-from dragoman.ray.fleet import Fleet, ReplicaBeat
+from dragoman.ray.fleet import Fleet, ReplicaHeartbeat
 from dragoman.settings import Settings
-from tests.ray.test_door import BODY, beat, engine, fleet_of, opened
+from tests.ray.test_ingress import BODY, beat, engine, fleet_of, opened
 from tests.support.wait import becomes
 
 KEYS = ["first-first-first-key", "second-second-second"]
@@ -50,8 +50,8 @@ def test_a_body_that_does_not_come_is_not_waited_for() -> None:
     settings = Settings(port=0, store="none", body_timeout=0.05)
     with fleet_of(engine()) as fleet, opened(fleet, settings) as client:
         with half_sent(client, 100, b"{") as connection:
-            said = b"".join(iter(lambda: connection.recv(4096), b""))
-        assert said.startswith(b"HTTP/1.1 408") and b"not arrive in time" in said
+            data = b"".join(iter(lambda: connection.recv(4096), b""))
+        assert data.startswith(b"HTTP/1.1 408") and b"not arrive in time" in data
 
 
 def test_all_bodies_together_have_a_limit() -> None:
@@ -109,9 +109,9 @@ def test_who_makes_a_response_is_asked_for_it() -> None:
     models = slow_engine("one"), slow_engine("two"), slow_engine("two")
     with fleet_of(*models, settings=settings) as fleet, opened(fleet, settings) as client:
         for number in range(4):
-            made = client.post("/v1/responses", json={**background, "input": f"{number} " * 20})
-            id_, maker = made.json()["id"], made.headers["x-dragoman-replica"]
-            assert made.headers["x-dragoman-response"] == id_
+            reply = client.post("/v1/responses", json={**background, "input": f"{number} " * 20})
+            id_, maker = reply.json()["id"], reply.headers["x-dragoman-replica"]
+            assert reply.headers["x-dragoman-response"] == id_
             with client.stream("GET", f"/v1/responses/{id_}", params={"stream": "true"}) as events:
                 assert events.status_code == 200 and events.headers["x-dragoman-replica"] == maker
                 assert next(events.iter_lines()).startswith("event: ")
@@ -122,12 +122,12 @@ def test_who_makes_a_response_is_asked_for_it() -> None:
 def test_replicas_say_what_they_make() -> None:
     """For doors through which it was not asked."""
     fleet = Fleet(["one"])
-    fleet.hear(ReplicaBeat("a", "one", "127.0.0.1", 1))
-    fleet.hear(ReplicaBeat("b", "one", "127.0.0.1", 2, making=["resp_1"]))
-    maker = fleet.maker("resp_1")
+    fleet.update(ReplicaHeartbeat("a", "one", "127.0.0.1", 1))
+    fleet.update(ReplicaHeartbeat("b", "one", "127.0.0.1", 2, making=["resp_1"]))
+    maker = fleet.producer("resp_1")
     assert maker is not None and maker.id == "b"
-    fleet.lose("b")
-    assert fleet.maker("resp_1") is None
+    fleet.drop("b")
+    assert fleet.producer("resp_1") is None
 
 
 def test_a_response_is_gone_on_with_where_it_was_made() -> None:
@@ -162,12 +162,12 @@ def socket_of(client: httpx.Client, **headers: str) -> Iterator[Connection]:
 def test_sockets_go_through() -> None:
     with fleet_of(engine("one", "first"), engine("two", "second")) as fleet, opened(fleet) as client:
         for model, text in (("one", "first"), ("two", "second")):
-            with socket_of(client) as made:
+            with socket_of(client) as connection:
                 for _ in range(2):
-                    made.send(json.dumps({"type": "response.create", "model": model, "input": "hi"}))
-                    events = [json.loads(made.recv())]
+                    connection.send(json.dumps({"type": "response.create", "model": model, "input": "hi"}))
+                    events = [json.loads(connection.recv())]
                     while events[-1]["type"] != "response.completed":
-                        events.append(json.loads(made.recv()))
+                        events.append(json.loads(connection.recv()))
                     assert events[-1]["response"]["output"][0]["content"][0]["text"] == text
 
 
@@ -178,9 +178,9 @@ def test_a_socket_that_says_nothing_is_inside() -> None:
 
 def test_a_socket_needs_a_key() -> None:
     with fleet_of(engine(), settings=KEYED) as fleet, opened(fleet, KEYED) as client:
-        with socket_of(client, **bearer(KEYS[0])) as made:
-            made.send(json.dumps({"type": "response.create", "model": "one", "input": "hi"}))
-            assert json.loads(made.recv())["type"] == "response.created"
+        with socket_of(client, **bearer(KEYS[0])) as connection:
+            connection.send(json.dumps({"type": "response.create", "model": "one", "input": "hi"}))
+            assert json.loads(connection.recv())["type"] == "response.created"
         with pytest.raises(InvalidStatus, match="403"), socket_of(client):
             pass
 
@@ -206,19 +206,19 @@ def dying_socket() -> Iterator[int]:
 def test_a_socket_whose_replica_dies_is_told_so() -> None:
     with dying_socket() as port:
         fleet = Fleet(["one"])
-        fleet.hear(beat("dying", f"http://127.0.0.1:{port}"))
-        with opened(fleet) as client, socket_of(client) as made:
-            made.send(json.dumps({"type": "response.create", "model": "one", "input": "hi"}))
-            told = json.loads(made.recv())
-            assert told["type"] == "error" and told["error"]["code"] == "replica_lost"
+        fleet.update(beat("dying", f"http://127.0.0.1:{port}"))
+        with opened(fleet) as client, socket_of(client) as connection:
+            connection.send(json.dumps({"type": "response.create", "model": "one", "input": "hi"}))
+            result = json.loads(connection.recv())
+            assert result["type"] == "error" and result["error"]["code"] == "replica_lost"
             with pytest.raises(ConnectionClosed):
-                made.recv()
+                connection.recv()
 
 
 def test_a_socket_to_nobody_is_told_so() -> None:
-    with opened(Fleet(["one"])) as client, socket_of(client) as made:
-        made.send(json.dumps({"type": "response.create", "model": "one", "input": "hi"}))
-        assert json.loads(made.recv())["error"]["code"] == "no_replica"
+    with opened(Fleet(["one"])) as client, socket_of(client) as connection:
+        connection.send(json.dumps({"type": "response.create", "model": "one", "input": "hi"}))
+        assert json.loads(connection.recv())["error"]["code"] == "no_replica"
 
 
 def test_figures_are_of_all_replicas() -> None:
@@ -227,23 +227,23 @@ def test_figures_are_of_all_replicas() -> None:
     fleet = Fleet(["one", "two"])
     for id_, kv in (("a", 0.25), ("b", 0.75)):
         more = {"running": 2, "waiting": 1, "kv": kv, "adapters": [id_], "most_adapters": 4}
-        fleet.hear(ReplicaBeat(id_, "one", "127.0.0.1", 1, **more))  # type: ignore[arg-type]
+        fleet.update(ReplicaHeartbeat(id_, "one", "127.0.0.1", 1, **more))  # type: ignore[arg-type]
     with opened(fleet, settings) as client:
         reply = client.get("/metrics")
-    told = {
+    mapping = {
         (sample.name, *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(reply.text)
         for sample in family.samples
     }
-    assert told["vllm:num_requests_waiting", "one"] == told["dragoman_answers_waiting", "one"] == 2
-    assert told["vllm:num_requests_running", "one"] == 4
-    assert told["vllm:kv_cache_usage_perc", "one"] == 0.5
-    assert ("vllm:lora_requests_info", "4", "a,b", "") in told
-    assert (told["dragoman_replicas", "one"], told["dragoman_replicas", "two"]) == (2, 0)
+    assert mapping["vllm:num_requests_waiting", "one"] == mapping["dragoman_answers_waiting", "one"] == 2
+    assert mapping["vllm:num_requests_running", "one"] == 4
+    assert mapping["vllm:kv_cache_usage_perc", "one"] == 0.5
+    assert ("vllm:lora_requests_info", "4", "a,b", "") in mapping
+    assert (mapping["dragoman_replicas", "one"], mapping["dragoman_replicas", "two"]) == (2, 0)
 
 
 def test_figures_of_one_replica() -> None:
     with fleet_of(engine(), engine()) as fleet, opened(fleet) as client:
-        told = client.get("/metrics", params={"replica": "replica-1"})
-        assert told.headers["x-dragoman-replica"] == "replica-1" and "dragoman_build_info" in told.text
+        reply = client.get("/metrics", params={"replica": "replica-1"})
+        assert reply.headers["x-dragoman-replica"] == "replica-1" and "dragoman_build_info" in reply.text
         assert client.get("/metrics", params={"replica": "other"}).status_code == 404

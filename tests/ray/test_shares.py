@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.ray.fleet import Fleet, KeyCounts, ReplicaBeat
+from dragoman.ray.fleet import Fleet, KeyRequestCounts, ReplicaHeartbeat
 from dragoman.turns.queue import EngineQueue, Ticket
 
 REPLICAS = ("a", "b", "c")
@@ -15,11 +15,11 @@ MOST = 5
 ACTIONS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.sampled_from(REPLICAS)), max_size=120)
 
 
-class Simulated:
+class Simulation:
     """Doors that let requests of one key in at replicas, which tell all doors now and then."""
 
     def __init__(self, doors: int) -> None:
-        self.doors = [KeyCounts() for _ in range(doors)]
+        self.doors = [KeyRequestCounts() for _ in range(doors)]
         self.inside = [Counter[str]() for _ in range(doors)]
         self.unheard = [[Counter[str]() for _ in range(doors)] for _ in range(doors)]
         """What each door has let in that another has not heard of, by replica."""
@@ -51,7 +51,7 @@ class Simulated:
 
 @given(ACTIONS)
 def test_one_door_lets_in_no_more_than_a_key_may_have(actions: list[tuple[int, int, str]]) -> None:
-    fleet = Simulated(1)
+    fleet = Simulation(1)
     for what, _, replica in actions:
         fleet.act(what, 0, replica)
         assert fleet.total <= MOST
@@ -62,7 +62,7 @@ def test_one_door_lets_in_no_more_than_a_key_may_have(actions: list[tuple[int, i
 def test_several_doors_miss_what_others_let_in_since_the_last_beat(
     actions: list[tuple[int, int, str]],
 ) -> None:
-    fleet = Simulated(3)
+    fleet = Simulation(3)
     for what, door, replica in actions:
         before = fleet.total
         fleet.act(what, door, replica)
@@ -75,7 +75,7 @@ def test_several_doors_miss_what_others_let_in_since_the_last_beat(
 
 
 def test_what_a_lost_replica_had_is_over() -> None:
-    counts = KeyCounts()
+    counts = KeyRequestCounts()
     counts.enter("a", "key")
     counts.lose("a")
     assert counts.of("key") == 0
@@ -86,44 +86,44 @@ def test_what_a_lost_replica_had_is_over() -> None:
 def test_replicas_are_told_what_the_others_of_their_model_have_at_work() -> None:
     fleet = Fleet(["one", "two"])
     for id_, model in (("a", "one"), ("b", "one"), ("c", "two")):
-        news = fleet.hear(ReplicaBeat(id_, model, "127.0.0.1", 1, at_work={"key": 2}))
+        news = fleet.update(ReplicaHeartbeat(id_, model, "127.0.0.1", 1, at_work={"key": 2}))
         assert news.at_work == ({"key": 2} if id_ == "b" else {})
 
 
 class QueuedReplicas:
     """Queues of the same model in which all keys wait without end, and what each is told of the others."""
 
-    def __init__(self, places: list[int], keys: int) -> None:
-        self.queues = [EngineQueue(each) for each in places]
+    def __init__(self, indices: list[int], keys: int) -> None:
+        self.queues = [EngineQueue(each) for each in indices]
         self.keys = [f"key-{number}" for number in range(keys)]
-        self.begun: list[list[Ticket]] = [[] for _ in places]
+        self.begun: list[list[Ticket]] = [[] for _ in indices]
         self.changes = 0
         """Since all were told."""
         for number, queue in enumerate(self.queues):
-            for _ in range(queue.places + 1):
+            for _ in range(queue.capacity + 1):
                 for key in self.keys:
                     self.ask(number, key)
 
     def ask(self, number: int, key: str) -> None:
         begun = self.begun[number]
         ticket = Ticket(lambda _: begun.append(ticket), key)
-        self.queues[number].ask(ticket)
+        self.queues[number].submit(ticket)
 
     def tell(self) -> None:
         self.changes = 0
         for queue in self.queues:
-            others = [other.at_work for other in self.queues if other is not queue]
+            others = [other.running_by_key for other in self.queues if other is not queue]
             queue.elsewhere = sum(others, Counter[str]())
 
     def all_of(self, key: str) -> int:
-        return sum(queue.at_work[key] for queue in self.queues)
+        return sum(queue.running_by_key[key] for queue in self.queues)
 
     async def end_one(self, number: int, which: int) -> str:
         """Whose place it was is free, and is somebody's again: who that is."""
         begun, queue = self.begun[number], self.queues[number]
         ticket = begun.pop(which % len(begun))
         key, before = ticket.owner, len(begun)
-        queue.leave(ticket)
+        queue.remove(ticket)
         self.ask(number, key)
         await asyncio.sleep(0)
         assert len(begun) == before + 1
@@ -158,11 +158,11 @@ def test_a_place_goes_to_the_key_with_the_fewest_at_all_replicas(
 def test_who_has_much_elsewhere_waits(told: bool) -> None:
     async def run() -> list[str]:
         queue, begun = EngineQueue(1), list[str]()
-        first = queue.ask(Ticket(lambda _: None, "c"))
+        first = queue.submit(Ticket(lambda _: None, "c"))
         for key in ("a", "b"):
-            queue.ask(Ticket(lambda _, key=key: begun.append(key), key))  # type: ignore[misc]
+            queue.submit(Ticket(lambda _, key=key: begun.append(key), key))  # type: ignore[misc]
         queue.elsewhere = {"a": 3} if told else {}
-        queue.leave(first)
+        queue.remove(first)
         await asyncio.sleep(0)
         return begun
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.api.responses.output import DONE, HOLE, Wire, one_by_one
-from dragoman.responses.desk import FEW, MANY_BYTES, EventLog, from_number
+from dragoman.api.responses.event_encoder import DONE, HOLE, ResponseEventEncoder, one_by_one
+from dragoman.responses.manager import FEW, MANY_BYTES, EventLog, from_number
 from tests.support.responses import numbers, payloads
 
 LONG = 60.0
@@ -16,9 +16,9 @@ parts = st.lists(st.integers(1, 3), min_size=1, max_size=6)
 
 
 def chunks(sizes: Sequence[int]) -> list[bytes]:
-    wire = Wire()
-    made = [b"".join(wire.event("response.x", {"text": "a\n\nb"}) for _ in range(size)) for size in sizes]
-    return [*made[:-1], made[-1] + DONE]
+    wire = ResponseEventEncoder()
+    items = [b"".join(wire.event("response.x", {"text": "a\n\nb"}) for _ in range(size)) for size in sizes]
+    return [*items[:-1], items[-1] + DONE]
 
 
 async def followed(log: EventLog, after: int) -> bytes:
@@ -28,11 +28,11 @@ async def followed(log: EventLog, after: int) -> bytes:
 @given(parts, st.integers(0, 6), st.integers(-1, 25))
 def test_a_follower_gets_exactly_what_follows(sizes: list[int], early: int, after: int) -> None:
     async def run() -> bytes:
-        log, made = EventLog(), chunks(sizes)
-        for each in made[:early]:
+        log, items = EventLog(), chunks(sizes)
+        for each in items[:early]:
             log.add(each)
         following = asyncio.create_task(followed(log, after))
-        for each in made[early:]:
+        for each in items[early:]:
             await asyncio.sleep(0)
             log.add(each)
         log.close()
@@ -96,7 +96,7 @@ def test_a_long_log_is_passed_on_in_pieces() -> None:
 
 @given(st.integers(-1, 5))
 def test_an_event_in_pieces_is_followed_as_one(after: int) -> None:
-    wire, large = Wire(), b"[" + b"1," * (MANY_BYTES // 2) + b"1]"
+    wire, large = ResponseEventEncoder(), b"[" + b"1," * (MANY_BYTES // 2) + b"1]"
     wire.large = [large, large]
     moulds = [wire.event("response.x", {"text": HOLE if number in (1, 3) else "a"}) for number in range(5)]
     written = wire.filled(b"".join(moulds))

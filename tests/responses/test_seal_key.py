@@ -9,7 +9,7 @@ import pytest
 from dragoman.errors import SettingsError
 from dragoman.responses.seal import BYTES, FILE, seal_key
 from dragoman.settings import Settings
-from dragoman.store import store_of
+from dragoman.store import make_store
 from tests.store.samples import record
 
 
@@ -18,7 +18,7 @@ def settings(folder: Path) -> Settings:
 
 
 async def used(folder: Path, *ids: str) -> None:
-    store = store_of(settings(folder))
+    store = make_store(settings(folder))
     assert store is not None
     await store.open()
     for id_ in ids:
@@ -42,9 +42,9 @@ def test_what_a_start_that_was_cut_off_has_left_is_replaced(
     if stored is not None:
         asyncio.run(used(tmp_path, *stored))
     (tmp_path / FILE).write_bytes(b"")
-    made = seal_key(settings(tmp_path))
-    assert len(made) == BYTES
-    assert seal_key(settings(tmp_path)) == made
+    data = seal_key(settings(tmp_path))
+    assert len(data) == BYTES
+    assert seal_key(settings(tmp_path)) == data
 
 
 @pytest.mark.parametrize("left", [b"", b"half of a key"])

@@ -29,7 +29,7 @@ def send(router: Router, key: RoutingKey) -> str:
 
 def words(seed: int, blocks: int = 8) -> list[int]:
     """Ids that begin as no others do."""
-    return [seed * 1000 + place for place in range(blocks * BLOCK)]
+    return [seed * 1000 + index for index in range(blocks * BLOCK)]
 
 
 KEYS = st.builds(
@@ -108,9 +108,9 @@ def test_salts_and_pictures_keep_beginnings_apart() -> None:
         MediaSpan(Media(kind="image", format="png", data=b"", digest=digest), 3, 2) for digest in ("a", "b")
     ]
     keys = [key_of_ids(ids), key_of_ids(ids, "mine"), *(key_of_ids(ids, "", [span]) for span in shown)]
-    assert len({key.chain for key in keys}) == 4
+    assert len({key.prefix_digests for key in keys}) == 4
     late = MediaSpan(shown[0].media, len(ids) - 2, 2)
-    assert key_of_ids(ids, "", [late]).chain[:4] == key_of_ids(ids).chain[:4]
+    assert key_of_ids(ids, "", [late]).prefix_digests[:4] == key_of_ids(ids).prefix_digests[:4]
 
 
 def test_a_session_goes_where_it_was_though_its_words_are_others() -> None:
@@ -210,21 +210,21 @@ def test_the_same_state_gives_the_same_answer(count: int, asked: list[RoutingKey
 @given(st.lists(st.integers(0, 2**31), max_size=9000))
 def test_a_prompt_has_few_digests(ids: list[int]) -> None:
     key = key_of_ids(ids * 20)
-    assert len(key.chain) <= 130
-    assert len(key.marks) <= 16
+    assert len(key.prefix_digests) <= 130
+    assert len(key.remembered_digests) <= 16
 
 
 def test_routers_that_tell_each_other_agree() -> None:
     one, other = router_of(12), router_of(12)
     keys = [key_of_ids(words(seed, 16)) for seed in range(20)]
     for key in keys:
-        one.begin(key, f"r{key.home % 12}")
-        one.end(f"r{key.home % 12}")
-    place, news = one.news()
-    other.hear(news)
+        one.begin(key, f"r{key.ring_position % 12}")
+        one.end(f"r{key.ring_position % 12}")
+    index, news = one.updates_since()
+    other.apply_updates(news)
     assert [other.rank(key)[0] for key in keys] == [one.rank(key)[0] for key in keys]
-    assert one.news(place) == (place, [])
-    assert other.news() == (0, [])
+    assert one.updates_since(index) == (index, [])
+    assert other.updates_since() == (0, [])
 
 
 # Bodies of requests.
@@ -240,17 +240,19 @@ def chat(*texts: str, **fields: object) -> bytes:
 
 def test_turns_of_a_chat_find_each_other() -> None:
     router = router_of(12)
-    system, said = "Be kind. " * 40, "word " * 200
-    name = send(router, key_of_body(chat(system, said)))
+    system, text = "Be kind. " * 40, "word " * 200
+    name = send(router, key_of_body(chat(system, text)))
     router.end(name)
-    assert router.rank(key_of_body(chat(system, said, said, "and then?")))[0] == name
+    assert router.rank(key_of_body(chat(system, text, text, "and then?")))[0] == name
 
 
 def test_routers_that_never_met_agree_on_a_chat() -> None:
     system = "Be kind. " * 40
-    homes = {key_of_body(chat(system, "What is this?", *["more"] * count)).home for count in range(6)}
+    homes = {
+        key_of_body(chat(system, "What is this?", *["more"] * count)).ring_position for count in range(6)
+    }
     assert len(homes) == 1
-    assert key_of_body(chat(system, "What is that?")).home not in homes
+    assert key_of_body(chat(system, "What is that?")).ring_position not in homes
 
 
 def test_every_api_has_beginnings() -> None:
@@ -263,7 +265,7 @@ def test_every_api_has_beginnings() -> None:
         {"input": text},
         {"instructions": text, "input": [{"role": "user", "content": "x"}]},
     ):
-        assert key_of_body(json.dumps(body).encode()).chain, body
+        assert key_of_body(json.dumps(body).encode()).prefix_digests, body
 
 
 def test_hints_are_found_in_headers_and_fields() -> None:
@@ -275,7 +277,7 @@ def test_hints_are_found_in_headers_and_fields() -> None:
         key_of_body(chat("a", "b", conversation={"id": "s"})),
     ]
     assert plain.hints == ()
-    assert len({key.hints for key in hinted}) == len({key.home for key in hinted}) == 1
+    assert len({key.hints for key in hinted}) == len({key.ring_position for key in hinted}) == 1
 
 
 @QUICK

@@ -14,9 +14,9 @@ RUNNERS = ("openvino", "llamacpp", "torch")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    given = sys.argv[1:] if arguments is None else arguments
+    texts = sys.argv[1:] if arguments is None else arguments
     own, flags = (
-        (given[: given.index("--")], given[given.index("--") + 1 :]) if "--" in given else (given, [])
+        (texts[: texts.index("--")], texts[texts.index("--") + 1 :]) if "--" in texts else (texts, [])
     )
     args = _read(own)
     held = True

@@ -8,7 +8,7 @@ from msgspec import Struct, field
 
 from tests.soak.fault import Fault
 from tests.soak.question import Api
-from tests.support.wire import Heard
+from tests.support.wire import RawReply
 
 SSE_ENDS = {
     "chat": ("[DONE]",),
@@ -39,7 +39,7 @@ class Answer(Struct):
         return self.choices == other.choices and self.tokens == other.tokens
 
 
-def read_answer(api: Api, heard: Heard, stream: bool) -> Answer:
+def read_answer(api: Api, heard: RawReply, stream: bool) -> Answer:
     """Raises a `Fault` where there is none."""
     _check_status(heard)
     try:
@@ -52,13 +52,13 @@ def read_answer(api: Api, heard: Heard, stream: bool) -> Answer:
         raise Fault("unfinished", f"a reply that cannot be read: {error!r}", heard.data) from error
 
 
-def _check_status(heard: Heard) -> None:
+def _check_status(heard: RawReply) -> None:
     if heard.status != 200:
         retry = b"\r\nretry-after:" in heard.head.lower()
         raise Fault("5xx" if heard.status >= 500 else "4xx", f"status {heard.status}", heard.data, retry)
 
 
-def _check_events(events: list[dict[str, Any]], heard: Heard) -> None:
+def _check_events(events: list[dict[str, Any]], heard: RawReply) -> None:
     for event in events:
         if event.get("error") or event.get("type") in ("error", "response.failed"):
             raise Fault("error in a stream", json.dumps(event)[:300], heard.data)

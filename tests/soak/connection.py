@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from tests.soak.fault import Fault
-from tests.support.wire import Heard, request
+from tests.support.wire import RawReply, request
 
 
 class Limits(Struct, frozen=True):
@@ -28,7 +28,7 @@ class Departure(Struct, frozen=True):
 
 
 class Reply(Struct):
-    heard: Heard
+    heard: RawReply
     has_left: bool = False
 
 
@@ -37,7 +37,7 @@ async def exchange(
 ) -> Reply:
     """Raises a `Fault` where a reply does not come, stands still or has no end."""
     departure = departure or Departure()
-    reply, began = Reply(Heard()), time.monotonic()
+    reply, began = Reply(RawReply()), time.monotonic()
     try:
         reader, writer = await asyncio.open_connection(urlsplit(url).hostname, urlsplit(url).port)
     except OSError as error:
@@ -73,14 +73,14 @@ async def _receive(
     reply.has_left = True
 
 
-async def _read(reader: asyncio.StreamReader, patience_s: float, heard: Heard) -> bytes:
+async def _read(reader: asyncio.StreamReader, patience_s: float, heard: RawReply) -> bytes:
     try:
         return await asyncio.wait_for(reader.read(1 << 16), patience_s)
     except TimeoutError:
         raise Fault("stuck", f"no byte for {patience_s:.1f} s", heard.data) from None
 
 
-def _check_end(heard: Heard) -> None:
+def _check_end(heard: RawReply) -> None:
     """Raises a `Fault` if the server closed the connection before the end of its reply."""
     head, _, rest = heard.data.partition(b"\r\n\r\n")
     lines = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:] if b": " in line)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dragoman.engines.weights import default_model
+from dragoman.engines.default_weights import default_model
 from tests.engines.local.test_adapters import RANK, WIDTH, write_adapter
 from tests.support.tiny_gguf import write_tiny
 from tests.support.tiny_projectors import write_projector
@@ -22,8 +22,8 @@ KV_MIB = {"openvino": 256, "llamacpp": 256, "torch": 512}
 def make_command(runner: str, folder: Path) -> list[str]:
     """Write its files into that folder, and return the command."""
     adapters, seeing = folder / "adapters", folder / SEEING
-    for place in (adapters, seeing):
-        place.mkdir()
+    for path in (adapters, seeing):
+        path.mkdir()
     for seed, name in enumerate(ADAPTERS):
         if runner == "torch":
             _write_peft(adapters / name, seed)

@@ -120,8 +120,8 @@ class Person:
 
     def _draw_question(self) -> Question:
         """The next question of this conversation."""
-        said = self._history if "history" in ABILITIES[self._api] else ()
-        messages = (*said, ("user", self._chance.choice(TOPICS)))
+        items = self._history if "history" in ABILITIES[self._api] else ()
+        messages = (*items, ("user", self._chance.choice(TOPICS)))
         tokens = self._chance.choice((8, 16, 32))
         return Question(messages, max_tokens=tokens, temperature=self._temperature, seed=self._seed)
 
@@ -161,8 +161,8 @@ class Person:
     async def _edit(self) -> None:
         """Replace an earlier message, and drop all that came after it."""
         self._need("history")
-        places = [place for place, (role, _) in enumerate(self._history) if role == "user"]
-        self._history = self._history[: self._chance.choice(places or [0])]
+        indices = [offset for offset, (role, _) in enumerate(self._history) if role == "user"]
+        self._history = self._history[: self._chance.choice(indices or [0])]
         await self._converse(self._draw_question())
 
     async def _change_sampling(self) -> None:

@@ -72,11 +72,11 @@ def _sampling(question: Question, **more: Any) -> dict[str, Any]:
 
 
 def _messages(question: Question) -> list[dict[str, Any]]:
-    said: list[dict[str, Any]] = [{"role": role, "content": text} for role, text in question.messages]
+    rows: list[dict[str, Any]] = [{"role": role, "content": text} for role, text in question.messages]
     if question.picture:
         image = {"type": "image_url", "image_url": {"url": question.picture}}
-        said[-1]["content"] = [image, {"type": "text", "text": said[-1]["content"]}]
-    return said
+        rows[-1]["content"] = [image, {"type": "text", "text": rows[-1]["content"]}]
+    return rows
 
 
 def _spell_chat(question: Question) -> dict[str, Any]:

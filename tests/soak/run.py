@@ -104,7 +104,7 @@ class Soak:
         seconds = min(max(60 * self._options.minutes / PHASES, SHORTEST_S), LONGEST_S)
         until = min(time.monotonic() + seconds, end)
         crowd = list(CROWDS)[number % len(CROWDS)]
-        people = [self._make_person(place, crowd) for place in range(crowd)]
+        people = [self._make_person(offset, crowd) for offset in range(crowd)]
         work = [person.live(until) for person in people]
         if number in RESTARTS:
             work.append(self._restart(until))
@@ -114,16 +114,16 @@ class Soak:
         await asyncio.gather(*work)
         self.ledger.kinds[CROWDS[crowd]] += 1
 
-    def _make_person(self, place: int, crowd: int) -> Person:
+    def _make_person(self, offset: int, crowd: int) -> Person:
         """Beside others the first person asks known questions, and must not notice that others leave."""
-        chance = Random(f"{self._options.seed} {self._phase} {place}")
+        chance = Random(f"{self._options.seed} {self._phase} {offset}")
         cycle = self._phase // len(CROWDS)
-        temperament = "steady" if place == 0 else chance.choice(IN_A_CROWD)
+        temperament = "steady" if offset == 0 else chance.choice(IN_A_CROWD)
         if crowd == 1:
             temperament = ALONE[cycle % len(ALONE)]
-        elif place == 1:
+        elif offset == 1:
             temperament = WITH_ANOTHER[cycle % len(WITH_ANOTHER)]
-        return Person(f"person {place} of phase {self._phase}", temperament, self._client, chance)
+        return Person(f"person {offset} of phase {self._phase}", temperament, self._client, chance)
 
     async def _restart(self, until: float) -> None:
         """Restart the server in the middle of a phase."""

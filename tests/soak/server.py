@@ -131,7 +131,7 @@ class Server:
 
 def _is_error(line: str) -> bool:
     try:
-        told = json.loads(line)
+        result = json.loads(line)
     except ValueError:
         return False
-    return isinstance(told, dict) and told.get("level") in ("error", "critical")
+    return isinstance(result, dict) and result.get("level") in ("error", "critical")

@@ -266,9 +266,9 @@ def test_a_soak_ends_by_itself_and_says_how_it_went(
         long = run.Soak(FakeServer(tmp_path / "log", url), run.Options(minutes=2.0, requests=30))
         asyncio.run(long.run())
     assert short.print_summary() != fails
-    told = capsys.readouterr().out
-    assert "one person" in told or fails
-    assert ("=== 5xx" in told) == fails
+    text = capsys.readouterr().out
+    assert "one person" in text or fails
+    assert ("=== 5xx" in text) == fails
     if fails:
         assert len(short.ledger.failures) == SHOWN_FAULTS
         assert short.ledger.faults["5xx"] >= MOST_FAULTS

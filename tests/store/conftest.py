@@ -4,14 +4,14 @@ from typing import Protocol
 
 import pytest
 
-from dragoman.store import Store, StoreBounds
+from dragoman.store import Store, StoreLimits
 from dragoman.store.postgres import PostgresStore
 from dragoman.store.sqlite import SqliteStore
 from tests.store.postgres import empty, running
 
 
 class Make(Protocol):
-    def __call__(self, bounds: StoreBounds = ..., clock: Callable[[], float] | None = None) -> Store: ...
+    def __call__(self, bounds: StoreLimits = ..., clock: Callable[[], float] | None = None) -> Store: ...
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +37,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
     """Makes stores of one kind. Those of a file or a database share it."""
     url = request.getfixturevalue("postgres_url") if request.param == "postgres" else ""
 
-    def made(bounds: StoreBounds = StoreBounds(), clock: Callable[[], float] | None = None) -> Store:  # noqa: B008
+    def made(bounds: StoreLimits = StoreLimits(), clock: Callable[[], float] | None = None) -> Store:  # noqa: B008
         if url:
             return PostgresStore(url, bounds, clock=clock)
         return SqliteStore(tmp_path if request.param == "sqlite" else None, bounds, clock=clock)
@@ -47,7 +47,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
 
 @pytest.fixture
 async def store(make: Make) -> AsyncIterator[Store]:
-    made = make()
-    await made.open()
-    yield made
-    await made.close()
+    result = make()
+    await result.open()
+    yield result
+    await result.close()

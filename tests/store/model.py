@@ -6,13 +6,21 @@ from itertools import count
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.errors import ChainTooLong, Conflict, MissingRecord, UnknownCursor
+from dragoman.errors import ChainTooLong, Conflict, RecordNotFound, UnknownCursor
 from dragoman.limits import check_count
-from dragoman.store import Append, Chain, Most, Page, Record, StoredConversation, StoredItem
+from dragoman.store import (
+    ConversationAppend,
+    Page,
+    ReadLimits,
+    Record,
+    ResponseChain,
+    StoredConversation,
+    StoredItem,
+)
 from dragoman.store.records import Kind
 
 
-class Held(Struct):
+class HeldConversation(Struct):
     conversation: StoredConversation
     items: list[tuple[int, StoredItem]]
 
@@ -24,12 +32,12 @@ class Model:
         self.numbers = count()
         self.stored: dict[tuple[str, str, str], Record] = {}
         self.items: dict[tuple[str, str, str], list[tuple[int, StoredItem]]] = {}
-        self.held: dict[tuple[str, str], Held] = {}
+        self.held: dict[tuple[str, str], HeldConversation] = {}
 
     def numbered(self, items: Sequence[StoredItem]) -> list[tuple[int, StoredItem]]:
         return [(next(self.numbers), item) for item in items]
 
-    def save(self, record: Record, append: Append | None = None) -> None:
+    def save(self, record: Record, append: ConversationAppend | None = None) -> None:
         if append is not None:
             held = self.held.get((record.owner, append.conversation))
             if held is None or append.version not in (None, held.conversation.version):
@@ -40,23 +48,23 @@ class Model:
         self.items[key] = self.numbered([*record.inputs, *record.outputs])
 
     def get(self, kind: Kind, owner: str, id: str, *, events: bool = False) -> Record | None:
-        found = self.stored.get((owner, kind, id))
-        return found if events or found is None else replace(found, events=b"")
+        record = self.stored.get((owner, kind, id))
+        return record if events or record is None else replace(record, events=b"")
 
-    def chain(self, owner: str, id: str, longest: int, most: Most) -> Chain:
+    def chain(self, owner: str, id: str, longest: int, most: ReadLimits) -> ResponseChain:
         chain: list[Record] = []
         wanted: str | None = id
         while wanted is not None:
-            found = self.get("response", owner, wanted)
-            if found is None:
-                raise MissingRecord(wanted)
+            record = self.get("response", owner, wanted)
+            if record is None:
+                raise RecordNotFound(wanted)
             if len(chain) == longest:
                 raise ChainTooLong(longest)
-            chain.insert(0, found)
-            wanted = found.previous
+            chain.insert(0, record)
+            wanted = record.previous
         items = [item for one in chain for item in (*one.inputs, *one.outputs)]
         bounded(items, most)
-        return Chain(chain[-1].status, items)
+        return ResponseChain(chain[-1].status, items)
 
     def delete(self, kind: Kind, owner: str, id: str) -> bool:
         self.items.pop((owner, kind, id), None)
@@ -65,8 +73,8 @@ class Model:
     def inputs(
         self, kind: Kind, owner: str, id: str, *, after: str | None, limit: int, descending: bool
     ) -> Page[StoredItem] | None:
-        found = self.get(kind, owner, id)
-        return None if found is None else page(found.inputs, after, limit, descending)
+        record = self.get(kind, owner, id)
+        return None if record is None else page(record.inputs, after, limit, descending)
 
     def records(
         self,
@@ -83,10 +91,10 @@ class Model:
         mine.sort(key=lambda one: one.created_at)
         mine = mine[::-1] if descending else mine
         if after is not None:
-            places = [place for place, one in enumerate(mine) if one.id == after]
-            if not places:
+            indices = [offset for offset, one in enumerate(mine) if one.id == after]
+            if not indices:
                 raise UnknownCursor(after)
-            mine = mine[places[0] + 1 :]
+            mine = mine[indices[0] + 1 :]
         fit = [
             replace(one, events=b"", inputs=(), outputs=())
             for one in mine
@@ -104,7 +112,7 @@ class Model:
         key = (conversation.owner, conversation.id)
         if key in self.held:
             raise Conflict("")
-        self.held[key] = Held(conversation, self.numbered(first))
+        self.held[key] = HeldConversation(conversation, self.numbered(first))
 
     def conversation(self, owner: str, id: str) -> StoredConversation | None:
         held = self.held.get((owner, id))
@@ -150,23 +158,23 @@ class Model:
         held.conversation = replace(held.conversation, version=held.conversation.version + 1)
         return True
 
-    def all_items(self, owner: str, id: str, most: Most) -> list[StoredItem] | None:
+    def all_items(self, owner: str, id: str, most: ReadLimits) -> list[StoredItem] | None:
         held = self.held.get((owner, id))
         return bounded([item for _, item in held.items], most) if held else None
 
-    def find_items(self, owner: str, wanted: Mapping[str, int], most: Most) -> dict[str, StoredItem]:
-        found = {id: StoredItem(id, body) for id in wanted if (body := self._body(owner, id)) is not None}
-        check_count(sum(len(item.body) * wanted[id] for id, item in found.items()), most.bytes, "", "")
-        return found
+    def find_items(self, owner: str, wanted: Mapping[str, int], most: ReadLimits) -> dict[str, StoredItem]:
+        fields = {id: StoredItem(id, body) for id in wanted if (body := self._body(owner, id)) is not None}
+        check_count(sum(len(item.body) * wanted[id] for id, item in fields.items()), most.bytes, "", "")
+        return fields
 
     def _body(self, owner: str, item_id: str) -> bytes | None:
-        places = [entries for (whose, *_), entries in self.items.items() if whose == owner]
-        places += [held.items for (whose, _), held in self.held.items() if whose == owner]
-        fit = [entry for entries in places for entry in entries if entry[1].id == item_id]
+        positions = [entries for (whose, *_), entries in self.items.items() if whose == owner]
+        positions += [held.items for (whose, _), held in self.held.items() if whose == owner]
+        fit = [entry for entries in positions for entry in entries if entry[1].id == item_id]
         return max(fit, key=lambda entry: entry[0])[1].body if fit else None
 
 
-def bounded(items: list[StoredItem], most: Most) -> list[StoredItem]:
+def bounded(items: list[StoredItem], most: ReadLimits) -> list[StoredItem]:
     check_count(len(items), most.items, "", "")
     check_count(sum(len(item.body) for item in items), most.bytes, "", "")
     return items
@@ -175,8 +183,8 @@ def bounded(items: list[StoredItem], most: Most) -> list[StoredItem]:
 def page(items: Sequence[StoredItem], after: str | None, limit: int, descending: bool) -> Page[StoredItem]:
     ordered = list(items)[::-1] if descending else list(items)
     if after is not None:
-        places = [place for place, item in enumerate(ordered) if item.id == after]
-        if not places:
+        indices = [offset for offset, item in enumerate(ordered) if item.id == after]
+        if not indices:
             raise UnknownCursor(after)
-        ordered = ordered[places[-1] + 1 :]
+        ordered = ordered[indices[-1] + 1 :]
     return Page(ordered[:limit], has_more=len(ordered) > limit)

@@ -23,9 +23,9 @@ def installed() -> Path | None:
     """A folder with `bin/postgres` in it: of the package that brings one, or else of the machine."""
     spec = importlib.util.find_spec(PACKAGE)
     packed = [Path(spec.origin).parent] if spec and spec.origin else []
-    found = [one for folder in packed for one in sorted(folder.glob("pginstall*"), reverse=True)]
-    found += sorted(Path("/usr/lib/postgresql").glob("*"), reverse=True)
-    return next((one for one in found if (one / "bin" / "initdb").exists()), None)
+    paths = [one for folder in packed for one in sorted(folder.glob("pginstall*"), reverse=True)]
+    paths += sorted(Path("/usr/lib/postgresql").glob("*"), reverse=True)
+    return next((one for one in paths if (one / "bin" / "initdb").exists()), None)
 
 
 @contextmanager

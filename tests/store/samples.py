@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from dragoman.store import Most, Record, Store, StoredConversation, StoredItem
+from dragoman.store import ReadLimits, Record, Store, StoredConversation, StoredItem
 
-MOST = Most(items=1000, bytes=1_000_000)
+MOST = ReadLimits(items=1000, bytes=1_000_000)
 
 
 def item(id: str, text: str = "") -> StoredItem:
@@ -36,18 +36,18 @@ def ids(entries: Sequence[StoredItem] | Sequence[Record]) -> list[str]:
 
 
 async def all_ids(store: Store, kind: Any = "response", owner: str = "ann") -> list[str]:
-    found: list[str] = []
+    texts: list[str] = []
     more = True
     while more:
-        page = await store.records(kind, owner, after=found[-1] if found else None, limit=10_000)
-        found += ids(page.data)
+        page = await store.records(kind, owner, after=texts[-1] if texts else None, limit=10_000)
+        texts += ids(page.data)
         more = page.has_more
-    return found
+    return texts
 
 
-async def found(store: Store, owner: str, id: str) -> bytes | None:
-    found = (await store.find_items(owner, {id: 1}, MOST)).get(id)
-    return found.body if found else None
+async def read_body(store: Store, owner: str, id: str) -> bytes | None:
+    stored_item = (await store.find_items(owner, {id: 1}, MOST)).get(id)
+    return stored_item.body if stored_item else None
 
 
 async def held(store: Store, id: str = "c") -> list[str]:

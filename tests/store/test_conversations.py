@@ -5,17 +5,17 @@ import asyncio
 import pytest
 
 from dragoman.errors import BadRequest, Conflict, UnknownCursor
-from dragoman.store import Append, Most, Store, StoredItem
+from dragoman.store import ConversationAppend, ReadLimits, Store, StoredItem
 from dragoman.store.items import PAGE_BYTES, TRAIL_BYTES, find
-from tests.store.samples import MOST, conversation, found, held, ids, item, record
+from tests.store.samples import MOST, conversation, held, ids, item, read_body, record
 
 pytestmark = pytest.mark.anyio
 
 
 async def test_a_conversation_comes_back_whole(store: Store) -> None:
-    made = conversation(metadata={"topic": "demo"})
-    await store.create_conversation(made, [item("a"), item("b")])
-    assert await store.conversation("ann", "c") == made
+    stored_conversation = conversation(metadata={"topic": "demo"})
+    await store.create_conversation(stored_conversation, [item("a"), item("b")])
+    assert await store.conversation("ann", "c") == stored_conversation
     assert await held(store) == ["a", "b"]
     assert await store.conversation_item("ann", "c", "b") == item("b")
 
@@ -37,7 +37,7 @@ async def test_what_is_another_owners_is_not_there(store: Store) -> None:
     assert not await store.set_conversation_metadata("bob", "c", {"x": "1"})
     assert not await store.delete_conversation("bob", "c")
     with pytest.raises(Conflict):
-        await store.save(record("r", owner="bob"), Append("c", 0, (item("b"),)))
+        await store.save(record("r", owner="bob"), ConversationAppend("c", 0, (item("b"),)))
     assert await store.conversation("ann", "c") == conversation()
     assert await held(store) == ["a"]
 
@@ -47,7 +47,7 @@ async def test_every_change_of_the_items_counts_the_version_up(store: Store) -> 
     added = await store.add_items("ann", "c", [item("a"), item("b")])
     assert added == conversation(version=1)
     assert await store.delete_item("ann", "c", "a")
-    await store.save(record("r"), Append("c", 2, (item("d"),)))
+    await store.save(record("r"), ConversationAppend("c", 2, (item("d"),)))
     assert await store.conversation("ann", "c") == conversation(version=3)
     assert await held(store) == ["b", "d"]
 
@@ -61,11 +61,14 @@ async def test_what_is_not_deleted_changes_no_version(store: Store) -> None:
 async def test_a_record_and_what_it_adds_are_stored_both_or_neither(store: Store) -> None:
     await store.create_conversation(conversation())
     await store.add_items("ann", "c", [item("first")])
-    for append in (Append("c", 0, (item("late"),)), Append("gone", 0, (item("late"),))):
+    for append in (
+        ConversationAppend("c", 0, (item("late"),)),
+        ConversationAppend("gone", 0, (item("late"),)),
+    ):
         with pytest.raises(Conflict):
             await store.save(record("r", outputs=(item("out"),)), append)
     assert await store.get("response", "ann", "r") is None
-    assert await found(store, "ann", "out") is None
+    assert await read_body(store, "ann", "out") is None
     assert await held(store) == ["first"]
 
 
@@ -74,7 +77,7 @@ async def test_of_many_that_expect_the_same_version_one_wins(store: Store) -> No
 
     async def save(n: int) -> bool:
         try:
-            await store.save(record(f"r{n}"), Append("c", 0, (item(f"i{n}"),)))
+            await store.save(record(f"r{n}"), ConversationAppend("c", 0, (item(f"i{n}"),)))
         except Conflict:
             return False
         return True
@@ -87,7 +90,7 @@ async def test_of_many_that_expect_the_same_version_one_wins(store: Store) -> No
 
 async def test_what_many_add_does_not_mix(store: Store) -> None:
     await store.create_conversation(conversation())
-    parts = [[item(f"{n}-{place}") for place in range(5)] for n in range(8)]
+    parts = [[item(f"{n}-{offset}") for offset in range(5)] for n in range(8)]
     await asyncio.gather(*(store.add_items("ann", "c", part) for part in parts))
     names = await held(store)
     blocks = [names[start : start + 5] for start in range(0, 40, 5)]
@@ -132,7 +135,7 @@ async def test_nothing_is_left_of_what_is_deleted(store: Store) -> None:
     await store.create_conversation(conversation(), [item("a")])
     assert await store.delete_conversation("ann", "c")
     assert await store.conversation("ann", "c") is None
-    assert await found(store, "ann", "a") is None
+    assert await read_body(store, "ann", "a") is None
     stats = await store.stats()
     assert (sum(stats.counts.values()), stats.bytes) == (0, 0)
 
@@ -150,26 +153,26 @@ async def test_an_item_is_found_wherever_it_is(store: Store) -> None:
     await store.save(record("r", inputs=(item("in", "1"),), outputs=(item("out", "2"),)))
     await store.create_conversation(conversation(), [item("held", "3")])
     for id, text in (("in", "1"), ("out", "2"), ("held", "3")):
-        assert await found(store, "ann", id) == item(id, text).body
+        assert await read_body(store, "ann", id) == item(id, text).body
     await store.save(record("s", inputs=(item("in", "newer"),)))
-    assert await found(store, "ann", "in") == item("in", "newer").body
+    assert await read_body(store, "ann", "in") == item("in", "newer").body
 
 
 async def test_what_is_too_much_to_read_is_refused_unread(store: Store) -> None:
     await store.create_conversation(conversation(), [item("a", "x" * 90), item("b", "x" * 90)])
-    assert ids(await store.all_items("ann", "c", Most(items=2, bytes=202)) or ()) == ["a", "b"]
+    assert ids(await store.all_items("ann", "c", ReadLimits(items=2, bytes=202)) or ()) == ["a", "b"]
     with pytest.raises(BadRequest, match="At most 1 items"):
-        await store.all_items("ann", "c", Most(items=1, bytes=202))
+        await store.all_items("ann", "c", ReadLimits(items=1, bytes=202))
     with pytest.raises(BadRequest, match="At most 201 bytes of stored items are allowed, got 202"):
-        await store.all_items("ann", "c", Most(items=2, bytes=201))
+        await store.all_items("ann", "c", ReadLimits(items=2, bytes=201))
 
 
 async def test_an_item_counts_as_often_as_it_is_meant(store: Store) -> None:
     long = item("a", "x" * 90)
     await store.create_conversation(conversation(), [long])
-    assert await store.find_items("ann", {"a": 9}, Most(items=9, bytes=909)) == {"a": long}
+    assert await store.find_items("ann", {"a": 9}, ReadLimits(items=9, bytes=909)) == {"a": long}
     with pytest.raises(BadRequest, match="got 1010"):
-        await store.find_items("ann", {"a": 10}, Most(items=10, bytes=909))
+        await store.find_items("ann", {"a": 10}, ReadLimits(items=10, bytes=909))
 
 
 async def test_a_page_ends_before_it_is_too_large(store: Store) -> None:
@@ -188,8 +191,8 @@ async def test_a_page_ends_before_it_is_too_large(store: Store) -> None:
 async def test_of_many_long_trails_the_last_are_read(store: Store) -> None:
     trail = b"x" * (TRAIL_BYTES // 2)
     await store.create_conversation(conversation(), [StoredItem(name, b"{}", trail) for name in "abc"])
-    found = await store.all_items("ann", "c", MOST)
-    assert [bool(one.trail) for one in found or ()] == [False, True, True]
+    items = await store.all_items("ann", "c", MOST)
+    assert [bool(one.trail) for one in items or ()] == [False, True, True]
 
 
 def test_many_items_are_found_with_few_statements() -> None:

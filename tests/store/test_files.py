@@ -9,7 +9,7 @@ from typing import TypeVar
 import pytest
 
 from dragoman.errors import DragomanError, NotFound, StoreUnavailable
-from dragoman.store.files import LEFT_S, FileShelf, Quota, StoredFile
+from dragoman.store.files import LEFT_S, FileStore, Quota, StoredFile
 
 T = TypeVar("T")
 QUOTA = Quota(files=10, bytes=1000, file_bytes=1000)
@@ -22,14 +22,14 @@ class Clock:
         return self.now
 
 
-def shelf(folder: Path, clock: Callable[[], float] | None = None) -> FileShelf:
-    return FileShelf(folder, QUOTA, clock=clock)
+def shelf(folder: Path, clock: Callable[[], float] | None = None) -> FileStore:
+    return FileStore(folder, QUOTA, clock=clock)
 
 
-async def put(there: FileShelf, content: bytes = b"hi", keep_s: int | None = None) -> StoredFile:
+async def put(there: FileStore, content: bytes = b"hi", keep_s: int | None = None) -> StoredFile:
     async with there.incoming("ann") as incoming:
         await incoming.write(content)
-        return await incoming.keep("a", "batch", keep_s)
+        return await incoming.commit("a", "batch", keep_s)
 
 
 def run(work: Awaitable[T]) -> T:
@@ -44,10 +44,10 @@ def test_what_has_had_its_time_is_not_there_and_then_is_swept(tmp_path: Path) ->
 
     async def work() -> None:
         there = shelf(tmp_path, clock)
-        made, stays = await put(there, keep_s=3600), await put(there)
+        file, stays = await put(there, keep_s=3600), await put(there)
         clock.now += 3601
         with pytest.raises(NotFound):
-            await there.get("ann", made.id)
+            await there.get("ann", file.id)
         page = await there.page("ann", after=None, limit=5, descending=False)
         assert page.data == [stays]
         await there.sweep()
@@ -88,8 +88,8 @@ def test_what_a_killed_server_was_writing_is_swept_when_it_is_old(tmp_path: Path
 def test_files_that_come_at_the_same_time_share_the_quota(tmp_path: Path) -> None:
     async def work() -> None:
         there = shelf(tmp_path)
-        made = await asyncio.gather(*(put(there, b"x" * 400) for _ in range(4)), return_exceptions=True)
-        refused = [one for one in made if isinstance(one, DragomanError)]
+        items = await asyncio.gather(*(put(there, b"x" * 400) for _ in range(4)), return_exceptions=True)
+        refused = [one for one in items if isinstance(one, DragomanError)]
         page = await there.page("ann", after=None, limit=5, descending=False)
         assert len(page.data) + len(refused) == 4
         assert sum(file.bytes for file in page.data) <= QUOTA.bytes

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dragoman.store import StoreBounds
+from dragoman.store import StoreLimits
 from dragoman.store.sqlite import FILE, SqliteStore
 from tests.store.samples import all_ids, held, ids
 
@@ -19,16 +19,16 @@ def acknowledged(folder: Path, run: int, least: int) -> list[str]:
     command = [sys.executable, "-m", "tests.store.writer", str(folder), str(run)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as writer:
         assert writer.stdout is not None
-        said = [writer.stdout.readline() for _ in range(least)]
+        texts = [writer.stdout.readline() for _ in range(least)]
         writer.kill()
-        said += writer.stdout.readlines()
+        texts += writer.stdout.readlines()
     # The last line may be cut short.
-    return [line.strip() for line in said if line.endswith("\n")]
+    return [line.strip() for line in texts if line.endswith("\n")]
 
 
-async def found(folder: Path) -> tuple[set[str], set[str]]:
+async def read_stored(folder: Path) -> tuple[set[str], set[str]]:
     """The records that are whole, and what the conversations hold."""
-    store = SqliteStore(folder, StoreBounds())
+    store = SqliteStore(folder, StoreLimits())
     await store.open()
     records = [one for id in await all_ids(store) if (one := await store.get("response", "ann", id))]
     assert all(ids(one.inputs) == [one.id] and len(one.body) == 3000 for one in records)
@@ -40,13 +40,13 @@ async def found(folder: Path) -> tuple[set[str], set[str]]:
 
 
 def test_what_was_acknowledged_survives_a_kill(tmp_path: Path) -> None:
-    said: list[str] = []
+    texts: list[str] = []
     for run in range(KILLS):
-        said += acknowledged(tmp_path, run, least=40 + 30 * run)
+        texts += acknowledged(tmp_path, run, least=40 + 30 * run)
         with sqlite3.connect(tmp_path / FILE) as connection:
             assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
             assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
         connection.close()
-    records, items = asyncio.run(found(tmp_path))
-    assert set(said) <= records
+    records, items = asyncio.run(read_stored(tmp_path))
+    assert set(texts) <= records
     assert items == records

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from dragoman.errors import BadRequest, BodyTooLarge
-from dragoman.store import Append, Most, Store, StoreBounds, StoredItem
-from dragoman.store.media import put_item_back, take_out
+from dragoman.store import ConversationAppend, ReadLimits, Store, StoredItem, StoreLimits
+from dragoman.store.media import extract_media, put_item_back
 from tests.store.conftest import Make
 from tests.store.samples import MOST, all_ids, conversation, record
 
@@ -43,11 +43,11 @@ def body_of(item: StoredItem | None) -> bytes:
 async def test_items_come_back_as_they_were(store: Store) -> None:
     asked, answered, more = shows("a", RED, BLUE, RED), shows("b", text="x" * 9999), shows("c", RED)
     await store.create_conversation(conversation(), [more])
-    append = Append("c", None, (asked,))
+    append = ConversationAppend("c", None, (asked,))
     await store.save(record("r", inputs=(asked,), outputs=(answered,)), append)
-    found = await store.get("response", "ann", "r")
-    assert found is not None
-    assert [each.body for each in (*found.inputs, *found.outputs)] == [asked.body, answered.body]
+    value = await store.get("response", "ann", "r")
+    assert value is not None
+    assert [each.body for each in (*value.inputs, *value.outputs)] == [asked.body, answered.body]
     inputs = await store.inputs("response", "ann", "r")
     assert inputs is not None
     assert [each.body for each in inputs.data] == [asked.body]
@@ -83,7 +83,7 @@ async def test_what_several_items_show_is_kept_once_and_goes_with_the_last(store
 
 async def test_what_is_shown_has_a_limit_of_its_own(store: Store) -> None:
     await store.create_conversation(conversation(), [shows("a", RED), shows("b", BLUE)])
-    most = Most(items=9, bytes=1000, shown=140_000)
+    most = ReadLimits(items=9, bytes=1000, shown=140_000)
     assert len(await store.all_items("ann", "c", most) or ()) == 2
     with pytest.raises(BadRequest, match="stored media"):
         await store.all_items("ann", "c", replace(most, shown=100_000))
@@ -100,7 +100,7 @@ async def test_a_page_counts_what_it_shows(store: Store) -> None:
 
 
 async def test_pictures_count_in_a_share(make: Make) -> None:
-    store = make(StoreBounds(max_bytes=MIB))
+    store = make(StoreLimits(max_bytes=MIB))
     await store.open()
     with pytest.raises(BodyTooLarge):
         await store.save(record("r", inputs=(shows("a", picture(MIB)),)))
@@ -112,11 +112,11 @@ async def test_pictures_count_in_a_share(make: Make) -> None:
 
 
 async def test_the_oldest_pictures_make_room(make: Make) -> None:
-    store = make(StoreBounds(max_bytes=MIB))
+    store = make(StoreLimits(max_bytes=MIB))
     await store.open()
     for n in range(30):
-        made = record(f"r{n}", created_at=n, inputs=(shows("a", picture(100_000, n)),))
-        await store.save(made)
+        result = record(f"r{n}", created_at=n, inputs=(shows("a", picture(100_000, n)),))
+        await store.save(result)
     kept = await all_ids(store)
     assert 3 < len(kept) < 11
     assert kept == [f"r{n}" for n in range(30 - len(kept), 30)]
@@ -129,6 +129,6 @@ async def test_any_text_comes_back(parts: list[tuple[bool, int]]) -> None:
         b64encode(picture(size)).decode() if real else "iVBORw" + "A" * size + "=" * (size % 4)
         for real, size in parts
     ]
-    given = StoredItem("a", json.dumps(texts).encode())
-    [stored] = await take_out([given])
-    assert put_item_back(stored).body == given.body
+    item = StoredItem("a", json.dumps(texts).encode())
+    [stored] = await extract_media([item])
+    assert put_item_back(stored).body == item.body

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from dragoman.errors import DragomanError
-from dragoman.store import Append, Most, Record, StoreBounds, StoredConversation, StoredItem
+from dragoman.store import ConversationAppend, ReadLimits, Record, StoredConversation, StoredItem, StoreLimits
 from dragoman.store.sqlite import SqliteStore
 from tests.store.model import Model
 from tests.store.samples import MOST
@@ -23,7 +23,7 @@ ITEM_IDS = st.sampled_from("xyz")
 BODIES, TRAILS = st.sampled_from([b"1", b"2"]), st.sampled_from([b"", b"\0"])
 ITEMS = st.lists(st.builds(StoredItem, ITEM_IDS, BODIES, TRAILS), max_size=4).map(tuple)
 METADATA = st.dictionaries(st.sampled_from("kl"), st.sampled_from("12"))
-MOSTS = st.builds(Most, items=st.integers(1, 6), bytes=st.integers(1, 6))
+MOSTS = st.builds(ReadLimits, items=st.integers(1, 6), bytes=st.integers(1, 6))
 VERSIONS = st.none() | st.integers(0, 3)
 RECORDS = st.builds(
     Record,
@@ -57,7 +57,7 @@ class Stores(RuleBasedStateMachine):
         self.model = Model()
         self.folder = tempfile.TemporaryDirectory()
         self.runner = asyncio.Runner()
-        self.stores = [SqliteStore(None, StoreBounds()), SqliteStore(Path(self.folder.name), StoreBounds())]
+        self.stores = [SqliteStore(None, StoreLimits()), SqliteStore(Path(self.folder.name), StoreLimits())]
         for store in self.stores:
             self.runner.run(store.open())
 
@@ -81,8 +81,8 @@ class Stores(RuleBasedStateMachine):
                 answer = type(error)
             assert answer == expected
 
-    @rule(record=RECORDS, append=st.none() | st.builds(Append, IDS, VERSIONS, ITEMS))
-    def save(self, record: Record, append: Append | None) -> None:
+    @rule(record=RECORDS, append=st.none() | st.builds(ConversationAppend, IDS, VERSIONS, ITEMS))
+    def save(self, record: Record, append: ConversationAppend | None) -> None:
         self.ask("save", record, append)
 
     @rule(kind=KINDS, owner=OWNERS, id=IDS)
@@ -147,7 +147,7 @@ class Stores(RuleBasedStateMachine):
     def reopen(self) -> None:
         """A restart changes nothing."""
         self.runner.run(self.stores[1].close())
-        self.stores[1] = SqliteStore(Path(self.folder.name), StoreBounds())
+        self.stores[1] = SqliteStore(Path(self.folder.name), StoreLimits())
         self.runner.run(self.stores[1].open())
 
     @invariant()

@@ -2,10 +2,10 @@
 
 import pytest
 
-from dragoman.errors import BadRequest, ChainTooLong, MissingRecord, StoreUnavailable, UnknownCursor
+from dragoman.errors import BadRequest, ChainTooLong, RecordNotFound, StoreUnavailable, UnknownCursor
 from dragoman.store import Store
 from dragoman.store.records import LONGEST_ID
-from tests.store.samples import MOST, all_ids, found, ids, item, record
+from tests.store.samples import MOST, all_ids, ids, item, read_body, record
 
 pytestmark = pytest.mark.anyio
 
@@ -40,17 +40,17 @@ async def test_a_record_comes_back_whole(store: Store) -> None:
 
 async def test_events_come_only_where_they_are_asked_for(store: Store) -> None:
     await store.save(WHOLE)
-    found = await store.get("response", "ann", "r")
-    assert found is not None
-    assert found.events == b""
+    value = await store.get("response", "ann", "r")
+    assert value is not None
+    assert value.events == b""
 
 
 async def test_many_events_are_kept(store: Store) -> None:
     events = bytes(range(256)) * 4096
     await store.save(record("r", events=events))
-    found = await store.get("response", "ann", "r", events=True)
-    assert found is not None
-    assert found.events == events
+    value = await store.get("response", "ann", "r", events=True)
+    assert value is not None
+    assert value.events == events
 
 
 async def test_saving_again_replaces_all_of_it(store: Store) -> None:
@@ -58,7 +58,7 @@ async def test_saving_again_replaces_all_of_it(store: Store) -> None:
     again = record("r", inputs=(item("other"),))
     await store.save(again)
     assert await store.get("response", "ann", "r", events=True) == again
-    assert await found(store, "ann", "in1") is None
+    assert await read_body(store, "ann", "in1") is None
     assert not (await store.records("response", "ann", metadata={"topic": "demo"})).data
 
 
@@ -66,11 +66,11 @@ async def test_what_is_another_owners_is_not_there(store: Store) -> None:
     await store.save(WHOLE)
     assert await store.get("response", "bob", "r") is None
     assert await store.inputs("response", "bob", "r") is None
-    assert await found(store, "bob", "in1") is None
+    assert await read_body(store, "bob", "in1") is None
     assert not (await store.records("response", "bob")).data
     assert not await store.delete("response", "bob", "r")
     assert not await store.set_metadata("response", "bob", "r", {}, b"{}")
-    with pytest.raises(MissingRecord):
+    with pytest.raises(RecordNotFound):
         await store.chain("bob", "r", 9, MOST)
     assert await store.get("response", "ann", "r", events=True) == WHOLE
 
@@ -78,9 +78,9 @@ async def test_what_is_another_owners_is_not_there(store: Store) -> None:
 async def test_two_owners_may_have_the_same_id(store: Store) -> None:
     await store.save(record("r", body=b"1"))
     await store.save(record("r", body=b"2", owner="bob"))
-    found = await store.get("response", "ann", "r")
-    assert found is not None
-    assert found.body == b"1"
+    value = await store.get("response", "ann", "r")
+    assert value is not None
+    assert value.body == b"1"
 
 
 async def test_a_response_is_no_chat(store: Store) -> None:
@@ -93,7 +93,7 @@ async def test_nothing_is_left_of_what_is_deleted(store: Store) -> None:
     await store.save(WHOLE)
     assert await store.delete("response", "ann", "r")
     assert await store.get("response", "ann", "r") is None
-    assert await found(store, "ann", "out1") is None
+    assert await read_body(store, "ann", "out1") is None
     stats = await store.stats()
     assert (sum(stats.counts.values()), stats.bytes) == (0, 0)
     assert not await store.delete("response", "ann", "r")
@@ -110,10 +110,10 @@ async def test_a_chain_begins_with_the_oldest(store: Store) -> None:
 async def test_a_chain_names_what_is_missing(store: Store) -> None:
     await store.save(record("b", previous="a"))
     await store.save(record("c", previous="b"))
-    with pytest.raises(MissingRecord) as caught:
+    with pytest.raises(RecordNotFound) as caught:
         await store.chain("ann", "c", 9, MOST)
     assert caught.value.id == "a"
-    with pytest.raises(MissingRecord, match="nothing"):
+    with pytest.raises(RecordNotFound, match="nothing"):
         await store.chain("ann", "nothing", 9, MOST)
 
 
@@ -182,9 +182,9 @@ async def test_metadata_is_set_with_the_body(store: Store) -> None:
     await store.save(WHOLE)
     before = (await store.stats()).bytes
     assert await store.set_metadata("response", "ann", "r", {"new": "1"}, WHOLE.body + b" ")
-    found = await store.get("response", "ann", "r")
-    assert found is not None
-    assert (found.metadata, found.body, found.inputs) == ({"new": "1"}, WHOLE.body + b" ", WHOLE.inputs)
+    value = await store.get("response", "ann", "r")
+    assert value is not None
+    assert (value.metadata, value.body, value.inputs) == ({"new": "1"}, WHOLE.body + b" ", WHOLE.inputs)
     assert ids((await store.records("response", "ann", metadata={"new": "1"})).data) == ["r"]
     assert not (await store.records("response", "ann", metadata={"topic": "demo"})).data
     assert (await store.stats()).bytes != before
@@ -207,8 +207,8 @@ async def test_an_id_beyond_measure_is_refused_and_not_looked_up(store: Store) -
         await store.save(record("r", inputs=(item("x" * (LONGEST_ID + 1)),)))
     assert await store.get("response", "ann", "r") is None
     await store.save(record("r", inputs=(item("𝕏" * LONGEST_ID),)))
-    assert await found(store, "ann", "𝕏" * LONGEST_ID) is not None
-    assert await found(store, "ann", "x" * 100_000) is None
+    assert await read_body(store, "ann", "𝕏" * LONGEST_ID) is not None
+    assert await read_body(store, "ann", "x" * 100_000) is None
 
 
 async def test_a_closed_store_says_so(store: Store) -> None:

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from dragoman.errors import Conflict, StoreUnavailable
-from dragoman.store import Append, StoreBounds, StoredItem
+from dragoman.store import ConversationAppend, StoredItem, StoreLimits
 from dragoman.store import sqlite as worker
 from dragoman.store.disk import BYTES
 from dragoman.store.records import FIRST, SQLITE, VERSION, Row, Statement
 from dragoman.store.sqlite import FILE, RESERVE, SqliteStore
-from tests.store.samples import all_ids, conversation, found, held, item, record
+from tests.store.samples import all_ids, conversation, held, item, read_body, record
 
 pytestmark = pytest.mark.anyio
 
@@ -25,10 +25,10 @@ MIB = 1024 * 1024
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
-    made = SqliteStore(tmp_path, StoreBounds(), busy_s=0.05)
-    await made.open()
-    yield made
-    await made.close()
+    sqlite_store = SqliteStore(tmp_path, StoreLimits(), busy_s=0.05)
+    await sqlite_store.open()
+    yield sqlite_store
+    await sqlite_store.close()
 
 
 async def in_writer(store: SqliteStore, sql: str) -> None:
@@ -50,7 +50,7 @@ async def busy(store: SqliteStore) -> threading.Event:
 
 
 async def refused(folder: Path) -> str:
-    store = SqliteStore(folder, StoreBounds())
+    store = SqliteStore(folder, StoreLimits())
     with pytest.raises(StoreUnavailable) as caught:
         await store.open()
     assert caught.value.status == 503
@@ -58,7 +58,7 @@ async def refused(folder: Path) -> str:
 
 
 async def test_only_the_owner_may_read_the_file(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "new" / "folder", StoreBounds())
+    store = SqliteStore(tmp_path / "new" / "folder", StoreLimits())
     await store.open()
     await store.save(record("r"))
     files = list((tmp_path / "new" / "folder").iterdir())
@@ -79,7 +79,7 @@ async def test_a_second_store_of_the_process_leaves_the_locks_of_the_first(
     store: SqliteStore, tmp_path: Path
 ) -> None:
     """Without its lock the first would not be seen by others, who would clear its log away under it."""
-    other = SqliteStore(tmp_path, StoreBounds())
+    other = SqliteStore(tmp_path, StoreLimits())
     await other.open()
     visit = f"import sqlite3; sqlite3.connect({str(tmp_path / FILE)!r}).execute('SELECT 1 FROM records')"
     await asyncio.to_thread(subprocess.run, [sys.executable, "-c", visit], check=True)
@@ -88,15 +88,15 @@ async def test_a_second_store_of_the_process_leaves_the_locks_of_the_first(
 
 
 async def test_what_waits_together_is_committed_together(store: SqliteStore) -> None:
-    said: list[str] = []
-    trace = store._writer.submit(lambda connection: connection.set_trace_callback(said.append), alone=True)
+    texts: list[str] = []
+    trace = store._writer.submit(lambda connection: connection.set_trace_callback(texts.append), alone=True)
     await asyncio.wrap_future(trace)
     gate = await busy(store)
     saves = asyncio.gather(*(store.save(record(f"r{n}")) for n in range(100)))
     await asyncio.sleep(0)
     gate.set()
     await saves
-    assert said.count("COMMIT") == 1
+    assert texts.count("COMMIT") == 1
     assert len(await all_ids(store)) == 100
 
 
@@ -105,7 +105,7 @@ async def test_one_that_fails_harms_none_beside_it(store: SqliteStore) -> None:
     lone_surrogate = record("bad", model="\ud800")
     outcomes = await asyncio.gather(
         store.save(record("a")),
-        store.save(record("late"), Append("c", 9, ())),
+        store.save(record("late"), ConversationAppend("c", 9, ())),
         store.save(lone_surrogate),
         store.save(record("b")),
         return_exceptions=True,
@@ -114,9 +114,9 @@ async def test_one_that_fails_harms_none_beside_it(store: SqliteStore) -> None:
     assert await all_ids(store) == ["a", "b"]
 
 
-@pytest.mark.parametrize("append", [None, Append("c", 0, (item("more"),))])
+@pytest.mark.parametrize("append", [None, ConversationAppend("c", 0, (item("more"),))])
 async def test_whatever_statement_fails_nothing_is_half_done(
-    store: SqliteStore, monkeypatch: pytest.MonkeyPatch, append: Append | None
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch, append: ConversationAppend | None
 ) -> None:
     """The k-th statement of a save fails, for every k until none is left to fail."""
     await store.create_conversation(conversation())
@@ -141,7 +141,7 @@ async def test_whatever_statement_fails_nothing_is_half_done(
             except StoreUnavailable:
                 failures += 1
         assert await store.get("response", "ann", "r") is None
-        assert await found(store, "ann", "in") is None
+        assert await read_body(store, "ann", "in") is None
         assert await held(store) == []
     assert failures >= 6
     assert await store.get("response", "ann", "r") == whole
@@ -188,9 +188,9 @@ async def test_on_a_full_disk_what_makes_room_is_done_in_what_was_kept_back(
 
 async def test_where_the_database_is_is_not_for_clients(store: SqliteStore, tmp_path: Path) -> None:
     await in_writer(store, "PRAGMA query_only = ON")
-    with pytest.raises(StoreUnavailable) as told:
+    with pytest.raises(StoreUnavailable) as exception_info:
         await store.save(record("s"))
-    assert str(tmp_path) not in told.value.message
+    assert str(tmp_path) not in exception_info.value.message
 
 
 async def test_a_database_that_cannot_be_written_is_said_and_read(store: SqliteStore) -> None:
@@ -221,11 +221,11 @@ async def test_a_file_of_an_older_version_is_brought_up_to_date(tmp_path: Path) 
     old.execute("INSERT INTO items VALUES (1, 'ann', 'a', NULL, 1, 'item', '{}')")
     old.commit()
     old.close()
-    store = SqliteStore(tmp_path, StoreBounds())
+    store = SqliteStore(tmp_path, StoreLimits())
     await store.open()
     await store.add_items("ann", "c", [StoredItem("b", b"{}", b"ids")])
-    found = await store.conversation_items("ann", "c")
-    assert found is not None and [(item.id, item.trail) for item in found.data] == [("a", b""), ("b", b"ids")]
+    page = await store.conversation_items("ann", "c")
+    assert page is not None and [(item.id, item.trail) for item in page.data] == [("a", b""), ("b", b"ids")]
     await store.close()
 
 
@@ -254,7 +254,7 @@ async def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
 
 
 async def test_the_file_stays_within_its_bound(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path, StoreBounds(max_bytes=2 * MIB))
+    store = SqliteStore(tmp_path, StoreLimits(max_bytes=2 * MIB))
     await store.open()
     for round in range(20):
         sizes = range(1, 40_000, 1000)
@@ -291,7 +291,7 @@ async def test_what_is_queued_is_done_before_the_end(store: SqliteStore, tmp_pat
     await asyncio.sleep(0)
     await store.close()
     await asyncio.gather(*saves)
-    again = SqliteStore(tmp_path, StoreBounds())
+    again = SqliteStore(tmp_path, StoreLimits())
     await again.open()
     assert len(await all_ids(again)) == 1000
     await again.close()

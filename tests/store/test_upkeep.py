@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.errors import BodyTooLarge
-from dragoman.store import Store, StoreBounds, StoredItem
+from dragoman.store import Store, StoredItem, StoreLimits
 from dragoman.store import store as upkeep
 from dragoman.store.records import VERSION
 from tests.store.conftest import Make
@@ -23,7 +23,7 @@ lasting = pytest.mark.parametrize("make", ["sqlite", "postgres"], indirect=True)
 
 
 async def test_the_oldest_make_room_for_the_new(make: Make) -> None:
-    store = make(StoreBounds(max_bytes=MIB))
+    store = make(StoreLimits(max_bytes=MIB))
     await store.open()
     await store.save(record("busy", created_at=-2, status="in_progress"))
     await store.create_conversation(conversation(created_at=-1), [item("old", "x" * BULK)])
@@ -39,7 +39,7 @@ async def test_the_oldest_make_room_for_the_new(make: Make) -> None:
 
 async def test_a_conversation_is_as_old_as_its_last_change(make: Make) -> None:
     now = 0.0
-    store = make(StoreBounds(max_bytes=MIB, max_age=10), lambda: now)
+    store = make(StoreLimits(max_bytes=MIB, max_age=10), lambda: now)
     await store.open()
     await store.create_conversation(conversation(created_at=0))
     await store.save(record("r", created_at=0))
@@ -57,7 +57,7 @@ async def test_a_conversation_is_as_old_as_its_last_change(make: Make) -> None:
 
 
 async def test_what_would_push_everything_out_is_refused(make: Make) -> None:
-    store = make(StoreBounds(max_bytes=MIB))
+    store = make(StoreLimits(max_bytes=MIB))
     await store.open()
     await store.save(record("r"))
     with pytest.raises(BodyTooLarge, match="store_max_bytes"):
@@ -67,7 +67,7 @@ async def test_what_would_push_everything_out_is_refused(make: Make) -> None:
 
 
 async def test_room_is_made_by_those_who_have_more_than_their_share(make: Make) -> None:
-    store = make(StoreBounds(max_bytes=MIB))
+    store = make(StoreLimits(max_bytes=MIB))
     await store.open()
     await store.create_conversation(conversation(owner="bob", created_at=-9), [item("i", "x" * BULK)])
     for n in range(4):
@@ -84,7 +84,7 @@ async def test_room_is_made_by_those_who_have_more_than_their_share(make: Make) 
 
 
 async def test_what_is_more_than_a_share_is_refused(make: Make) -> None:
-    store = make(StoreBounds(max_bytes=MIB))
+    store = make(StoreLimits(max_bytes=MIB))
     await store.open()
     for owner in ("ann", "bob", "cid"):
         await store.save(record("r", owner=owner))
@@ -100,19 +100,19 @@ async def test_what_is_more_than_a_share_is_refused(make: Make) -> None:
 
 @given(st.dictionaries(st.text(max_size=2), st.integers(1, 99), max_size=6), st.integers(1, 99))
 def test_who_has_no_more_than_an_equal_share_gives_up_nothing(bytes_of: dict[str, int], wanted: int) -> None:
-    found = upkeep.surpluses(bytes_of, wanted)
-    left = {owner: size - found.get(owner, 0) for owner, size in bytes_of.items()}
-    assert all(0 < size <= bytes_of[owner] for owner, size in found.items())
+    fields = upkeep.eviction_amounts(bytes_of, wanted)
+    left = {owner: size - fields.get(owner, 0) for owner, size in bytes_of.items()}
+    assert all(0 < size <= bytes_of[owner] for owner, size in fields.items())
     assert sum(bytes_of.values()) - wanted <= sum(left.values()) or not any(left.values())
-    assert sum(found.values()) >= min(wanted, sum(bytes_of.values())) - len(bytes_of)
-    if found:
-        level = min(left[owner] for owner in found)
+    assert sum(fields.values()) >= min(wanted, sum(bytes_of.values())) - len(bytes_of)
+    if fields:
+        level = min(left[owner] for owner in fields)
         assert all(size <= level for size in left.values())
 
 
 async def test_work_of_this_server_is_no_orphan(store: Store) -> None:
     await store.save(record("r", status="in_progress"))
-    assert await store.orphans() == []
+    assert await store.adopt_orphans() == []
 
 
 @lasting
@@ -132,7 +132,7 @@ async def test_work_of_a_server_that_lives_is_no_orphan(make: Make) -> None:
     await first.open()
     await second.open()
     await first.save(record("r", status="in_progress"))
-    assert await second.orphans() == []
+    assert await second.adopt_orphans() == []
     await first.close()
     await second.close()
 
@@ -150,10 +150,10 @@ async def test_work_of_a_server_that_is_gone_is_taken_over_once(make: Make) -> N
     await gone.close()
     await second.open()
     await third.open()
-    assert await second.orphans() == left
-    assert await third.orphans() == []
+    assert await second.adopt_orphans() == left
+    assert await third.adopt_orphans() == []
     await second.close()
-    assert await third.orphans() == left
+    assert await third.adopt_orphans() == left
     await third.close()
 
 
@@ -177,7 +177,7 @@ async def test_stats_count_everything(store: Store) -> None:
     await store.create_conversation(conversation(created_at=6), [item("b")])
     stats = await store.stats()
     assert stats.counts == {"response": 1, "chat": 1, "conversation": 1, "item": 2}
-    assert (stats.oldest, stats.schema_version, stats.bounds) == (5, VERSION, StoreBounds())
+    assert (stats.oldest, stats.schema_version, stats.bounds) == (5, VERSION, StoreLimits())
     assert 0 < stats.bytes < stats.file_bytes
 
 

@@ -5,7 +5,7 @@ import sys
 from itertools import count
 from pathlib import Path
 
-from dragoman.store import Append, StoreBounds
+from dragoman.store import ConversationAppend, StoreLimits
 from dragoman.store.sqlite import SqliteStore
 from tests.store.samples import conversation, item, record
 
@@ -16,12 +16,12 @@ async def write(store: SqliteStore, run: str, lane: int) -> None:
     for n in count():
         id = f"{name}-{n}"
         saved = record(id, inputs=(item(id),), body=b"x" * 3000, events=b"event" * 100)
-        await store.save(saved, Append(name, n, (item(id),)))
+        await store.save(saved, ConversationAppend(name, n, (item(id),)))
         print(id, flush=True)
 
 
 async def main(folder: str, run: str) -> None:
-    store = SqliteStore(Path(folder), StoreBounds())
+    store = SqliteStore(Path(folder), StoreLimits())
     await store.open()
     await asyncio.gather(*(write(store, run, lane) for lane in range(4)))
 

@@ -36,8 +36,8 @@ class Collector(Struct):
     resources: list[dict[str, Any]] = field(default_factory=list)
 
     def one(self, name: str) -> SeenSpan:
-        [found] = [span for span in self.spans if span.name == name]
-        return found
+        [seen_span] = [span for span in self.spans if span.name == name]
+        return seen_span
 
     def under(self, parent: SeenSpan) -> list[str]:
         """The names of the spans that stand under one, in their order."""
@@ -55,8 +55,8 @@ class Collector(Struct):
                 for scope in measured.scope_metrics:
                     for metric in scope.metrics:
                         points = getattr(metric, metric.WhichOneof("data") or "").data_points
-                        told = [_attributes(point.attributes) for point in points]
-                        self.metrics.setdefault(metric.name, []).extend(told)
+                        rows = [_attributes(point.attributes) for point in points]
+                        self.metrics.setdefault(metric.name, []).extend(rows)
 
 
 def _span(span: Any) -> SeenSpan:

@@ -86,9 +86,9 @@ async def _crash(server: Server, number: signal.Signals, streams: int) -> Crash:
         seen.unready = time.monotonic() - began
         if (await _ask(client)) == 503:
             seen.refused = time.monotonic() - began
-        for told in await asyncio.gather(*running):
-            seen.untold += told is None
-            seen.ends += [] if told is None else [told - began]
+        for value in await asyncio.gather(*running):
+            seen.untold += value is None
+            seen.ends += [] if value is None else [value - began]
         # Not too often: looking takes processor time from what is looked for.
         while (await client.get("/ready")).status_code != 200:
             await asyncio.sleep(0.05)

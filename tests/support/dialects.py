@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from dragoman.dialects.declare import Dialect
+from dragoman.dialects.declarations import Dialect
 from dragoman.dialects.parser import Parser
 from dragoman.dialects.registry import list_dialects
 from dragoman.dialects.render import render
@@ -122,12 +122,12 @@ def markers(dialect: Dialect) -> list[str]:
 @cache
 def pieces(dialect: Dialect) -> list[str]:
     """Whole markers, their halves, calls, calls that are cut off, and noise."""
-    found = [*NOISE, *markers(dialect), *(mark.strip() for mark in markers(dialect))]
-    found += [mark[: len(mark) // 2] for mark in markers(dialect)]
+    texts = [*NOISE, *markers(dialect), *(mark.strip() for mark in markers(dialect))]
+    texts += [mark[: len(mark) // 2] for mark in markers(dialect)]
     for arguments in ARGUMENTS:
         written = render(dialect, Answer(calls=[call("f", arguments), call("get_weather", '{"city": "X"}')]))
-        found += [written, written[: len(written) * 2 // 3], written[len(written) // 3 :]]
-    return [piece for piece in found if piece]
+        texts += [written, written[: len(written) * 2 // 3], written[len(written) // 3 :]]
+    return [piece for piece in texts if piece]
 
 
 def soup(dialect: Dialect, chance: random.Random, most: int = 14) -> str:
@@ -138,5 +138,5 @@ def cut(text: str, chance: random.Random) -> list[str]:
     """Into single characters, or somewhere."""
     if chance.random() < 0.3:
         return list(text)
-    places = sorted(chance.randint(0, len(text)) for _ in range(chance.randint(1, 8)))
-    return [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True) if a < b]
+    indices = sorted(chance.randint(0, len(text)) for _ in range(chance.randint(1, 8)))
+    return [text[a:b] for a, b in zip([0, *indices], [*indices, len(text)], strict=True) if a < b]

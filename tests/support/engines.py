@@ -13,7 +13,7 @@ RUNNER: RunnerName = "openvino" if find_spec("openvino") else "llamacpp"
 """For tests that any will do for: to measure which is faster takes seconds, and may end either way."""
 
 
-class Shared:
+class SharedEngine:
     """An engine that outlives its servers: the same weights can be served in one dialect after the other."""
 
     def __init__(self, engine: LocalEngine) -> None:

@@ -96,7 +96,7 @@ class TemplateTokenizer(ByteTokenizer):
     templates: ClassVar[dict[str, str]] = {"default": CHATML}
 
 
-class Answering:
+class AsyncEngineBase:
     """What engines of this kind share."""
 
     served_model_name = "fake"
@@ -138,30 +138,30 @@ class Answering:
     async def _outputs(self, obj: Any, manner: Manner) -> AsyncIterator[dict[str, Any]]:
         most = obj.sampling_params["max_new_tokens"]
         ids, cuts = list(manner.ids)[:most], list(manner.cuts)
-        said = 0
+        number = 0
         while True:
             await asyncio.sleep(manner.interval)
-            if manner.fault is not None and said >= manner.fault_at:
+            if manner.fault is not None and number >= manner.fault_at:
                 raise manner.fault
-            if manner.hang_at is not None and said >= manner.hang_at:
+            if manner.hang_at is not None and number >= manner.hang_at:
                 await asyncio.Event().wait()
-            before, said = said, min(said + (cuts.pop(0) if cuts else 1), len(ids))
-            over = said == len(ids)
+            before, number = number, min(number + (cuts.pop(0) if cuts else 1), len(ids))
+            over = number == len(ids)
             if over:
                 self.live.discard(obj.rid)
-            yield _output(obj, manner, ids, before, said)
+            yield _output(obj, manner, ids, before, number)
             if over:
                 return
 
 
-class FakeAsyncLLM(Answering):
+class FakeAsyncLLM(AsyncEngineBase):
     """Its attributes are where tokenspeed has them."""
 
     def generate_request(self, obj: GenerateReqInput | EmbeddingReqInput) -> AsyncIterator[dict[str, Any]]:
         return self.run(obj)
 
 
-class DuckEngine(Answering):
+class DuckEngine(AsyncEngineBase):
     """Takes any object that has the attributes."""
 
     def generate_request(self, obj):  # type: ignore[no-untyped-def]

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
-from tests.support.fake_asyncllm import Answering, CommonParams, Manner
+from tests.support.fake_asyncllm import AsyncEngineBase, CommonParams, Manner
 
 
 class SamplingParams(CommonParams, kw_only=True):
@@ -30,7 +30,7 @@ class GenerateReqInput:
         assert self.rid is not None
 
 
-class Manager(Answering):
+class Manager(AsyncEngineBase):
     def generate_request(self, obj: GenerateReqInput, request: None = None) -> AsyncIterator[dict[str, Any]]:
         return self.run(obj)
 

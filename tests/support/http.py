@@ -23,7 +23,7 @@ def get(url: str, path: str, **headers: str) -> httpx.Response:
     return send("GET", url, path, headers=headers)
 
 
-def found(url: str, path: str, **query: object) -> dict[str, Any]:
+def get_json(url: str, path: str, **query: object) -> dict[str, Any]:
     """What is there under a path; it must be there."""
     reply = send("GET", url, path, params=query)
     assert reply.status_code == 200, reply.text

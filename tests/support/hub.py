@@ -48,10 +48,10 @@ class SmallHub(Struct):
 
     def _sibling(self, name: str) -> dict[str, Any]:
         body = self.files[name]
-        made = {"rfilename": name, "size": len(body), "blobId": git_id(body)}
+        fields = {"rfilename": name, "size": len(body), "blobId": git_id(body)}
         if name.endswith((".gguf", ".safetensors")):
-            made["lfs"] = {"sha256": _sha256(body), "size": len(body), "pointerSize": 130}
-        return made
+            fields["lfs"] = {"sha256": _sha256(body), "size": len(body), "pointerSize": 130}
+        return fields
 
 
 @lru_cache(16)
@@ -111,8 +111,8 @@ def _give(hub: SmallHub, asked: BaseHTTPRequestHandler, name: str) -> None:
     if name in hub.lies:
         body = body[::-1]
     begin = 0
-    if (said := asked.headers.get("Range")) and not hub.no_ranges:
-        begin = int(said.removeprefix("bytes=").removesuffix("-"))
+    if (text := asked.headers.get("Range")) and not hub.no_ranges:
+        begin = int(text.removeprefix("bytes=").removesuffix("-"))
     asked.send_response(206 if begin else 200)
     asked.send_header("Content-Length", str(len(body) - begin))
     asked.end_headers()

@@ -44,24 +44,24 @@ def too_few(statistics: dict[str, Any]) -> str:
 @contextmanager
 def counted() -> Iterator[list[str]]:
     """Inside of the block each law adds what is wrong with its examples."""
-    found: list[str] = []
+    texts: list[str] = []
     further: Callable[[Any], None] | None = collector.value
 
     def note(statistics: Any) -> None:
-        found.append(too_few(statistics))
+        texts.append(too_few(statistics))
         if further is not None:
             further(statistics)
 
     # Hypothesis declares it by its first value, which is None.
     variable: Any = collector
     with variable.with_value(note):
-        yield found
+        yield texts
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    with counted() as found:
+    with counted() as texts:
         result = yield
-    if any(found):
-        pytest.fail("\n".join(filter(None, found)))
+    if any(texts):
+        pytest.fail("\n".join(filter(None, texts)))
     return result

@@ -6,24 +6,26 @@ from typing import Any
 
 def message_of(chunks: Iterable[dict[str, Any]], index: int = 0) -> dict[str, Any]:
     """The message that the chunks of one choice tell, with its `finish_reason`."""
-    made: dict[str, Any] = {"content": "", "reasoning": "", "tool_calls": [], "finish_reason": None}
+    fields: dict[str, Any] = {"content": "", "reasoning": "", "tool_calls": [], "finish_reason": None}
     for choice in (choice for chunk in chunks for choice in chunk["choices"]):
         if choice["index"] == index:
-            _add(made, choice["delta"])
-            made["finish_reason"] = choice["finish_reason"] or made["finish_reason"]
-    return made
+            _add(fields, choice["delta"])
+            fields["finish_reason"] = choice["finish_reason"] or fields["finish_reason"]
+    return fields
 
 
-def _add(made: dict[str, Any], delta: dict[str, Any]) -> None:
-    made["content"] += delta.get("content") or ""
-    made["reasoning"] += delta.get("reasoning_content") or ""
+def _add(fields: dict[str, Any], delta: dict[str, Any]) -> None:
+    fields["content"] += delta.get("content") or ""
+    fields["reasoning"] += delta.get("reasoning_content") or ""
     assert delta.get("reasoning") == delta.get("reasoning_content")
     for call in delta.get("tool_calls", ()):
-        if call["index"] == len(made["tool_calls"]):
-            made["tool_calls"].append({"id": call["id"], "type": call["type"], "function": call["function"]})
+        if call["index"] == len(fields["tool_calls"]):
+            fields["tool_calls"].append(
+                {"id": call["id"], "type": call["type"], "function": call["function"]}
+            )
         else:
             assert set(call) == {"index", "function"}
-            made["tool_calls"][call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+            fields["tool_calls"][call["index"]]["function"]["arguments"] += call["function"]["arguments"]
 
 
 def told(message: dict[str, Any]) -> list[tuple[str, str]]:

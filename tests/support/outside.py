@@ -14,10 +14,10 @@ NEWEST = BUILD / "newest"
 
 def node_program(name: str) -> str:
     """The path of a command of a Node.js package, or the test is skipped."""
-    found = shutil.which(name, path=str(NODE / "node_modules" / ".bin"))
-    if found is None or shutil.which("node") is None:
+    text = shutil.which(name, path=str(NODE / "node_modules" / ".bin"))
+    if text is None or shutil.which("node") is None:
         pytest.skip(f"{name.upper()} WAS NOT TESTED: it needs Node.js and `make build/node`")
-    return found
+    return text
 
 
 def run_module(source: Path, *arguments: str) -> str:

@@ -15,7 +15,7 @@ from msgspec import Struct
 from tests.support.engines import RUNNER
 
 
-class Served(Struct):
+class RunningServer(Struct):
     url: str
     process: "subprocess.Popen[bytes]"
     log: Path
@@ -28,7 +28,7 @@ class Served(Struct):
 
 
 @contextmanager
-def served(*flags: str) -> Iterator[Served]:
+def served(*flags: str) -> Iterator[RunningServer]:
     """Ready to be asked; it is ended with the block."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "log")
@@ -36,7 +36,7 @@ def served(*flags: str) -> Iterator[Served]:
         command += ["--runner", RUNNER, *flags]
         with log.open("w") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:
             try:
-                yield Served(address(process, log), process, log)
+                yield RunningServer(address(process, log), process, log)
             finally:
                 process.send_signal(signal.SIGTERM)
                 process.wait()

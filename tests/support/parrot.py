@@ -39,14 +39,14 @@ def call(name: str, **arguments: object) -> str:
 
 def messages_of(job: Job) -> list[tuple[str, str]]:
     """The role and the text of every message that the model was shown; tools are in one of the system's."""
-    found: list[tuple[str, str]] = []
+    items: list[tuple[str, str]] = []
     ids = list(job.prompt)
     while START_ID in ids:
         ids = ids[ids.index(START_ID) + 1 :]
         end = ids.index(END_ID) if END_ID in ids else len(ids)
         role, _, text = bytes(ids[:end]).decode().partition("\n")
-        found.append((role, text))
-    return found[:-1]
+        items.append((role, text))
+    return items[:-1]
 
 
 def repeated(job: Job) -> Script:
@@ -54,8 +54,8 @@ def repeated(job: Job) -> Script:
     if role == "tool":
         return say(f"The tool says: {text}")
     for mark, fault in FAULTS.items():
-        before, found, _ = text.partition(mark)
-        if found:
+        before, value, _ = text.partition(mark)
+        if value:
             return say(text, fault=fault, fault_at=len(before.encode()))
     return say(text)
 

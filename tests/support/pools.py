@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 
-from dragoman.engines.protocol import Engine, Handle, ModelCard
+from dragoman.engines.protocol import Engine, JobHandle, ModelCard
 from dragoman.engines.scripted import ScriptedEngine, say
 from dragoman.errors import Unavailable
 from dragoman.models import ModelPool, PooledModel
@@ -14,7 +14,7 @@ from dragoman.types import Job, Sink
 MB = 1 << 20
 
 
-class Opened(ScriptedEngine):
+class NamedEngine(ScriptedEngine):
     """Says its own name; `stop` ends what it is saying, and after that it says nothing, as real ones do."""
 
     def __init__(self, name: str, shop: "Shop", size: int) -> None:
@@ -24,7 +24,7 @@ class Opened(ScriptedEngine):
         self._shop = shop
         self._stopped = False
 
-    def submit(self, job: Job, sink: Sink) -> Handle:
+    def submit(self, job: Job, sink: Sink) -> JobHandle:
         if self._stopped:
             raise Unavailable("The engine has been stopped.")
         return super().submit(job, sink)
@@ -50,7 +50,7 @@ class Shop:
         """Every opening."""
         self.gates: dict[str, threading.Event] = {}
         self.broken: dict[str, Exception] = {}
-        self.make: Callable[[str, int], Engine] = lambda name, size: Opened(name, self, size)
+        self.make: Callable[[str, int], Engine] = lambda name, size: NamedEngine(name, self, size)
 
     def model(self, name: str, settings: Settings, size: int = MB) -> PooledModel:
         def open() -> Engine:

@@ -48,7 +48,7 @@ def _value(chance: Random, depth: int) -> dict[str, Any]:
 
 def _scalar(chance: Random) -> dict[str, Any]:
     low = chance.randint(-1000, 1000)
-    made: list[dict[str, Any]] = [
+    rows: list[dict[str, Any]] = [
         {"type": "string", "maxLength": chance.randint(1, 16)},
         {"type": "string", "minLength": 2, "maxLength": 12},
         {"type": "string", "pattern": chance.choice(PATTERNS)},
@@ -60,7 +60,7 @@ def _scalar(chance: Random) -> dict[str, Any]:
         {"enum": [chance.randint(0, 9), None, "none", True]},
         {"const": chance.choice(WORDS)},
     ]
-    return chance.choice(made)
+    return chance.choice(rows)
 
 
 def tools(chance: Random, depth: int = 2) -> list[dict[str, Any]]:
@@ -78,8 +78,8 @@ def wrong_text(text: str, wanted: dict[str, Any]) -> str | None:
     except ValueError as error:
         return f"no JSON ({error}): {text!r}"
     checker = Draft202012Validator(wanted, format_checker=Draft202012Validator.FORMAT_CHECKER)
-    found = next(checker.iter_errors(value), None)
-    return None if found is None else f"{found.message}: {text!r} in {json.dumps(wanted)}"
+    item = next(checker.iter_errors(value), None)
+    return None if item is None else f"{item.message}: {text!r} in {json.dumps(wanted)}"
 
 
 def wrong_calls(calls: list[tuple[str, str]], declared: list[dict[str, Any]]) -> str | None:
@@ -90,6 +90,6 @@ def wrong_calls(calls: list[tuple[str, str]], declared: list[dict[str, Any]]) ->
     for name, arguments in calls:
         if name not in schemas:
             return f"a call of {name!r}"
-        if (found := wrong_text(arguments, schemas[name])) is not None:
-            return f"{name}: {found}"
+        if (text := wrong_text(arguments, schemas[name])) is not None:
+            return f"{name}: {text}"
     return None

@@ -32,17 +32,17 @@ STREAMED = ("id", "type", "content", "summary", "arguments", "input")
 
 def payloads(events: bytes) -> list[dict[str, Any]]:
     """The events of a stream, whose frames are checked; its end mark is left out."""
-    found = []
+    items = []
     for block in events.split(b"\n\n")[:-1]:
         name, _, data = block.partition(b"\ndata: ")
         if block in (DONE.strip(), b": keep-alive"):
             continue
-        found.append(json.loads(data))
-        assert name == b"event: " + found[-1]["type"].encode()
-    return found
+        items.append(json.loads(data))
+        assert name == b"event: " + items[-1]["type"].encode()
+    return items
 
 
-class Folding:
+class EventFolder:
     def __init__(self) -> None:
         self.output: list[dict[str, Any]] = []
         self._open: set[int] = set()
@@ -85,8 +85,8 @@ class Folding:
         return self.output
 
 
-def _part(item: dict[str, Any], place: tuple[str, str], event: dict[str, Any], step: str) -> None:
-    field, index_name = place
+def _part(item: dict[str, Any], position: tuple[str, str], event: dict[str, Any], step: str) -> None:
+    field, index_name = position
     if step == "added":
         assert event[index_name] == len(item[field])
         item[field].append(copy.deepcopy(event["part"]))
@@ -105,7 +105,7 @@ def _text(holder: dict[str, Any], field: str, event: dict[str, Any], step: str) 
 
 def fold(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The items that events build up. Fails if one is about an item that is not there, or is done already."""
-    folding = Folding()
+    folding = EventFolder()
     for event in events:
         folding.take(event)
     return folding.finished()

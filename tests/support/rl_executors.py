@@ -40,9 +40,9 @@ class RolloutExecutor:
 
     def _answer(self, prompt: Any, params: dict[str, Any]) -> Candidate:
         ids = prompt["prompt_token_ids"] if isinstance(prompt, Mapping) else [*prompt.encode()]
-        said = [*b"Hello", END_ID]
-        logprobs = [{id_: -0.5} for id_ in said] if "logprobs" in params else None
-        return Candidate(list(ids), said, "Hello", self.finish, logprobs=logprobs)
+        items = [*b"Hello", END_ID]
+        logprobs = [{id_: -0.5} for id_ in items] if "logprobs" in params else None
+        return Candidate(list(ids), items, "Hello", self.finish, logprobs=logprobs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Adapter:
         return [[f"{temperature:g} {max_tokens}"] * n for _ in prompts]
 
 
-class Broken(Adapter):
+class BrokenExecutor(Adapter):
     def generate(
         self, prompts: Sequence[str], *, n: int = 1, max_tokens: int = 64, temperature: float = 0.7
     ) -> list[list[str]]:

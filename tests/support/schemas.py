@@ -121,7 +121,7 @@ def arguments(schema: dict[str, Any], root: dict[str, Any]) -> st.SearchStrategy
             {key: values(inner, root) for key, inner in keys.items() if key not in optional or key in chosen}
         )
     )
-    return drawn.map(lambda made: {key: made[key] for key in keys if key in made})
+    return drawn.map(lambda match: {key: match[key] for key in keys if key in match})
 
 
 OF_TYPES = {

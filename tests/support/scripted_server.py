@@ -21,9 +21,9 @@ def one_id() -> ScriptedEngine:
 
 def slow_parrot() -> ScriptedEngine:
     """Slow enough to be killed at work, with few answers at a time."""
-    made = parrot(interval=0.002)
-    made.card.slots = 4
-    return made
+    scripted_engine = parrot(interval=0.002)
+    scripted_engine.card.slots = 4
+    return scripted_engine
 
 
 ENGINES = {"parrot": parrot, "one-id": one_id, "slow-parrot": slow_parrot}

@@ -10,17 +10,17 @@ from typing import Any, Literal, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.dialects.declare import starts_in_reasoning
+from dragoman.dialects.declarations import starts_in_reasoning
 from dragoman.dialects.parser import Parser
 from dragoman.dialects.render import render
 from dragoman.engines.protocol import ModelCard
 from dragoman.media import Media, MediaKind
-from dragoman.prompt import Prompter
+from dragoman.prompt import PromptBuilder
 from dragoman.prompt.find import find_dialect
 from dragoman.prompt.template import Clock
-from dragoman.turns.plan import Planner, Trails, TurnPlan
-from dragoman.turns.spec import History, Reading, TurnSpec
-from dragoman.types import Answer, Conversation, Message, Sampling, ToolCall, Traced, fold
+from dragoman.turns.plan import Planner, TurnCache, TurnPlan
+from dragoman.turns.spec import History, ParseOptions, TurnSpec
+from dragoman.types import Answer, Conversation, Message, Sampling, ToolCall, TurnRecord, fold
 from tests.prompt.support import clock
 
 Client: TypeAlias = Literal["has no reasoning", "sends it back", "drops it"]
@@ -76,19 +76,19 @@ class Vocabulary:
     def __init__(self, source: str, ends: Sequence[str] = ()) -> None:
         """`ends` are tokens that end a turn, beside those that are named like it."""
         control = sorted({"<s>", _EOS, *ends, *(match.group() for match in _CONTROL.finditer(source))})
-        self.special: Mapping[str, int] = {text: 256 + number for number, text in enumerate(control)}
+        self.special_ids: Mapping[str, int] = {text: 256 + number for number, text in enumerate(control)}
         self.pieces = [
             *(bytes([byte]) for byte in range(256)),
             *(text.encode() for text in (*control, *WORDS)),
         ]
         self.words = {word: 256 + len(control) + number for number, word in enumerate(WORDS)}
-        self.bos_id: int | None = self.special["<s>"]
-        self.eos_id: int | None = self.special[_EOS]
+        self.bos_id: int | None = self.special_ids["<s>"]
+        self.eos_id: int | None = self.special_ids[_EOS]
         named = [text for text in control if _ENDS.fullmatch(text) or text in ends]
         # Where answers have an end of their own, this one stands between their blocks.
         self.ends = tuple(text for text in named if text != "<|end|>" or "<|return|>" not in named)
-        self.end_ids = frozenset(self.special[end] for end in self.ends)
-        known = sorted([*self.special, *self.words], key=len, reverse=True)
+        self.end_ids = frozenset(self.special_ids[end] for end in self.ends)
+        known = sorted([*self.special_ids, *self.words], key=len, reverse=True)
         self._known = re.compile("|".join(map(re.escape, known)) + "|.", re.DOTALL)
 
     def encode(self, text: str) -> list[int]:
@@ -96,7 +96,7 @@ class Vocabulary:
 
     def sample(self, text: str) -> tuple[int, ...]:
         """Ids of a text as a model might have sampled them."""
-        ids = {**self.special, **self.words}
+        ids = {**self.special_ids, **self.words}
         pieces = (match.group() for match in self._known.finditer(text))
         return tuple(id_ for piece in pieces for id_ in ([ids[piece]] if piece in ids else piece.encode()))
 
@@ -117,20 +117,20 @@ class Model:
         card = ModelCard(
             name="m", max_model_len=1 << 20, templates={"default": source}, modalities=frozenset(modalities)
         )
-        found = find_dialect(
-            template=source, special_tokens=list(self.vocabulary.special), bos_token="<s>", eos_token=_EOS
+        dialect = find_dialect(
+            template=source, special_tokens=list(self.vocabulary.special_ids), bos_token="<s>", eos_token=_EOS
         )
-        self.dialect = found.dialect
-        prompter = Prompter(card, self.vocabulary, clock=clock, dialect=self.dialect, place=self.place)
+        self.dialect = dialect.dialect
+        prompter = PromptBuilder(card, self.vocabulary, clock=clock, dialect=self.dialect, placer=self.place)
         self.planner = Planner(card, self.vocabulary, prompter, self.dialect)
 
     @classmethod
     def like(cls, other: "Model") -> "Model":
         """One that remembers nothing."""
-        made = copy(other)
-        made.planner = copy(other.planner)
-        made.forget()
-        return made
+        model = copy(other)
+        model.planner = copy(other.planner)
+        model.forget()
+        return model
 
     def place(self, media: Media) -> list[int]:
         """Two ids for each picture, of words that `encode` never gives."""
@@ -138,7 +138,7 @@ class Model:
         return [self.vocabulary.words["und"]] * 2
 
     def forget(self) -> None:
-        self.planner.trails = Trails("m", self.vocabulary.pieces)
+        self.planner.turn_cache = TurnCache("m", self.vocabulary.pieces)
 
     def plan(
         self,
@@ -153,7 +153,7 @@ class Model:
             prompts=(Conversation(messages=tuple(messages), tools=(TOOL,), **more),),
             truncate_prompt=truncate,
             sampling=Sampling(max_tokens=8),
-            reading=Reading(tools=(TOOL,)),
+            parsing=ParseOptions(tools=(TOOL,)),
             history=history,
             owner=owner,
         )
@@ -167,18 +167,20 @@ class Model:
 
     def control(self, ids: Sequence[int]) -> list[str]:
         """The control tokens among them."""
-        return [self.decode((id_,)) for id_ in ids if id_ in self.vocabulary.special.values()]
+        return [self.decode((id_,)) for id_ in ids if id_ in self.vocabulary.special_ids.values()]
 
     def spell(self, wrote: str, words: str) -> tuple[int, ...]:
         """As it is sampled, but for these words, which are spelled in letters."""
-        before, found, after = wrote.partition(words)
-        return (*self.vocabulary.sample(before), *found.encode(), *self.vocabulary.sample(after))
+        before, text, after = wrote.partition(words)
+        return (*self.vocabulary.sample(before), *text.encode(), *self.vocabulary.sample(after))
 
     def answer(self, plan: TurnPlan, wrote: str) -> tuple[int, ...]:
         """Has the model answer; what it sampled."""
         ids = self.vocabulary.sample(wrote)
-        (job,), media = plan.jobs, plan.facts(0).get("media", ())
-        self.planner.trails.add(Traced(prompt=job.prompt, ids=ids, media=media, key=plan.keys[0]()))
+        (job,), media = plan.jobs, plan.log_fields(0).get("media", ())
+        self.planner.turn_cache.add(
+            TurnRecord(prompt=job.prompt, ids=ids, media=media, prompt_key=plan.keys[0]())
+        )
         return ids
 
     def writes(self, way: Writes, before: Sequence[Message], answer: Message) -> str:
@@ -197,18 +199,18 @@ class Model:
             return None
         wrote, last = one[len(prompt) : same], _last_word(answer)
         start = wrote.rfind(last) + len(last) if last in wrote else 0
-        ends = [(place, end) for end in self.vocabulary.ends if (place := wrote.find(end, start)) >= 0]
+        ends = [(offset, end) for end in self.vocabulary.ends if (offset := wrote.find(end, start)) >= 0]
         if ends:
-            place, end = min(ends)
-            return wrote[: place + len(end)]
+            offset, end = min(ends)
+            return wrote[: offset + len(end)]
         closed = _CLOSED.match(wrote, start) if answer.tool_calls else None
         return wrote[: closed.end() if closed else start]
 
     def _rendered(self, answer: Message, prompt: str) -> str:
-        said = Answer(
+        result = Answer(
             text=str(answer.content or ""), reasoning=answer.reasoning or "", calls=list(answer.tool_calls)
         )
-        text, marks = render(self.dialect, said), self.dialect.reasoning
+        text, marks = render(self.dialect, result), self.dialect.reasoning
         if starts_in_reasoning(self.dialect, prompt) and marks:
             text = text.removeprefix(marks.open[0]) if answer.reasoning else marks.close[0] + text
         return text + self.vocabulary.ends[0]
@@ -238,14 +240,14 @@ def _last_word(answer: Message) -> str:
 def answers(client: Client, *, calls: bool = True) -> list[Message]:
     """Two calls and two texts."""
     thought = None if client == "has no reasoning" else "Hm, I think so"
-    made = [
+    tool_calls = [
         ToolCall(id=f"a1b2c3d4{n}", name="get_weather", arguments=json.dumps({"city": city}))
         for n, city in enumerate(("Paris", "London"))
     ]
     texts = ("The weather in Paris is fine.", "Sound advice, I think")
-    first = [Message(role="assistant", reasoning=thought, tool_calls=(call,)) for call in made]
-    said = [Message(role="assistant", content=text, reasoning=thought) for text in texts]
-    return [*(first if calls else said), *said]
+    first = [Message(role="assistant", reasoning=thought, tool_calls=(call,)) for call in tool_calls]
+    messages = [Message(role="assistant", content=text, reasoning=thought) for text in texts]
+    return [*(first if calls else messages), *messages]
 
 
 def following(answer: Message) -> Message:
@@ -296,11 +298,14 @@ def held(model: Model, client: Client, writes: Writes, history: History = "templ
         wrote = model.writes(writes, messages, answer)
         ids = model.answer(plan, wrote)
         end = ids[-1:] if ids[-1] in model.vocabulary.end_ids else ()
-        said = ids[: len(ids) - len(end)]
-        before, before_text = (*prompt, *ids), text + model.decode(said)
-        words = said[-3:] if answer.content else ()
-        told = model.told(model.decode(said), text, answer)
-        messages += [replace(told, reasoning=None) if client == "drops it" else told, following(told)]
+        numbers = ids[: len(ids) - len(end)]
+        before, before_text = (*prompt, *ids), text + model.decode(numbers)
+        words = numbers[-3:] if answer.content else ()
+        message = model.told(model.decode(numbers), text, answer)
+        messages += [
+            replace(message, reasoning=None) if client == "drops it" else message,
+            following(message),
+        ]
 
 
 def _holds(ids: Sequence[int], words: Sequence[int]) -> bool:

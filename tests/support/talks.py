@@ -66,8 +66,8 @@ class Talk(Struct):
         """What was tokenized for each turn that went on, and how many messages that is."""
         pairs = zip(self.prompts, self.sampled, self.prompts[1:], self.given[1:], strict=False)
         return [
-            (then[len(prompt + ids) :], given)
-            for prompt, ids, then, given in pairs
+            (then[len(prompt + ids) :], number)
+            for prompt, ids, then, number in pairs
             if then[: len(prompt + ids)] == prompt + ids
         ]
 
@@ -75,7 +75,7 @@ class Talk(Struct):
     def text_is_text(self) -> bool:
         """Control tokens stand before messages only: the system's, those given and the one to come."""
         tokenized = [(self.prompts[0], self.given[0] + 1), *self._new()]
-        return all(ids.count(self.marker) == given + 1 for ids, given in tokenized)
+        return all(ids.count(self.marker) == number + 1 for ids, number in tokenized)
 
 
 def sentence(chance: Random) -> str:
@@ -92,18 +92,18 @@ def by_responses(client: httpx.Client, chance: Random, turns: int, **more: objec
 
 
 def by_conversation(client: httpx.Client, chance: Random, turns: int) -> Talk:
-    place = {"conversation": _sent(client, "/v1/conversations", {})["id"]}
-    return _by_responses(client, chance, turns, lambda _: place)
+    location = {"conversation": _sent(client, "/v1/conversations", {})["id"]}
+    return _by_responses(client, chance, turns, lambda _: location)
 
 
 def _by_responses(
     client: httpx.Client, chance: Random, turns: int, going_on: Callable[[str | None], dict[str, Any]]
 ) -> Talk:
     talk, last = _begun(client), None
-    given: list[dict[str, Any]] = [{"role": "user", "content": sentence(chance)}]
+    rows: list[dict[str, Any]] = [{"role": "user", "content": sentence(chance)}]
     for _ in range(turns):
         body = {
-            "input": given,
+            "input": rows,
             **going_on(last),
             "tools": [{"type": "function", "name": "look", "parameters": PARAMETERS}],
             "tool_choice": choice(chance),
@@ -111,15 +111,15 @@ def _by_responses(
             "max_output_tokens": MOST_TOKENS,
             "return_token_ids": True,
         }
-        made = _sent(client, "/v1/responses", body)
-        last = made["id"]
-        (turn,) = made["turns"]
-        talk.given.append(len(given))
+        fields = _sent(client, "/v1/responses", body)
+        last = fields["id"]
+        (turn,) = fields["turns"]
+        talk.given.append(len(rows))
         talk.prompts.append(turn["prompt_token_ids"])
         talk.sampled.append(turn["token_ids"])
-        talk.answers.append(made["id"])
-        calls = [item for item in made["output"] if item["type"] == "function_call"]
-        given = [
+        talk.answers.append(fields["id"])
+        calls = [item for item in fields["output"] if item["type"] == "function_call"]
+        rows = [
             {"type": "function_call_output", "call_id": call["call_id"], "output": sentence(chance)}
             for call in calls
         ] or [{"role": "user", "content": sentence(chance)}]
@@ -139,22 +139,22 @@ def by_history(client: httpx.Client, chance: Random, turns: int) -> Talk:
             "max_tokens": MOST_TOKENS,
             "return_token_ids": True,
         }
-        made = _sent(client, "/v1/chat/completions", body)
-        id_ = made["id"]
+        fields = _sent(client, "/v1/chat/completions", body)
+        id_ = fields["id"]
         talk.given.append(new)
-        talk.prompts.append(made["prompt_token_ids"])
-        talk.sampled.append(made["choices"][0]["token_ids"])
+        talk.prompts.append(fields["prompt_token_ids"])
+        talk.sampled.append(fields["choices"][0]["token_ids"])
         talk.answers.append(id_)
-        said = made["choices"][0]["message"]
-        messages += [said]
+        result = fields["choices"][0]["message"]
+        messages += [result]
         results = [
             {"role": "tool", "tool_call_id": call["id"], "content": sentence(chance)}
-            for call in said.get("tool_calls") or ()
+            for call in result.get("tool_calls") or ()
             if _is_json(call["function"]["arguments"])
         ]
-        if len(results) < len(said.get("tool_calls") or ()):
+        if len(results) < len(result.get("tool_calls") or ()):
             # A call that was cut short cannot be sent back.
-            messages[-1] = {"role": "assistant", "content": said["content"] or "-"}
+            messages[-1] = {"role": "assistant", "content": result["content"] or "-"}
             results = []
         following = results or [{"role": "user", "content": sentence(chance)}]
         messages, new = [*messages, *following], len(following)
@@ -163,8 +163,8 @@ def by_history(client: httpx.Client, chance: Random, turns: int) -> Talk:
 
 
 def _begun(client: httpx.Client) -> Talk:
-    found = _sent(client, "/tokenize", {"prompt": MARKER, "add_special_tokens": False})
-    (marker,) = found["tokens"]
+    fields = _sent(client, "/tokenize", {"prompt": MARKER, "add_special_tokens": False})
+    (marker,) = fields["tokens"]
     return Talk(marker)
 
 
@@ -179,8 +179,8 @@ def _is_json(text: str) -> bool:
 def _sent(client: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, Any]:
     reply = client.post(path, json=body)
     assert reply.status_code == 200, reply.text
-    made: dict[str, Any] = reply.json()
-    return made
+    fields: dict[str, Any] = reply.json()
+    return fields
 
 
 def _trajectory(client: httpx.Client, id_: str) -> list[dict[str, Any]]:

@@ -13,8 +13,8 @@ PATIENCE_S = 30
 
 
 class Terminal:
-    def __init__(self, place: int, process: int) -> None:
-        self._place, self._process, self._seen = place, process, b""
+    def __init__(self, offset: int, process: int) -> None:
+        self._place, self._process, self._seen = offset, process, b""
         self.ended = False
 
     def see(self, text: str) -> str:
@@ -57,14 +57,14 @@ class Terminal:
 @contextmanager
 def terminal(command: Sequence[str], variables: Mapping[str, str]) -> Iterator[Terminal]:
     """A terminal in which this program runs, with these variables besides those that are there."""
-    process, place = pty.fork()
+    process, offset = pty.fork()
     if process == 0:
         os.execvpe(command[0], list(command), {**os.environ, "TERM": "xterm", **variables})
-    person = Terminal(place, process)
+    person = Terminal(offset, process)
     try:
         yield person
     finally:
         if not person.ended:
             os.kill(process, signal.SIGKILL)
             os.waitpid(process, 0)
-        os.close(place)
+        os.close(offset)

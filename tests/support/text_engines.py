@@ -24,10 +24,10 @@ class TextLLM:
 
     async def generate_request(self, obj: Any) -> AsyncIterator[dict[str, Any]]:
         self.asked.append(obj)
-        for place in range(1, len(self.said) + 1):
+        for offset in range(1, len(self.said) + 1):
             await asyncio.sleep(0)
-            text = self.said[place - 1] if self.pieces else "".join(self.said[:place])
-            finish = STOP if place == len(self.said) else None
+            text = self.said[offset - 1] if self.pieces else "".join(self.said[:offset])
+            finish = STOP if offset == len(self.said) else None
             yield {"text": text, "meta_info": {"finish_reason": finish, **self.meta}}
 
     def abort_request(self, rid: str) -> None:

@@ -85,8 +85,8 @@ def numbers(path: Path) -> list[list[tuple[int, int]]]:
 
 
 def _places(entry: gguf.ReaderField) -> list[tuple[int, int]]:
-    places, at = [], int(entry.offset)
+    positions, at = [], int(entry.offset)
     for part in entry.parts:
-        places.append((at, part.nbytes))
+        positions.append((at, part.nbytes))
         at += part.nbytes
-    return places
+    return positions

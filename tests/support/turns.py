@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import Sequence
 
-from dragoman.dialects.declare import Dialect
+from dragoman.dialects.declarations import Dialect
 from dragoman.engines.protocol import Engine
+from dragoman.turns.choice_reader import ModelDialect
 from dragoman.turns.plan import TurnPlan
-from dragoman.turns.reading import Language
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.turn import Turn
 from dragoman.types import Answer, Event, IdsPrompt, Job, Sampling
@@ -31,14 +31,14 @@ PLAIN = Dialect(name="plain", models="")
 def turn_of(engine: Engine, spec: TurnSpec, dialect: Dialect = PLAIN, *, in_reasoning: bool = False) -> Turn:
     asked = jobs(spec)
     plan = TurnPlan(asked, [in_reasoning] * len(asked), dialect, spec.stop)
-    return Turn(engine, plan, spec, Language(dialect, engine.tokenizer))
+    return Turn(engine, plan, spec, ModelDialect(dialect, engine.tokenizer))
 
 
 def events_of(engine: Engine, spec: TurnSpec, dialect: Dialect = PLAIN) -> list[Event]:
     async def run() -> list[Event]:
         seen: list[Event] = []
         async with turn_of(engine, spec, dialect) as turn:
-            while not turn.over:
+            while not turn.is_over:
                 seen += await turn.next()
         return seen
 

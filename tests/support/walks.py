@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from dragoman.constrain.constraint import Constraint
 from dragoman.constrain.vocabulary import Vocabulary
-from dragoman.dialects.declare import Dialect
+from dragoman.dialects.declarations import Dialect
 
 COMMON = [
     '"',
@@ -37,7 +37,7 @@ CLOSING = 0.35
 """How often a marker is taken where one may stand."""
 
 
-class Walked(Struct):
+class WalkResult(Struct):
     tokens: list[tuple[int, str]]
     """Ids and what they say, as an engine would give them."""
     complete: bool
@@ -60,7 +60,7 @@ class Walker:
         self.end = len(self.pieces)
         self.vocabulary = Vocabulary([*self.pieces, b""], self.special, [self.end])
 
-    def walk(self, constraint: Constraint, chance: random.Random, most: int = 1500) -> Walked:
+    def walk(self, constraint: Constraint, chance: random.Random, most: int = 1500) -> WalkResult:
         matcher = constraint.start(self.vocabulary)
         ids: list[int] = []
         while len(ids) < most:
@@ -69,10 +69,10 @@ class Walker:
             allowed = np.flatnonzero(row == 0)
             id_ = self._chosen(allowed, chance)
             if id_ == self.end:
-                return Walked(self._spelled(ids), True)
+                return WalkResult(self._spelled(ids), True)
             matcher.accept(id_)
             ids.append(id_)
-        return Walked(self._spelled(ids), False)
+        return WalkResult(self._spelled(ids), False)
 
     def _chosen(self, allowed: "np.ndarray[tuple[int], np.dtype[np.int64]]", chance: random.Random) -> int:
         if allowed[-1] == self.end and chance.random() < 0.5:
@@ -89,19 +89,19 @@ class Walker:
 
     def _spelled(self, ids: list[int]) -> list[tuple[int, str]]:
         """Bytes of one character belong to the token that completes it."""
-        found, pending = list[tuple[int, str]](), b""
+        items, pending = list[tuple[int, str]](), b""
         for id_ in ids:
             if id_ in self.special.values():
-                found.append((id_, self.pieces[id_].decode()))
+                items.append((id_, self.pieces[id_].decode()))
                 continue
             pending += self.pieces[id_]
             try:
                 text, pending = pending.decode(), b""
             except UnicodeDecodeError:
                 text = ""
-            found.append((id_, text))
+            items.append((id_, text))
         assert not pending or len(pending) < 4
-        return found
+        return items
 
 
 SPECIAL = re.compile(

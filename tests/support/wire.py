@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 
-class Heard(Struct):
+class RawReply(Struct):
     """What came back, as far as it was read."""
 
     status: int = 0
@@ -47,10 +47,10 @@ def request(url: str, path: str, body: dict[str, Any], **headers: str) -> bytes:
 
 async def ask(
     url: str, sent: bytes, *, most: int | None = None, patience: float | None = None, cut: int | None = None
-) -> Heard:
+) -> RawReply:
     """Sends something and reads the answer, or leaves: after some bytes of either, or after some seconds."""
     reader, writer = await asyncio.open_connection(urlsplit(url).hostname, urlsplit(url).port)
-    heard = Heard()
+    heard = RawReply()
     try:
         writer.write(sent[:cut])
         await writer.drain()
@@ -64,7 +64,7 @@ async def ask(
     return heard
 
 
-async def _read(reader: asyncio.StreamReader, heard: Heard, most: int | None) -> None:
+async def _read(reader: asyncio.StreamReader, heard: RawReply, most: int | None) -> None:
     began = time.perf_counter()
     while most is None or len(heard.data) < most:
         part = await reader.read(1 << 16 if most is None else most - len(heard.data))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any
 
-from tests.attacks.frame import Attacked, attacked
+from tests.attacks.frame import AttackedServer, attacked
 from tests.attacks.server import State
 from tests.support.parrot import NAME
 from tests.support.wire import ask, request, some_at_once
@@ -67,7 +67,7 @@ class Storm:
         await some_at_once(leave, count, self._at_once)
 
 
-def settled(server: Attacked, before: State) -> tuple[float, State]:
+def settled(server: AttackedServer, before: State) -> tuple[float, State]:
     """How long the last job lived on, and what is left when all has had its time."""
     began = time.monotonic()
     while server.state().live and time.monotonic() < began + PATIENCE_S:

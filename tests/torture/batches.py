@@ -5,7 +5,7 @@ import statistics
 import time
 from typing import Any
 
-from tests.attacks.frame import Attacked, attacked
+from tests.attacks.frame import AttackedServer, attacked
 from tests.torture.page import Row, scaled
 
 LINES = 50_000
@@ -48,12 +48,12 @@ def _memory(lines: int) -> Row:
         batch = _begun(server, lines, "hi")
         tenth = 0
         while True:
-            found = server.client.get(f"/v1/batches/{batch}").json()
-            if not tenth and found["request_counts"]["completed"] * 10 >= lines:
+            body = server.client.get(f"/v1/batches/{batch}").json()
+            if not tenth and body["request_counts"]["completed"] * 10 >= lines:
                 tenth = server.memory()
-            if found["status"] == "completed":
+            if body["status"] == "completed":
                 break
-            assert found["status"] in ("validating", "in_progress", "finalizing"), found
+            assert body["status"] in ("validating", "in_progress", "finalizing"), body
             time.sleep(0.05)
         grown = (server.memory() - tenth) / 2**20
     return Row(
@@ -64,7 +64,7 @@ def _memory(lines: int) -> Row:
     )
 
 
-def _begun(server: Attacked, lines: int, text: str) -> str:
+def _begun(server: AttackedServer, lines: int, text: str) -> str:
     asked = [_line(str(number), text) for number in range(lines)]
     content = "\n".join(map(json.dumps, asked)).encode()
     files = {"file": ("lines.jsonl", content)}
@@ -78,7 +78,7 @@ def _line(custom_id: str, text: str) -> dict[str, Any]:
     return {"custom_id": custom_id, "method": "POST", "url": CHAT, "body": body}
 
 
-def _first_token(server: Attacked, asks: int) -> float:
+def _first_token(server: AttackedServer, asks: int) -> float:
     """Seconds until something is said, the median."""
     body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
     times = []

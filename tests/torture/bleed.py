@@ -8,8 +8,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from tests.attacks.frame import Attacked, attacked
-from tests.support.wire import Heard, ask, request
+from tests.attacks.frame import AttackedServer, attacked
+from tests.support.wire import RawReply, ask, request
 from tests.torture.page import Row, scaled
 
 CLIENTS, SECONDS = 200, 600
@@ -31,7 +31,7 @@ def bodies(text: str) -> dict[str, dict[str, Any]]:
     }
 
 
-def said(path: str, heard: Heard) -> str:
+def said(path: str, heard: RawReply) -> str:
     """What a stream says, in its own API's words."""
     lines = [line[6:] for line in heard.body.split(b"\n") if line.startswith(b"data: {")]
     events = [json.loads(line) for line in lines]
@@ -43,7 +43,7 @@ def said(path: str, heard: Heard) -> str:
     return "".join(choice["text"] for choice in choices)
 
 
-async def listen(server: Attacked, clients: int, seconds: float, seed: int) -> Count:
+async def listen(server: AttackedServer, clients: int, seconds: float, seed: int) -> Count:
     """All of them send one and the same request id, which must be nobody's name inside."""
     count, chance, until = Count(), Random(seed), time.monotonic() + seconds
 

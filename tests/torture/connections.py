@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from msgspec import Struct
 
 from dragoman.limits import Limits
-from tests.attacks.frame import Attacked, attacked
+from tests.attacks.frame import AttackedServer, attacked
 from tests.attacks.raw_frames import CONTINUATION, PING, TEXT, frame, handshake
 from tests.attacks.raw_messages import HOST, JSON, get
 from tests.attacks.raw_socket import place
@@ -46,7 +46,7 @@ class Attack(Struct):
     """Seconds between two rounds."""
 
 
-class Seen(Struct):
+class Observations(Struct):
     before: float
     during: float
     """What the other key's slowest but one of a hundred took, in milliseconds."""
@@ -98,7 +98,7 @@ def attacks(scale: float, path: str) -> Iterator[Attack]:
                  get(f"GET {path} HTTP/1.1\r\n".encode(), KEYED), budget=LIMITS.replies_bytes)  # fmt: skip
 
 
-def _stored(server: Attacked) -> str:
+def _stored(server: AttackedServer) -> str:
     """Where something of 7 MB is."""
     item = {"type": "message", "role": "user", "content": "word " * 1_500_000}
     reply = server.client.post(
@@ -107,7 +107,7 @@ def _stored(server: Attacked) -> str:
     return f"/v1/conversations/{reply.raise_for_status().json()['id']}/items"
 
 
-def _tried(server: Attacked, attack: Attack) -> Seen:
+def _tried(server: AttackedServer, attack: Attack) -> Observations:
     memory = [server.memory()]
     with _asked(server) as times:
         time.sleep(LASTS_S / 4)
@@ -122,19 +122,19 @@ def _tried(server: Attacked, attack: Attack) -> Seen:
             time.sleep(attack.pause or 0.02)
     during = times()
     time.sleep(2.5)
-    return Seen(before, during, max(memory) - memory[0], server.memory() - memory[0])
+    return Observations(before, during, max(memory) - memory[0], server.memory() - memory[0])
 
 
-def _opened(server: Attacked, attack: Attack, until: float) -> Iterator[socket.socket]:
+def _opened(server: AttackedServer, attack: Attack, until: float) -> Iterator[socket.socket]:
     for _ in range(attack.count):
-        made = socket.socket()
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, CLIENT_BYTES)
-        made.settimeout(max(until - time.monotonic(), 1.0))
-        made.connect(place(server.url))
+        result = socket.socket()
+        result.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, CLIENT_BYTES)
+        result.settimeout(max(until - time.monotonic(), 1.0))
+        result.connect(place(server.url))
         with suppress(OSError):
-            made.sendall(attack.sent)
-        made.setblocking(False)
-        yield made
+            result.sendall(attack.sent)
+        result.setblocking(False)
+        yield result
 
 
 def _pushed(one: socket.socket, data: bytes) -> bool:
@@ -149,7 +149,7 @@ def _pushed(one: socket.socket, data: bytes) -> bool:
 
 
 @contextmanager
-def _asked(server: Attacked) -> Iterator[Callable[[], float]]:
+def _asked(server: AttackedServer) -> Iterator[Callable[[], float]]:
     """Somebody else asks all the while; gives the p99 of what it took, in milliseconds."""
     over = threading.Event()
     times: list[float] = []

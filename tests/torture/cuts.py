@@ -25,7 +25,7 @@ def failure(name: str, seed: int) -> str | None:
 def run(scale: float = 1.0, seed: int = 1) -> list[Row]:
     texts, failures = scaled(CUTS // CUTS_OF_A_TEXT, scale), []
     for number in range(texts):
-        failures += [found] if (found := failure(NAMES[number % len(NAMES)], seed + number)) else []
+        failures += [text] if (text := failure(NAMES[number % len(NAMES)], seed + number)) else []
         progress(number + 1, texts, "texts")
     print(*failures[:10], sep="\n", end="\n" if failures else "")
     what = f"{texts * CUTS_OF_A_TEXT:,} random cuts in {len(NAMES)} dialects: texts read otherwise"

@@ -57,7 +57,7 @@ def in_virtual_time(work: Coroutine[Any, Any, T]) -> T:
         return runner.run(work)
 
 
-class Asked(Struct, frozen=True):
+class PlannedRequest(Struct, frozen=True):
     """One request of the plan."""
 
     at: float
@@ -68,16 +68,16 @@ class Asked(Struct, frozen=True):
     """What the client takes to read one piece."""
 
 
-def plan(count: int, seed: int) -> list[Asked]:
+def plan(count: int, seed: int) -> list[PlannedRequest]:
     """Good and bad, patient and not, with faults of the engine, more at once than there is room for."""
-    chance, at, made = Random(seed), 0.0, []
+    chance, at, requests = Random(seed), 0.0, []
     for _ in range(count):
         at += chance.expovariate(1 / MEAN_S)
         path, body = _body(chance)
         leaves_at = at + (chance.uniform(0, 1.0) if chance.random() < 0.2 else 600.0)
         pause = chance.choice([0.0, 0.0, 0.0, 0.003])
-        made.append(Asked(at, path, json.dumps(body).encode(), leaves_at, pause))
-    return made
+        requests.append(PlannedRequest(at, path, json.dumps(body).encode(), leaves_at, pause))
+    return requests
 
 
 def _body(chance: Random) -> tuple[str, dict[str, Any]]:
@@ -104,7 +104,7 @@ def log(count: int, seed: int) -> list[str]:
     return in_virtual_time(_log(plan(count, seed)))
 
 
-async def _log(plan: Sequence[Asked]) -> list[str]:
+async def _log(plan: Sequence[PlannedRequest]) -> list[str]:
     app, lines = App(parrot(interval=PACE_S, answer=_answer), SETTINGS), list[str]()
     names: dict[bytes, bytes] = {}
 
@@ -119,7 +119,7 @@ async def _log(plan: Sequence[Asked]) -> list[str]:
     return lines
 
 
-async def _client(app: App, asked: Asked, number: int, told: Callable[[int, Message], None]) -> None:
+async def _client(app: App, asked: PlannedRequest, number: int, told: Callable[[int, Message], None]) -> None:
     await asyncio.sleep(asked.at)
     left = asyncio.Event()
     asyncio.get_running_loop().call_at(asked.leaves_at, left.set)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from dragoman.errors import Unauthorized
-from dragoman.http.keys import Keys
+from dragoman.http.keys import ApiKeys
 from dragoman.settings import Settings
 from tests.attacks.frame import attacked
 from tests.attacks.raw_messages import HOST, JSON
@@ -38,9 +38,9 @@ def messages() -> Row:
     """Two parsers agree on every message of the corpus, or ours takes fewer."""
     with attacked(header_timeout=PATIENCE_S, body_timeout=PATIENCE_S, idle_timeout=PATIENCE_S) as server:
         answered = asyncio.run(answered_by(server.url))
-    taken = {name: [one for one in found if one.status < 400] for name, found in answered.items()}
-    wrong = [name for name, found in taken.items() if len(found) > by_h11(CORPUS[name])]
-    smuggled = [name for name, found in answered.items() if len(found) > 1]
+    taken = {name: [one for one in replies if one.status < 400] for name, replies in answered.items()}
+    wrong = [name for name, result in taken.items() if len(result) > by_h11(CORPUS[name])]
+    smuggled = [name for name, outcome in answered.items() if len(outcome) > 1]
     figure = f"{len(wrong)} disputed, {len(smuggled)} smuggled"
     return Row(f"{len(CORPUS)} malformed messages", figure, "0 and 0", not wrong and not smuggled)
 
@@ -84,27 +84,27 @@ def key_times(count: int, seed: int) -> Row:
 
 
 def _times(count: int, seed: int) -> tuple[list[int], list[int]]:
-    keys, chance = Keys(Settings(api_key=[KEY])), random.Random(seed)
+    keys, chance = ApiKeys(Settings(api_key=[KEY])), random.Random(seed)
     times: tuple[list[int], list[int]] = ([], [])
     for _ in range(count):
         # Both made anew each time, in any order: where they happen to lie tells more than what they are.
         letter, wrong = chance.choice("ghijklmnop"), [0, -1]
         chance.shuffle(wrong)
-        made = [{b"x-api-key": spoilt(place, letter)} for place in wrong]
+        rows = [{b"x-api-key": spoilt(offset, letter)} for offset in wrong]
         which = chance.randrange(2)
-        headers = made[wrong.index(-which)]
+        headers = rows[wrong.index(-which)]
         began = time.perf_counter_ns()
         try:
-            keys.of(headers)
+            keys.authenticate(headers)
         except Unauthorized:
             times[which].append(time.perf_counter_ns() - began)
     return times
 
 
-def spoilt(place: int, letter: str) -> bytes:
+def spoilt(offset: int, letter: str) -> bytes:
     """The key with another letter at one end."""
     letters = list(KEY)
-    letters[place] = letter
+    letters[offset] = letter
     return "".join(letters).encode()
 
 

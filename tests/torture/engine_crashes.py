@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 
+from dragoman.cli.builtin_engines import model_file
 from dragoman.cli.engine import isolate
-from dragoman.cli.own_engines import model_file
 from dragoman.engines.isolated import IsolatedEngine
 from dragoman.engines.local import LocalEngine
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import ByteTokenizer
-from dragoman.engines.supervised import Supervised
+from dragoman.engines.supervisor import SupervisedEngine
 from dragoman.http.server import background
 from dragoman.settings import Settings
 from dragoman.types import Job, Sampling
@@ -43,14 +43,14 @@ def crashes(cycles: int) -> list[Row]:
                 seen.append(crash(server, KILLS[len(seen) % len(KILLS)], STREAMS))
                 progress(len(seen), cycles, "crashes")
     loading = max(loads)
-    told = [end for each in seen for end in each.ends]
+    values = [end for each in seen for end in each.ends]
     untold = sum(each.untold for each in seen)
     refused = sum(each.refused > 0 for each in seen)
     back = [each.back for each in seen]
     what = f"{cycles} crashes (kill, segfault, stop) with {STREAMS} streams"
     return [
         Row(f"{what}: each is told", f"{untold} untold", "0", untold == 0),
-        _within("its streams are told", told, 1.0),
+        _within("its streams are told", values, 1.0),
         _within("/ready is 503", [each.unready for each in seen], 1.0),
         Row("a new request gets a 503 meanwhile", f"{refused} of {cycles}", "all", refused == cycles),
         _within(f"it serves again (loading takes up to {loading:.2f} s)", back, loading + 1.0),
@@ -82,7 +82,7 @@ def wedged() -> Row:
 
     runner.before_step = stand_still
     card = ModelCard(name="m", max_model_len=runner.context)
-    engine = Supervised(lambda: LocalEngine(runner, ByteTokenizer(), card))
+    engine = SupervisedEngine(lambda: LocalEngine(runner, ByteTokenizer(), card))
     with background(engine, Settings(port=0, store="none")) as url, ThreadPoolExecutor() as pool:
         asked = pool.submit(
             httpx.post, url + "/v1/completions", json={"prompt": [1], "max_tokens": 1}, timeout=60

@@ -70,7 +70,7 @@ def _embedded() -> Iterator[str]:
 
 
 def _row(what: str, server: Callable[[], AbstractContextManager[str]], asks: int) -> Row:
-    found = {}
+    fields = {}
     for name in FLOODS:
         # What was asked in the background goes on for long, so each has a server of its own.
         with server() as url:
@@ -78,14 +78,14 @@ def _row(what: str, server: Callable[[], AbstractContextManager[str]], asks: int
                 share = _asked(url, asks)
             with _beside(_flood, url, name):
                 took = _asked(url, asks)
-        found[name] = took / share
+        fields[name] = took / share
         print(f"  {what}, {name}: {1000 * took:.0f} ms; an equal share: {1000 * share:.0f} ms", flush=True)
-    worst = max(found, key=found.__getitem__)
+    worst = max(fields, key=fields.__getitem__)
     return Row(
         f"a small request to {what} beside a flood by another key takes, of the time of an equal share",
-        f"at worst ({worst}) {found[worst]:.1f}",
+        f"at worst ({worst}) {fields[worst]:.1f}",
         f"{MOST:g}",
-        found[worst] <= MOST,
+        fields[worst] <= MOST,
     )
 
 

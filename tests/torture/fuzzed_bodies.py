@@ -20,7 +20,7 @@ from dragoman.http.app import App
 from dragoman.settings import Settings
 from tests.attacks.bodies import GOOD, SOCKET
 from tests.attacks.fields import TYPES, sites
-from tests.attacks.frame import LEAK, Attacked, attacked
+from tests.attacks.frame import LEAK, AttackedServer, attacked
 from tests.attacks.server import Target
 from tests.torture.page import Row, progress, scaled
 
@@ -52,7 +52,7 @@ SEALED = re.compile(rb'"encrypted_content":"[^"]*"')
 Sent: TypeAlias = tuple[int, bytes]
 
 
-class Seen(Struct):
+class Observations(Struct):
     bodies: int = 0
     over_sockets: int = 0
     failed: list[str] = field(default_factory=list)
@@ -62,12 +62,12 @@ class Seen(Struct):
     def note(self, route: str, body: bytes, reply: Sent, began: float) -> None:
         self.bodies += 1
         self.milliseconds.append(1000 * (time.perf_counter() - began))
-        status, said = reply
+        status, data = reply
         if status >= 500 or not status:
-            self.failed.append(f"{route} {body[:500]!r}: {status} {said[:300]!r}")
+            self.failed.append(f"{route} {body[:500]!r}: {status} {data[:300]!r}")
         # What a client is shown of its own words is no leak, nor is what looks like one in sealed text.
-        if (found := LEAK.search(SEALED.sub(b"", said))) and found[0] not in body:
-            self.leaked.append(f"{route} {body[:500]!r}: {found[0]!r} in {said[:300]!r}")
+        if (match := LEAK.search(SEALED.sub(b"", data))) and match[0] not in body:
+            self.leaked.append(f"{route} {body[:500]!r}: {match[0]!r} in {data[:300]!r}")
 
 
 def fuzzed(chance: Random, route: str) -> bytes:
@@ -135,7 +135,7 @@ class InProcess:
         scope |= {"query_string": b"", "server": ("127.0.0.1", 80), "client": ("127.0.0.1", 9)}
         asked = iter([{"type": "http.request", "body": body, "more_body": False}])
         gone = asyncio.Event()
-        said: list[dict[str, Any]] = []
+        items: list[dict[str, Any]] = []
 
         async def receive() -> Any:
             for message in asked:
@@ -144,14 +144,14 @@ class InProcess:
             return {"type": "http.disconnect"}
 
         async def send(message: Any) -> None:
-            said.append(message)
+            items.append(message)
 
         await self.app(scope, receive, send)
-        status = next((one["status"] for one in said if one["type"] == "http.response.start"), 0)
-        return status, b"".join(one.get("body", b"") for one in said)
+        status = next((one["status"] for one in items if one["type"] == "http.response.start"), 0)
+        return status, b"".join(one.get("body", b"") for one in items)
 
 
-async def fuzz(count: int, seed: int, server: Attacked, seen: Seen) -> None:
+async def fuzz(count: int, seed: int, server: AttackedServer, seen: Observations) -> None:
     chance, inside = Random(seed), InProcess()
     await inside.app.host.start()
     inside.paths = await _records(inside.send)
@@ -160,9 +160,9 @@ async def fuzz(count: int, seed: int, server: Attacked, seen: Seen) -> None:
         route, body = (route, fuzzed(chance, route)) if number % 4 else fuzzed_string(chance)
         began = time.perf_counter()
         if number % OVER_SOCKETS == 0:
-            found = server.send(route, body)
+            reply = server.send(route, body)
             seen.over_sockets += 1
-            seen.note(route, body, (found.status, found.body), began)
+            seen.note(route, body, (reply.status, reply.body), began)
         else:
             seen.note(route, body, await inside.send(route, body), began)
         progress(number + 1, count, "bodies")
@@ -171,7 +171,7 @@ async def fuzz(count: int, seed: int, server: Attacked, seen: Seen) -> None:
 
 async def _records(send: Callable[[str, bytes], Awaitable[Sent]]) -> dict[str, str]:
     """The routes that want an id, each with that of a record that is there."""
-    made = {
+    fields = {
         "responses": ("/v1/responses", {"store": True}),
         "conversations": ("/v1/conversations", {}),
         "uploads": ("/v1/uploads", {}),
@@ -180,7 +180,7 @@ async def _records(send: Callable[[str, bytes], Awaitable[Sent]]) -> dict[str, s
         "trajectories": ("/v1/chat/completions", {"store": True, "return_token_ids": True}),
     }
     ids = {}
-    for kind, (route, more) in made.items():
+    for kind, (route, more) in fields.items():
         _, body = await send(route, json.dumps({**GOOD[route], **more}).encode())
         ids[kind] = json.loads(body)["id"]
     # A batch needs a file, which is not sent as JSON.
@@ -191,7 +191,7 @@ async def _records(send: Callable[[str, bytes], Awaitable[Sent]]) -> dict[str, s
     }
 
 
-def rows(seen: Seen) -> list[Row]:
+def rows(seen: Observations) -> list[Row]:
     slow = sorted(seen.milliseconds)
     p99 = slow[99 * len(slow) // 100] if slow else 0.0
     what = f"{seen.bodies:,} fuzzed bodies, {seen.over_sockets:,} of them over sockets"
@@ -203,7 +203,7 @@ def rows(seen: Seen) -> list[Row]:
 
 
 def run(scale: float = 1.0, seed: int = 1) -> list[Row]:
-    seen = Seen()
+    seen = Observations()
     with attacked() as server:
         asyncio.run(fuzz(scaled(BODIES, scale), seed, server, seen))
     for problem in (*seen.failed[:10], *seen.leaked[:10]):

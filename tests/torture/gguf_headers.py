@@ -14,8 +14,8 @@ from collections import Counter
 from pathlib import Path
 from random import Random
 
+from dragoman.engines.local.gguf_model import LlamaModel, LlamaTokenizer, check_file
 from dragoman.engines.local.llamacpp import LlamaRunner
-from dragoman.engines.local.model import LlamaTokenizer, Model, check_file
 from dragoman.engines.local.runner import StepFailed
 from dragoman.errors import DragomanError
 from tests.support.tiny_gguf import numbers, write_tiny
@@ -35,8 +35,8 @@ def tampered(whole: bytes, entries: list[list[tuple[int, int]]], chance: Random)
         if way < 0.6:
             data[at : at + size] = (chance.choice(ODD) % 2 ** (8 * size)).to_bytes(size, "little")
         elif way < 0.9:
-            place = at + chance.randrange(size) if size else at
-            data[place] ^= 1 << chance.randrange(8)
+            offset = at + chance.randrange(size) if size else at
+            data[offset] ^= 1 << chance.randrange(8)
         else:
             del data[chance.randrange(4, len(data)) :]
             break
@@ -89,9 +89,9 @@ class _Opener:
             process.communicate()
             self._process = None
             return "hung"
-        said = process.stdout.readline().strip()
-        if said:
-            return said
+        text = process.stdout.readline().strip()
+        if text:
+            return text
         self._process = None
         process.communicate()
         return f"died by signal {-process.returncode}"
@@ -125,7 +125,7 @@ def _became(path: Path) -> str:
     except DragomanError:
         return "early"
     try:
-        model = Model(path)
+        model = LlamaModel(path)
         LlamaTokenizer(model).encode("ab")
         LlamaRunner(model, slots=1, context=32, batch=8, threads=1, flash_attention=True).warm_up()
         return "loaded"

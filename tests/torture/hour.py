@@ -16,7 +16,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from tests.support.own_server import Served, served
+from tests.support.own_server import RunningServer, served
 from tests.support.wire import ask, request
 from tests.torture.page import Row, progress, scaled
 
@@ -39,7 +39,7 @@ CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/r
 EMBEDDINGS, TOKENIZE = "/v1/embeddings", "/tokenize"
 
 
-class Seen(Struct):
+class Observations(Struct):
     memory: list[float] = field(default_factory=list)
     """Resident bytes, once in a while."""
     statuses: Counter[int] = field(default_factory=Counter)
@@ -79,8 +79,8 @@ class Traffic:
         return " ".join(self._chance.choices(WORDS, k=count)) + f" {self._chance.random()}"
 
     def _chat(self, words: int, **more: Any) -> dict[str, Any]:
-        said = [{"role": "user", "content": self._words(words)}]
-        return {"messages": said, "max_tokens": self._chance.randrange(4, 40), **more}
+        rows = [{"role": "user", "content": self._words(words)}]
+        return {"messages": rows, "max_tokens": self._chance.randrange(4, 40), **more}
 
     async def _post(self, path: str, body: dict[str, Any], **how: Any) -> bytes:
         heard = await ask(self._url, request(self._url, path, body), **how)
@@ -88,12 +88,12 @@ class Traffic:
             self.statuses[heard.status] += 1
         return heard.body
 
-    async def fill(self, server: Served) -> None:
+    async def fill(self, server: RunningServer) -> None:
         """Until there is no page that was not used before, and no room for a grammar that is not needed."""
         await self._fill(server, lambda: self._post(COMPLETIONS, self._prompt(1500, 1)), AT_ONCE)
         await self._fill(server, self._schema, GRAMMARS)
 
-    async def _fill(self, server: Served, ask: Callable[[], Awaitable[Any]], count: int) -> None:
+    async def _fill(self, server: RunningServer, ask: Callable[[], Awaitable[Any]], count: int) -> None:
         before = 0.0
         while server.resident > FILLED * before:
             before = server.resident
@@ -139,10 +139,10 @@ class Traffic:
         body: dict[str, Any] = {"input": self._words(20), "max_output_tokens": 24, "store": True}
         if self._last and self._chance.random() < 0.6:
             body["previous_response_id"] = self._last.pop()
-        made = await self._post(RESPONSES, body)
-        found = json.loads(made).get("id") if made.startswith(b"{") else None
-        if found and len(self._last) < 50:
-            self._last.append(found)
+        data = await self._post(RESPONSES, body)
+        value = json.loads(data).get("id") if data.startswith(b"{") else None
+        if value and len(self._last) < 50:
+            self._last.append(value)
 
     async def _vectors(self) -> None:
         texts = [self._words(self._chance.randrange(5, 400)) for _ in range(self._chance.randrange(1, 6))]
@@ -164,8 +164,8 @@ class Traffic:
         await self._post(CHAT, self._chat(5, **self._chance.choice(wrong)))
 
 
-async def _talk(server: Served, seconds: float, seed: int) -> Seen:
-    seen, traffic = Seen(), Traffic(server.url, seed)
+async def _talk(server: RunningServer, seconds: float, seed: int) -> Observations:
+    seen, traffic = Observations(), Traffic(server.url, seed)
     await traffic.fill(server)
     until = time.monotonic() + seconds
 

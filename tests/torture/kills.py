@@ -14,9 +14,9 @@ from typing import Any
 from msgspec import Struct, field
 
 from dragoman.store.sqlite import FILE
-from tests.attacks.frame import Attacked, attacked
+from tests.attacks.frame import AttackedServer, attacked
 from tests.attacks.raw_socket import replies
-from tests.support.wire import Heard, ask, request
+from tests.support.wire import RawReply, ask, request
 from tests.torture.bleed import CHAT, RESPONSES
 from tests.torture.page import Row, progress, scaled
 
@@ -27,7 +27,7 @@ LEAST, MOST = 10, 30
 PACE_S = 0.0005
 
 
-class Seen(Struct):
+class Observations(Struct):
     texts: dict[str, str] = field(default_factory=dict)
     """What each acknowledged record says, by its path."""
     interrupted: int = 0
@@ -43,10 +43,10 @@ def run(scale: float = 1.0, seed: int = 1) -> list[Row]:
     kills = scaled(KILLS, scale)
     with tempfile.TemporaryDirectory() as folder:
         seen = killed(Path(folder), kills, seed)
-    least, told = LEAST * kills, len(seen.texts)
+    least, number = LEAST * kills, len(seen.texts)
     what = f"{kills} x SIGKILL while answers are stored"
-    figure = f"{seen.lost} lost and {seen.torn} torn of {told:,}; {seen.interrupted:,} were under way"
-    held = not seen.lost and not seen.torn and told >= least
+    figure = f"{seen.lost} lost and {seen.torn} torn of {number:,}; {seen.interrupted:,} were under way"
+    held = not seen.lost and not seen.torn and number >= least
     checks = f"{seen.damaged} of {kills} databases fail it"
     return [
         Row(f"{what}: what was acknowledged", figure, f"0 of at least {least:,}", held),
@@ -54,9 +54,9 @@ def run(scale: float = 1.0, seed: int = 1) -> list[Row]:
     ]
 
 
-def killed(folder: Path, kills: int, seed: int) -> Seen:
+def killed(folder: Path, kills: int, seed: int) -> Observations:
     """One server after the other over one database; the last is asked for all that was acknowledged."""
-    seen, chance = Seen(), Random(seed)
+    seen, chance = Observations(), Random(seed)
     for number in range(kills):
         with attacked(store="sqlite", data_dir=str(folder), interval=PACE_S) as server:
             seen.texts |= asyncio.run(_until_killed(server, number, chance, seen))
@@ -67,9 +67,11 @@ def killed(folder: Path, kills: int, seed: int) -> Seen:
     return seen
 
 
-async def _until_killed(server: Attacked, number: int, chance: Random, seen: Seen) -> dict[str, str]:
+async def _until_killed(
+    server: AttackedServer, number: int, chance: Random, seen: Observations
+) -> dict[str, str]:
     """The texts of all that is acknowledged until the server is killed, in the middle of something."""
-    told: dict[str, str] = {}
+    fields: dict[str, str] = {}
     enough = asyncio.Event()
     wanted = chance.randint(LEAST, MOST)
 
@@ -84,8 +86,8 @@ async def _until_killed(server: Attacked, number: int, chance: Random, seen: See
                 enough.set()
                 seen.interrupted += 1
                 return
-            told[f"{path}/{id_}"] = text
-            if len(told) >= wanted:
+            fields[f"{path}/{id_}"] = text
+            if len(fields) >= wanted:
                 enough.set()
 
     clients = [asyncio.create_task(client(name)) for name in range(CLIENTS)]
@@ -94,10 +96,10 @@ async def _until_killed(server: Attacked, number: int, chance: Random, seen: See
     await asyncio.sleep(chance.uniform(0, 0.05))
     server.process.kill()
     await asyncio.gather(*clients)
-    return told
+    return fields
 
 
-async def _asked(url: str, path: str, text: str, streams: bool) -> Heard | None:
+async def _asked(url: str, path: str, text: str, streams: bool) -> RawReply | None:
     asked = {"messages": [{"role": "user", "content": text}]} if path == CHAT else {"input": text}
     sent = request(url, path, {**asked, "store": True, "stream": streams})
     try:
@@ -106,7 +108,7 @@ async def _asked(url: str, path: str, text: str, streams: bool) -> Heard | None:
         return None
 
 
-def acknowledged(path: str, heard: Heard, streams: bool) -> str | None:
+def acknowledged(path: str, heard: RawReply, streams: bool) -> str | None:
     """The id of an answer whose end the client has read; None if it was cut off before."""
     if heard.status != 200:
         return None
@@ -123,7 +125,7 @@ def acknowledged(path: str, heard: Heard, streams: bool) -> str | None:
     return str(done[0]) if done else None
 
 
-def compare(server: Attacked, texts: Mapping[str, str], seen: Seen) -> None:
+def compare(server: AttackedServer, texts: Mapping[str, str], seen: Observations) -> None:
     for path, text in texts.items():
         reply = server.client.get(path)
         seen.lost += reply.status_code == 404

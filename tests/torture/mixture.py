@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct, field
 
 from tests.attacks.bodies import GENERATING, GOOD, SOCKET, good
-from tests.attacks.frame import PAUSE, RESUME, Attacked, attacked
+from tests.attacks.frame import PAUSE, RESUME, AttackedServer, attacked
 from tests.attacks.server import State
 from tests.support.wire import ask, request, some_at_once
 from tests.torture.page import Row, progress, scaled
@@ -50,7 +50,7 @@ class MixtureFigures(Struct):
 class Mixture:
     """Sends one request after the other, each of some kind."""
 
-    def __init__(self, server: Attacked, seed: int) -> None:
+    def __init__(self, server: AttackedServer, seed: int) -> None:
         self._server = server
         self._chance = Random(seed)
         self._last = ""
@@ -106,8 +106,8 @@ class Mixture:
         body = {**good(KEPT), "store": True}
         if self._last and self._chance.random() < 0.8:
             body["previous_response_id"] = self._last
-        made = json.loads(await self._post(KEPT, body))
-        self._last = made.get("id", "")
+        result = json.loads(await self._post(KEPT, body))
+        self._last = result.get("id", "")
 
     async def _read(self) -> None:
         path = f"{KEPT}/{self._last}" if self._last else "/v1/models"
@@ -134,7 +134,7 @@ def run_mixture(requests: int, samples: int, seed: int) -> MixtureFigures:
     return seen
 
 
-def at_rest(server: Attacked) -> State:
+def at_rest(server: AttackedServer) -> State:
     """When nothing runs, and connections that were left are closed."""
     until, state, before = time.monotonic() + PATIENCE_S, server.state(), None
     while (state.live or _held(state) != before) and time.monotonic() < until:

@@ -13,14 +13,14 @@ from pathlib import Path
 import httpx
 
 from dragoman.cli.engine import make_served_engine
+from dragoman.engines.default_weights import default_model
 from dragoman.engines.scripted import ScriptedEngine, say
-from dragoman.engines.weights import default_model
 from dragoman.http.server import background
 from dragoman.http.upkeep import give_back, resident
 from dragoman.models import ModelPool
 from dragoman.models.catalog import build_pool
 from dragoman.settings import Settings
-from dragoman.turns.queue import Workers
+from dragoman.turns.queue import WorkerPool
 from tests.support.engines import RUNNER
 from tests.support.http import HELLO
 from tests.support.pools import Queues, Shop
@@ -73,12 +73,12 @@ def _change(pool: ModelPool, settings: Settings, changes: int, seed: int, what: 
         ends = asyncio.run(_play(url, list(pool.models), changes, seed + 1))
         grown = _memory() - before
     most = MOST_GROWN if what == "scripted" else MOST_GROWN_NATIVE
-    told = ", ".join(f"{count} {end}" for end, count in sorted(ends.items()))
+    text = ", ".join(f"{count} {end}" for end, count in sorted(ends.items()))
     return [
         Row(
             f"{changes} loads and unloads of {what} models in random order beside {STREAMS} streams: "
             "streams that end with neither an end nor an error",
-            f"{ends['lost']} of {sum(ends.values())} ({told})",
+            f"{ends['lost']} of {sum(ends.values())} ({text})",
             "0",
             not ends["lost"],
         ),
@@ -143,9 +143,9 @@ def _switch(times: int) -> Row:
 
         taken = [(ask("a"), ask(NAMES[number % 2])) for number in range(times)]
     same, turns = (statistics.median(each) for each in zip(*taken, strict=True))
-    told = f"{turns / same:.2f} ({turns * 1e6:.0f} µs against {same * 1e6:.0f} µs)"
+    text = f"{turns / same:.2f} ({turns * 1e6:.0f} µs against {same * 1e6:.0f} µs)"
     target = f"at most {SWITCH_RATIO}"
-    return Row("requests for two models in turns against one", told, target, turns / same <= SWITCH_RATIO)
+    return Row("requests for two models in turns against one", text, target, turns / same <= SWITCH_RATIO)
 
 
 async def _wake(times: int) -> Row:
@@ -166,14 +166,14 @@ async def _wake(times: int) -> Row:
         await pool.stop()
     # Others run beside it: the quickest of several is what it takes.
     ratio = min(woken) / min(plain)
-    told = f"{ratio:.2f} ({statistics.median(woken):.2f} s against {statistics.median(plain):.2f} s)"
+    text = f"{ratio:.2f} ({statistics.median(woken):.2f} s against {statistics.median(plain):.2f} s)"
     return Row(
-        "waking a sleeping model against loading it", told, f"at most {WAKE_RATIO}", ratio <= WAKE_RATIO
+        "waking a sleeping model against loading it", text, f"at most {WAKE_RATIO}", ratio <= WAKE_RATIO
     )
 
 
 def _alone(settings: Settings) -> ModelPool:
     pool = build_pool(settings, partial(make_served_engine))
-    pool.first = None
-    pool.attach(Workers(), Queues(), None)
+    pool.startup_model = None
+    pool.attach(WorkerPool(), Queues(), None)
     return pool

@@ -10,8 +10,8 @@ from collections import Counter
 
 from msgspec import Struct, field
 
-from tests.attacks.frame import Attacked, attacked
-from tests.support.wire import Heard, ask, request, some_at_once
+from tests.attacks.frame import AttackedServer, attacked
+from tests.support.wire import RawReply, ask, request, some_at_once
 from tests.torture.page import Row, scaled
 
 CHAT = "/v1/chat/completions"
@@ -33,7 +33,7 @@ class Load(Struct):
     unadvised: int = 0
     """Refusals that do not say when to try again."""
 
-    def add(self, heard: Heard) -> None:
+    def add(self, heard: RawReply) -> None:
         self.statuses[heard.status] += 1
         self.whole += DONE in heard.data
         if heard.status == 429:
@@ -45,12 +45,12 @@ class Load(Struct):
         return self.whole / self.seconds
 
 
-def asked(server: Attacked) -> bytes:
+def asked(server: AttackedServer) -> bytes:
     body = {"messages": [{"role": "user", "content": "x" * LETTERS}], "stream": True}
     return request(server.url, CHAT, body)
 
 
-async def peak(server: Attacked, seconds: float) -> Load:
+async def peak(server: AttackedServer, seconds: float) -> Load:
     """As many clients as there are places, each with one request after the other."""
     load, began, sent = Load(), time.monotonic(), asked(server)
 
@@ -63,7 +63,7 @@ async def peak(server: Attacked, seconds: float) -> Load:
     return load
 
 
-async def flood(server: Attacked, seconds: float, rate: float) -> Load:
+async def flood(server: AttackedServer, seconds: float, rate: float) -> Load:
     """Requests come at a rate that does not ask whether the others are done."""
     load, began, sent = Load(), time.monotonic(), asked(server)
     on_their_way: set[asyncio.Task[None]] = set()

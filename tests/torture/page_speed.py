@@ -132,8 +132,8 @@ def _frames(what: str, frames: list[float]) -> Row:
 def _long(browser: Browser, url: str, messages: int) -> list[Row]:
     with opened(browser) as tab:
         tab.open(url)
-        place = tab.page.evaluate(KEEP, [messages, TOUR])
-        shown = _open(tab, url, place)
+        position = tab.page.evaluate(KEEP, [messages, TOUR])
+        shown = _open(tab, url, position)
         tab.page.wait_for_timeout(500)
         tab.page.evaluate(WATCH)
         tab.page.evaluate(SCROLL)
@@ -149,11 +149,11 @@ def _long(browser: Browser, url: str, messages: int) -> list[Row]:
     ]
 
 
-def _open(tab: Tab, url: str, place: str) -> float:
+def _open(tab: Tab, url: str, param: str) -> float:
     """Milliseconds until the last message is drawn."""
     page: Page = tab.page
     page.goto("about:blank")
-    page.goto(f"{url}/#chat/{place}")
+    page.goto(f"{url}/#chat/{param}")
     page.locator("article.assistant .markdown h3").last.wait_for()
     shown: float = page.evaluate("performance.now()")
     return shown

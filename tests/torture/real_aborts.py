@@ -48,8 +48,8 @@ def _settled(server: Server) -> float:
     """Seconds until nothing is computed and nobody waits."""
     began = time.monotonic()
     while time.monotonic() < began + PATIENCE_S:
-        found = BUSY.findall(httpx.get(f"{server.url}/metrics").text)
-        if found and not any(map(int, found)):
+        matches = BUSY.findall(httpx.get(f"{server.url}/metrics").text)
+        if matches and not any(map(int, matches)):
             break
         time.sleep(0.01)
     return time.monotonic() - began

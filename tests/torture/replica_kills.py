@@ -30,7 +30,7 @@ RECENT = 3 * CLIENTS
 ENGINE = "tests.ray.engine:make"
 
 
-class Seen(Struct):
+class Observations(Struct):
     whole: int = 0
     told: int = 0
     """Streams that were broken, and ended with an error event."""
@@ -46,7 +46,7 @@ class Load:
     """Clients that ask again and again, until they are told to stop."""
 
     def __init__(self, seed: int) -> None:
-        self.seen = Seen()
+        self.seen = Observations()
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._recent: deque[int] = deque(maxlen=RECENT)
@@ -100,8 +100,8 @@ class Load:
         if not streams:
             self._count(True, "", str(events[0]["choices"][0]["message"]["content"]))
             return
-        said = "".join(e["choices"][0]["delta"].get("content") or "" for e in events if e.get("choices"))
-        self._count(bool(events) and events[-1].get("done", False), _error(events), said)
+        value = "".join(e["choices"][0]["delta"].get("content") or "" for e in events if e.get("choices"))
+        self._count(bool(events) and events[-1].get("done", False), _error(events), value)
 
     def _respond(self, client: httpx.Client, text: str, streams: bool) -> None:
         events = self._events(client, "/v1/responses", {"model": "one", "input": text, "stream": streams})
@@ -110,11 +110,11 @@ class Load:
         ends = [event for event in events if event.get("type") == "response.completed"]
         done = (ends[0]["response"] if ends else {}) if streams else events[0]
         is_whole = done.get("status") == "completed"
-        said = str(done["output"][0]["content"][0]["text"]) if is_whole else ""
-        self._count(is_whole, _error(events), said)
+        value = str(done["output"][0]["content"][0]["text"]) if is_whole else ""
+        self._count(is_whole, _error(events), value)
         if is_whole:
             with self._lock:
-                self.seen.kept[done["id"]] = said
+                self.seen.kept[done["id"]] = value
 
     def _events(self, client: httpx.Client, path: str, asked: dict[str, Any]) -> list[dict[str, Any]] | None:
         """None where there is no answer: it is counted."""
@@ -169,7 +169,7 @@ def _text(reply: httpx.Response) -> str | None:
     return str(reply.json()["output"][0]["content"][0]["text"])
 
 
-def _rows(kills: int, seen: Seen, lost: int) -> list[Row]:
+def _rows(kills: int, seen: Observations, lost: int) -> list[Row]:
     what = f"{kills} x SIGKILL of replicas on Ray under load"
     broken = f"{seen.untold} untold, {seen.told:,} told, {seen.whole:,} whole"
     kept = f"{lost} of {len(seen.kept):,}"

@@ -14,11 +14,11 @@ import httpx
 from msgspec import Struct, field
 
 from dragoman.dialects.registry import list_dialects
+from dragoman.engines.default_weights import default_model
 from dragoman.engines.local import LocalEngine, LocalOptions
-from dragoman.engines.weights import default_model
 from dragoman.http.server import background
 from dragoman.settings import Settings
-from tests.support.engines import RUNNER, Shared
+from tests.support.engines import RUNNER, SharedEngine
 from tests.support.messages import message_of, told
 from tests.support.random_schemas import schema, tools, wrong_calls, wrong_text
 from tests.torture.page import Row, progress, scaled
@@ -126,7 +126,9 @@ def run(scale: float = 1.0, seed: int = 1) -> list[Row]:
     engine = LocalEngine.open(default_model(), options)
     try:
         for dialect, group, cases in groups:
-            with background(Shared(engine), Settings(port=0, dialect=dialect, log_level="error")) as url:
+            with background(
+                SharedEngine(engine), Settings(port=0, dialect=dialect, log_level="error")
+            ) as url:
                 asyncio.run(asked(url, group, cases, tally))
     finally:
         engine.close()

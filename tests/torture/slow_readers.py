@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from tests.attacks.frame import Attacked, attacked
+from tests.attacks.frame import AttackedServer, attacked
 from tests.attacks.raw_socket import held, place
 from tests.support.wire import ask, request
 from tests.torture.page import Row, scaled
@@ -36,7 +36,7 @@ MOST_KB, MOST_MB, LEAST_SPEED = 128, 80, 0.9
 SAMPLES = 5
 
 
-class Seen(Struct):
+class Observations(Struct):
     memory: int
     """Bytes that the server took for all of them."""
     added: int
@@ -78,7 +78,7 @@ def run(scale: float = 1.0, seed: int = 1) -> list[Row]:
     ]
 
 
-async def _run(server: Attacked, clients: int) -> Seen:
+async def _run(server: AttackedServer, clients: int) -> Observations:
     long, short = request(server.url, CHAT, LONG), request(server.url, CHAT, SHORT)
     # What is made once has been made.
     await asyncio.gather(*(ask(server.url, long) for _ in range(DEAF)))
@@ -100,10 +100,10 @@ async def _run(server: Attacked, clients: int) -> Seen:
     cut_after = await cut
     over.set()
     kept = await asyncio.gather(*slow)
-    return Seen(memory - before, half - begun, kernel, alone / among, cut_after, kept.count(False))
+    return Observations(memory - before, half - begun, kernel, alone / among, cut_after, kept.count(False))
 
 
-async def _pace(server: Attacked, short: bytes) -> float:
+async def _pace(server: AttackedServer, short: bytes) -> float:
     """Seconds of an answer."""
     times = []
     for _ in range(SAMPLES):
@@ -113,7 +113,7 @@ async def _pace(server: Attacked, short: bytes) -> float:
     return statistics.median(times)
 
 
-async def _until_cut(server: Attacked, deaf: Sequence[socket.socket]) -> float:
+async def _until_cut(server: AttackedServer, deaf: Sequence[socket.socket]) -> float:
     began = time.monotonic()
     ports = {one.getsockname()[1] for one in deaf}
     while ports & {one.port for one in held(server.process.pid)}:
@@ -125,22 +125,22 @@ async def _until_cut(server: Attacked, deaf: Sequence[socket.socket]) -> float:
 
 async def _opened(url: str, sent: bytes) -> socket.socket:
     """A connection whose client side keeps little, as on a slow line."""
-    made = socket.socket()
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    made.setblocking(False)
+    result = socket.socket()
+    result.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    result.setblocking(False)
     loop = asyncio.get_running_loop()
-    await loop.sock_connect(made, place(url))
-    await loop.sock_sendall(made, sent)
-    return made
+    await loop.sock_connect(result, place(url))
+    await loop.sock_sendall(result, sent)
+    return result
 
 
 async def _read_slowly(url: str, sent: bytes, over: asyncio.Event) -> bool:
     """Whether the server put up with it for as long as it lasted."""
-    made, loop = await _opened(url, sent), asyncio.get_running_loop()
-    with made:
+    result, loop = await _opened(url, sent), asyncio.get_running_loop()
+    with result:
         while not over.is_set():
             try:
-                if not await asyncio.wait_for(loop.sock_recv(made, RATE), 30):
+                if not await asyncio.wait_for(loop.sock_recv(result, RATE), 30):
                     return False
             except TimeoutError:
                 pass
@@ -150,7 +150,7 @@ async def _read_slowly(url: str, sent: bytes, over: asyncio.Event) -> bool:
     return True
 
 
-def _unsent(server: Attacked) -> int:
+def _unsent(server: AttackedServer) -> int:
     """The most that the system holds of what was written to one connection and not taken by its client."""
     port = f"{place(server.url)[1]:04X}"
     rows = [line.split() for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]]

@@ -12,9 +12,9 @@ from random import Random
 
 from bench.tables import Table, keep
 
-from tests.attacks.frame import Attacked, attacked
+from tests.attacks.frame import AttackedServer, attacked
 from tests.torture.battery.case import Case
-from tests.torture.battery.measured import Measured, measured
+from tests.torture.battery.measured import Measurement, measured
 from tests.torture.battery.table import cases, group
 from tests.torture.battery.walked import Ladder, ladders
 from tests.torture.page import Row, progress, scaled
@@ -40,52 +40,52 @@ def run(scale: float = 1.0, seed: int = 1) -> list[Row]:
     return [*_groups(seen, crowded), _memory(seen), _answered(seen)]
 
 
-def _seen(server: Attacked, chosen: list[Ladder], crowded: bool) -> Iterator[Measured]:
+def _seen(server: AttackedServer, chosen: list[Ladder], crowded: bool) -> Iterator[Measurement]:
     for number, ladder in enumerate(chosen):
         for case in ladder.rungs:
-            found = _tried(server, case, crowded)
-            yield found
-            if found.status < 400:
+            measurement = _tried(server, case, crowded)
+            yield measurement
+            if measurement.status < 400:
                 break
         progress(number + 1, len(chosen), "dimensions of requests")
 
 
-def _tried(server: Attacked, case: Case, crowded: bool) -> Measured:
+def _tried(server: AttackedServer, case: Case, crowded: bool) -> Measurement:
     try:
         return measured(server, case, crowded=crowded)
     except AssertionError as error:
-        return Measured(case.route, case.name, 500, 0.0, 0.0, 0.0, 0.0, str(error)[:300])
+        return Measurement(case.route, case.name, 500, 0.0, 0.0, 0.0, 0.0, str(error)[:300])
 
 
-def _groups(seen: list[Measured], crowded: bool) -> Iterator[Row]:
+def _groups(seen: list[Measurement], crowded: bool) -> Iterator[Row]:
     way = "computed" if crowded else "late"
     by_group = sorted(seen, key=lambda one: group(one.route))
     for name, members in groupby(by_group, key=lambda one: group(one.route)):
-        found = list(members)
-        worst = max(found, key=lambda one: one.stall_ms(crowded=crowded))
+        measurements = list(members)
+        worst = max(measurements, key=lambda one: one.stall_ms(crowded=crowded))
         most = worst.stall_ms(crowded=crowded)
         figure = f"{most:.0f} ms {way}: {worst.route}, {worst.name}"
         yield Row(
-            f"no request stalls the loop: {name} ({len(found)} bodies)",
+            f"no request stalls the loop: {name} ({len(measurements)} bodies)",
             figure,
             f"{MOST_MS:.0f} ms",
             most <= MOST_MS,
         )
 
 
-def _memory(seen: list[Measured]) -> Row:
+def _memory(seen: list[Measurement]) -> Row:
     worst = max(seen, key=lambda one: one.memory_mb)
     figure = f"{worst.memory_mb:.0f} MiB: {worst.route}, {worst.name}"
     return Row("the most memory that one request takes", figure, f"{MOST_MB} MiB", worst.memory_mb <= MOST_MB)
 
 
-def _answered(seen: list[Measured]) -> Row:
+def _answered(seen: list[Measurement]) -> Row:
     failed = [one for one in seen if not 100 <= one.status < 500]
     figure = f"{len(failed)} failed" + "".join(f": {one.route}, {one.name}" for one in failed[:1])
     return Row(f"all {len(seen)} bodies are answered or refused", figure, "0 failed", not failed)
 
 
-def _worst(seen: list[Measured]) -> Table:
+def _worst(seen: list[Measurement]) -> Table:
     return Table(
         "the requests that held up the loop longest",
         ("lag ms", "computing ms", "status", "seconds", "MiB", "request", "where"),

@@ -22,7 +22,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from dragoman.engines.weights import default_model
+from dragoman.engines.default_weights import default_model
 from tests.support.own_server import address
 from tests.support.tiny_gguf import write_tiny
 from tests.support.wire import ask, request
@@ -155,25 +155,25 @@ class Stops:
             client.cancel()
 
     def _halves(self, name: str) -> int:
-        found = 0
+        number = 0
         for folder in (self._folder / f"cache-{name}").glob("openvino/*-*"):
             if not folder.name.startswith("convert-"):
-                found += not all(
+                number += not all(
                     (folder / f"openvino_model.{kind}").stat().st_size for kind in ("xml", "bin")
                 )
         subprocess.run(["rm", "-rf", str(self._folder / f"cache-{name}")], check=True)
-        return found
+        return number
 
 
 async def _client(url: str, case: Case, chance: Random) -> None:
-    said: dict[str, Any] = {"messages": [{"role": "user", "content": "ab " * chance.randrange(1, 20)}]}
-    body = {**said, "stream": True, "max_tokens": 100, "ignore_eos": True}
+    fields: dict[str, Any] = {"messages": [{"role": "user", "content": "ab " * chance.randrange(1, 20)}]}
+    body = {**fields, "stream": True, "max_tokens": 100, "ignore_eos": True}
     path = CHAT
     if case.stage == "vectors":
         path, body = EMBEDDINGS, {"input": ["ab " * 30] * 64}
     elif case.stage == "constrained":
         form = {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": SCHEMA}}
-        body = {**said, "stream": True, "max_tokens": 100, "response_format": form}
+        body = {**fields, "stream": True, "max_tokens": 100, "response_format": form}
     patience = chance.random() * 0.2 if case.stage == "leaving" else None
     while case.stage != "idle":
         with suppress(OSError):
@@ -205,10 +205,10 @@ def _left(name: str) -> int:
     """How many of its processes are there after a while."""
     mark, until = f"{MARK}={name}".encode(), time.monotonic() + LEFT_S
     while time.monotonic() < until:
-        if not (found := sum(_has(process, mark) for process in Path("/proc").glob("[0-9]*"))):
+        if not (number := sum(_has(process, mark) for process in Path("/proc").glob("[0-9]*"))):
             return 0
         time.sleep(0.1)
-    return found
+    return number
 
 
 def _has(process: Path, mark: bytes) -> bool:

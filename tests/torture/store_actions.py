@@ -19,7 +19,7 @@ def _so() -> bool:
     return True
 
 
-class Told(Struct):
+class ActionResult(Struct):
     """What a client was told of one action."""
 
     acknowledged: bool
@@ -29,7 +29,7 @@ class Told(Struct):
     """Whether what is there is what the client was told."""
 
 
-Action: TypeAlias = Callable[[httpx.Client], Callable[[], Told]]
+Action: TypeAlias = Callable[[httpx.Client], Callable[[], ActionResult]]
 """Makes ready what it needs, and gives what is to be done while the store fails."""
 
 
@@ -40,47 +40,47 @@ def _found(client: httpx.Client, path: str) -> dict[str, Any] | None:
     return body if reply.status_code == 200 else None
 
 
-def _refused(reply: httpx.Response, holds: Callable[[], bool] = _so) -> Told:
+def _refused(reply: httpx.Response, holds: Callable[[], bool] = _so) -> ActionResult:
     clear = reply.status_code == 503 and reply.json()["error"]["code"] == "store_unavailable"
-    return Told(False, clear, holds)
+    return ActionResult(False, clear, holds)
 
 
 def _says(client: httpx.Client, id_: str) -> bool:
     """Whether a response is there and whole."""
-    found = _found(client, f"{RESPONSES}/{id_}")
-    return found is not None and found["status"] == "completed" and texts(found) == TEXT
+    fields = _found(client, f"{RESPONSES}/{id_}")
+    return fields is not None and fields["status"] == "completed" and texts(fields) == TEXT
 
 
-def _response(client: httpx.Client, **fields: Any) -> Callable[[], Told]:
-    def act() -> Told:
+def _response(client: httpx.Client, **fields: Any) -> Callable[[], ActionResult]:
+    def act() -> ActionResult:
         reply = client.post(RESPONSES, json={"input": TEXT, **fields})
         if reply.status_code != 200:
             return _refused(reply)
-        return Told(True, holds=lambda: _says(client, reply.json()["id"]))
+        return ActionResult(True, holds=lambda: _says(client, reply.json()["id"]))
 
     return act
 
 
-def _continued(client: httpx.Client) -> Callable[[], Told]:
+def _continued(client: httpx.Client) -> Callable[[], ActionResult]:
     before = client.post(RESPONSES, json={"input": TEXT}).json()["id"]
     return _response(client, previous_response_id=before)
 
 
-def _streamed(client: httpx.Client) -> Callable[[], Told]:
-    def act() -> Told:
+def _streamed(client: httpx.Client) -> Callable[[], ActionResult]:
+    def act() -> ActionResult:
         reply = client.post(RESPONSES, json={"input": TEXT, "stream": True})
         if reply.status_code != 200:
             return _refused(reply)
         last = payloads(reply.content)[-1]
         if last["type"] == "response.completed":
-            return Told(True, holds=lambda: _says(client, last["response"]["id"]))
-        return Told(False, "database" in last["response"]["error"]["message"])
+            return ActionResult(True, holds=lambda: _says(client, last["response"]["id"]))
+        return ActionResult(False, "database" in last["response"]["error"]["message"])
 
     return act
 
 
-def _in_background(client: httpx.Client) -> Callable[[], Told]:
-    def act() -> Told:
+def _in_background(client: httpx.Client) -> Callable[[], ActionResult]:
+    def act() -> ActionResult:
         reply = client.post(RESPONSES, json={"input": TEXT, "background": True})
         if reply.status_code != 200:
             return _refused(reply)
@@ -89,62 +89,65 @@ def _in_background(client: httpx.Client) -> Callable[[], Told]:
         def over() -> bool:
             if not seen:
                 # To look may fail as well.
-                found = client.get(path)
-                ended = found.status_code == 200 and found.json()["status"] not in ("queued", "in_progress")
-                seen.extend([found.json()] if ended else [])
+                response = client.get(path)
+                ended = response.status_code == 200 and response.json()["status"] not in (
+                    "queued",
+                    "in_progress",
+                )
+                seen.extend([response.json()] if ended else [])
             return bool(seen)
 
         assert becomes(over)
         if seen[0]["status"] == "completed":
-            return Told(True, holds=lambda: _says(client, seen[0]["id"]))
-        return Told(False, "database" in seen[0]["error"]["message"])
+            return ActionResult(True, holds=lambda: _says(client, seen[0]["id"]))
+        return ActionResult(False, "database" in seen[0]["error"]["message"])
 
     return act
 
 
-def _in_conversation(client: httpx.Client, **fields: Any) -> Callable[[], Told]:
+def _in_conversation(client: httpx.Client, **fields: Any) -> Callable[[], ActionResult]:
     path = _conversation(client)
 
-    def act() -> Told:
+    def act() -> ActionResult:
         asked = {"input": TEXT, "conversation": path.rpartition("/")[2], **fields}
         reply = client.post(RESPONSES, json=asked)
         if reply.status_code != 200:
             return _refused(reply, lambda: _items(client, path) == [])
         id_ = reply.json()["id"]
-        return Told(True, holds=lambda: _says(client, id_) and len(_items(client, path)) == 2)
+        return ActionResult(True, holds=lambda: _says(client, id_) and len(_items(client, path)) == 2)
 
     return act
 
 
-def _with_ids(client: httpx.Client) -> Callable[[], Told]:
+def _with_ids(client: httpx.Client) -> Callable[[], ActionResult]:
     return _in_conversation(client, return_token_ids=True)
 
 
-def _chat(client: httpx.Client) -> Callable[[], Told]:
-    def act() -> Told:
+def _chat(client: httpx.Client) -> Callable[[], ActionResult]:
+    def act() -> ActionResult:
         reply = client.post(CHAT, json=ASKED)
         if reply.status_code != 200:
             return _refused(reply)
-        told = reply.json()
+        body = reply.json()
 
         def holds() -> bool:
-            found = _found(client, f"{CHAT}/{told['id']}")
-            return found is not None and found["choices"] == told["choices"]
+            fields = _found(client, f"{CHAT}/{body['id']}")
+            return fields is not None and fields["choices"] == body["choices"]
 
-        return Told(True, holds=holds)
+        return ActionResult(True, holds=holds)
 
     return act
 
 
-def _streamed_chat(client: httpx.Client) -> Callable[[], Told]:
-    def act() -> Told:
+def _streamed_chat(client: httpx.Client) -> Callable[[], ActionResult]:
+    def act() -> ActionResult:
         reply = client.post(CHAT, json={**ASKED, "stream": True})
         if reply.status_code != 200:
             return _refused(reply)
         if '"finish_reason":"stop"' not in reply.text and "[DONE]" not in reply.text:
-            return Told(False, "store_unavailable" in reply.text)
+            return ActionResult(False, "store_unavailable" in reply.text)
         id_ = reply.text.partition('"id":"')[2].partition('"')[0]
-        return Told(True, holds=lambda: _found(client, f"{CHAT}/{id_}") is not None)
+        return ActionResult(True, holds=lambda: _found(client, f"{CHAT}/{id_}") is not None)
 
     return act
 
@@ -154,28 +157,30 @@ def _conversation(client: httpx.Client) -> str:
 
 
 def _items(client: httpx.Client, path: str) -> list[Any]:
-    found = _found(client, f"{path}/items")
-    return list(found["data"]) if found else []
+    fields = _found(client, f"{path}/items")
+    return list(fields["data"]) if fields else []
 
 
-def _new_conversation(client: httpx.Client) -> Callable[[], Told]:
-    def act() -> Told:
+def _new_conversation(client: httpx.Client) -> Callable[[], ActionResult]:
+    def act() -> ActionResult:
         reply = client.post(CONVERSATIONS, json={"items": [user(TEXT)]})
         if reply.status_code != 200:
             return _refused(reply)
-        return Told(True, holds=lambda: len(_items(client, f"{CONVERSATIONS}/{reply.json()['id']}")) == 1)
+        return ActionResult(
+            True, holds=lambda: len(_items(client, f"{CONVERSATIONS}/{reply.json()['id']}")) == 1
+        )
 
     return act
 
 
-def _new_items(client: httpx.Client) -> Callable[[], Told]:
+def _new_items(client: httpx.Client) -> Callable[[], ActionResult]:
     path = _conversation(client)
 
-    def act() -> Told:
+    def act() -> ActionResult:
         reply = client.post(f"{path}/items", json={"items": [user(TEXT), user(TEXT)]})
         if reply.status_code != 200:
             return _refused(reply, lambda: _items(client, path) == [])
-        return Told(True, holds=lambda: len(_items(client, path)) == 2)
+        return ActionResult(True, holds=lambda: len(_items(client, path)) == 2)
 
     return act
 
@@ -183,14 +188,16 @@ def _new_items(client: httpx.Client) -> Callable[[], Told]:
 def _changed(make: Callable[[httpx.Client], str]) -> Action:
     """A refusal may come after the change: to ask for it again is then no harm."""
 
-    def ready(client: httpx.Client) -> Callable[[], Told]:
+    def ready(client: httpx.Client) -> Callable[[], ActionResult]:
         path = make(client)
 
-        def act() -> Told:
+        def act() -> ActionResult:
             reply = client.post(path, json=NEW)
             if reply.status_code != 200:
                 return _refused(reply, lambda: _found(client, path) is not None)
-            return Told(True, holds=lambda: (_found(client, path) or {}).get("metadata") == NEW["metadata"])
+            return ActionResult(
+                True, holds=lambda: (_found(client, path) or {}).get("metadata") == NEW["metadata"]
+            )
 
         return act
 
@@ -198,14 +205,14 @@ def _changed(make: Callable[[httpx.Client], str]) -> Action:
 
 
 def _deleted(make: Callable[[httpx.Client], str]) -> Action:
-    def ready(client: httpx.Client) -> Callable[[], Told]:
+    def ready(client: httpx.Client) -> Callable[[], ActionResult]:
         path = make(client)
 
-        def act() -> Told:
+        def act() -> ActionResult:
             reply = client.delete(path)
             if reply.status_code != 200:
                 return _refused(reply)
-            return Told(True, holds=lambda: _found(client, path) is None)
+            return ActionResult(True, holds=lambda: _found(client, path) is None)
 
         return act
 

@@ -18,7 +18,7 @@ from dragoman.store import sqlite
 from dragoman.store.sqlite import connect
 from tests.support.parrot import parrot
 from tests.torture.page import Row, progress
-from tests.torture.store_actions import ACTIONS, Action, Told
+from tests.torture.store_actions import ACTIONS, Action, ActionResult
 
 MOST = 500
 """No action takes as many statements."""
@@ -123,15 +123,15 @@ def _each_statement(client: httpx.Client, faults: Faults, action: Action, count:
     for k in range(1, MOST):
         act = action(client)
         faults.arm(k)
-        told = act()
+        result = act()
         failed = faults.disarm()
-        _judge(count, f"{what} at statement {k}", told)
+        _judge(count, f"{what} at statement {k}", result)
         if not failed:
             return k - 1
     raise AssertionError(f"{what}: more than {MOST} statements")
 
 
-def _judge(count: Count, what: str, told: Told) -> None:
+def _judge(count: Count, what: str, told: ActionResult) -> None:
     if not told.holds():
         count.untrue.append(f"{what}: {'acknowledged' if told.acknowledged else 'refused'}, and it is not so")
     if not told.clear:

@@ -8,8 +8,8 @@ from random import Random
 
 import httpx
 
+from dragoman.engines.default_weights import default_model
 from dragoman.engines.local import LocalEngine, LocalOptions
-from dragoman.engines.weights import default_model
 from dragoman.http.server import background
 from dragoman.settings import Settings
 from tests.engines.vllm.conftest import BUILD, served
@@ -64,9 +64,9 @@ def talked(server: AbstractContextManager[str], name: str, talks: int, seed: int
             way, hold = list(WAYS.items())[number % len(WAYS)]
             talk = hold(client, chance, chance.randint(2, 4))
             turns, kept = turns + len(talk.sampled) - 1, kept + talk.goes_on
-            if found := wrong(talk):
+            if texts := wrong(talk):
                 broken += 1
-                print(f"{way}, seed {seed + number}: {', '.join(found)}", flush=True)
+                print(f"{way}, seed {seed + number}: {', '.join(texts)}", flush=True)
             progress(number + 1, talks, "conversations")
     figure = f"{broken} ({kept:,} of {turns:,} turns go on from what was sampled)"
     return [Row(f"{talks:,} conversations with {name}: ids that were not sampled", figure, "0", not broken)]

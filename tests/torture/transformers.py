@@ -13,9 +13,9 @@ from random import Random
 
 from dragoman.constrain.constraint import Constraint
 from dragoman.constrain.vocabulary import Vocabulary
+from dragoman.engines.default_weights import default_model
 from dragoman.engines.transformers import TransformersEngine, TransformersOptions
-from dragoman.engines.weights import default_model
-from dragoman.turns.constrain import Ready
+from dragoman.turns.constraints import CompiledConstraint
 from dragoman.types import Job, Sampling
 from tests.engines.vllm.models import GOLDEN_TOKENS, make
 from tests.torture.page import Row, progress, scaled
@@ -31,12 +31,12 @@ class Storm:
         self._golden = golden
         self._chance = chance
         tokenizer = engine.tokenizer
-        self._vocabulary = Vocabulary(tokenizer.pieces, tokenizer.special, tokenizer.end_ids)
+        self._vocabulary = Vocabulary(tokenizer.pieces, tokenizer.special_ids, tokenizer.end_ids)
         self.wrong = 0
 
     async def round(self, number: int) -> None:
         kinds = [self._greedy, self._greedy, self._held, self._left]
-        await asyncio.gather(*(self._chance.choice(kinds)(f"{number}-{place}") for place in range(COMPANY)))
+        await asyncio.gather(*(self._chance.choice(kinds)(f"{number}-{offset}") for offset in range(COMPANY)))
 
     async def _greedy(self, id: str) -> None:
         prompt, expected = self._chance.choice(list(self._golden.items()))
@@ -44,7 +44,7 @@ class Storm:
         self.wrong += ids != expected
 
     async def _held(self, id: str) -> None:
-        constraint = Ready(Constraint.from_regex(PATTERN).start(self._vocabulary))
+        constraint = CompiledConstraint(Constraint.from_regex(PATTERN).start(self._vocabulary))
         ids = await self._say(id, "Answer: ", Sampling(max_tokens=40), constraint)
         ends = self._engine.tokenizer.end_ids
         text = b"".join(self._engine.tokenizer.pieces[id_] for id_ in ids if id_ not in ends).decode()
@@ -58,7 +58,7 @@ class Storm:
         await steps.aclose()
 
     async def _say(
-        self, id: str, prompt: str, sampling: Sampling, constraint: Ready | None = None
+        self, id: str, prompt: str, sampling: Sampling, constraint: CompiledConstraint | None = None
     ) -> list[int]:
         ids = tuple(self._engine.tokenizer.encode(prompt))
         job = Job(id=id, prompt=ids, sampling=sampling, constraint=constraint)
@@ -80,9 +80,9 @@ async def storm(
 
 def run(scale: float = 1.0, seed: int = 1) -> list[Row]:
     rounds = scaled(ROUNDS, scale)
-    with tempfile.TemporaryDirectory() as place:
-        make(default_model(), Path(place))
-        folder = Path(place) / "smollm2"
+    with tempfile.TemporaryDirectory() as param:
+        make(default_model(), Path(param))
+        folder = Path(param) / "smollm2"
         golden = json.loads((folder / "golden.json").read_text())
         engine = TransformersEngine.open(str(folder), TransformersOptions(context=512, slots=8, threads=1))
         wrong, left = asyncio.run(storm(engine, golden, rounds, seed))

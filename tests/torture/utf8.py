@@ -7,7 +7,7 @@ from itertools import pairwise
 import msgspec
 
 from dragoman.api.reply import event
-from dragoman.turns.reading import Detokenizer, Pieces
+from dragoman.turns.choice_reader import Detokenizer, TokenTable
 from tests.torture.page import Row, progress, scaled
 
 SURROGATES = range(0xD800, 0xE000)
@@ -19,11 +19,11 @@ REPLACEMENT = "\ufffd"
 @cache
 def cuts(length: int) -> tuple[tuple[slice, ...], ...]:
     """All ways to cut so many bytes into parts."""
-    found = []
-    for places in range(2 ** (length - 1)):
-        at = [0, *(place for place in range(1, length) if places >> (place - 1) & 1), length]
-        found.append(tuple(slice(*ends) for ends in pairwise(at)))
-    return tuple(found)
+    items = []
+    for count in range(2 ** (length - 1)):
+        at = [0, *(offset for offset in range(1, length) if count >> (offset - 1) & 1), length]
+        items.append(tuple(slice(*ends) for ends in pairwise(at)))
+    return tuple(items)
 
 
 def wrong_cuts(character: str) -> Iterator[Sequence[bytes]]:
@@ -31,7 +31,7 @@ def wrong_cuts(character: str) -> Iterator[Sequence[bytes]]:
     data = character.encode()
     for parts in cuts(len(data)):
         pieces = [data[part] for part in parts]
-        reader = Detokenizer(Pieces(pieces), skip_special=False)
+        reader = Detokenizer(TokenTable(pieces), skip_special=False)
         texts = [reader.feed(id_) for id_ in range(len(pieces))]
         if texts != [""] * (len(pieces) - 1) + [character] or reader.flush():
             yield pieces
@@ -41,7 +41,7 @@ def broken_off(character: str) -> bool:
     """Whether a character that is not finished becomes anything but replacements, at each place."""
     data = character.encode()
     for end in range(1, len(data)):
-        text = Pieces([data[:end]]).text([0])
+        text = TokenTable([data[:end]]).text([0])
         if set(text) != {REPLACEMENT}:
             return True
     return False

@@ -12,12 +12,12 @@ from dragoman.engines.protocol import ModelCard
 from dragoman.errors import SettingsError
 from dragoman.settings import PresetSettings, Settings
 from dragoman.turns.spec import BREAKERS, PresetPair, TurnSpec, defaults_of
-from dragoman.types import Conversation, Samplers, Sampling, TextPrompt
+from dragoman.types import Conversation, ExtraSamplers, Sampling, TextPrompt
 
 
 def card(**fields: Any) -> ModelCard:
-    told = {"max_model_len": 8192, "sampling": {"temperature": 0.6, "top_k": 20}, **fields}
-    return ModelCard(name="m", **told)
+    mapping = {"max_model_len": 8192, "recommended_sampling": {"temperature": 0.6, "top_k": 20}, **fields}
+    return ModelCard(name="m", **mapping)
 
 
 def spec(chosen: set[str] | None = None, **sampling: Any) -> TurnSpec:
@@ -31,26 +31,26 @@ def told(**fields: Any) -> PresetPair:
 
 def settled(card: ModelCard, asked: TurnSpec, **fields: Any) -> Sampling:
     defaults = defaults_of(card, told(**fields))
-    return defaults.limit(defaults.settle(asked).sampling)
+    return defaults.limit(defaults.apply(asked).sampling)
 
 
 def test_the_model_speaks_where_the_client_does_not() -> None:
-    made = settled(card(), spec({"top_k"}, top_k=3))
-    assert (made.temperature, made.top_k) == (0.6, 3)
+    sampling = settled(card(), spec({"top_k"}, top_k=3))
+    assert (sampling.temperature, sampling.top_k) == (0.6, 3)
 
 
 def test_a_whole_number_stays_whole_on_its_way_through_another_process() -> None:
-    assert isinstance(settled(card(sampling={"top_k": 20.0}), spec()).top_k, int)
+    assert isinstance(settled(card(recommended_sampling={"top_k": 20.0}), spec()).top_k, int)
 
 
 def test_the_operator_speaks_before_the_model() -> None:
-    made = settled(card(), spec(), sampling={"temperature": 0.1})
-    assert (made.temperature, made.top_k) == (0.1, 20)
+    sampling = settled(card(), spec(), sampling={"temperature": 0.1})
+    assert (sampling.temperature, sampling.top_k) == (0.1, 20)
 
 
 def test_what_is_trained_on_is_the_distribution_of_the_model() -> None:
-    made = defaults_of(card(), told(sampling={"top_p": 0.9}), exact=True).settle(spec()).sampling
-    assert (made.temperature, made.top_k, made.top_p) == (1.0, 0, 0.9)
+    sampling = defaults_of(card(), told(sampling={"top_p": 0.9}), exact=True).apply(spec()).sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (1.0, 0, 0.9)
 
 
 def test_an_engine_is_not_asked_for_what_it_cannot_do() -> None:
@@ -80,15 +80,20 @@ def test_the_length_is_not_less_than_what_is_asked_at_least() -> None:
 
 def test_an_override_holds_whatever_the_client_says() -> None:
     asked = spec({"temperature", "top_k"}, temperature=1.5, top_k=7, max_tokens=500, min_tokens=400)
-    made = settled(card(), asked, override={"temperature": 0.2, "max_tokens": 100})
-    assert (made.temperature, made.top_k, made.max_tokens, made.min_tokens) == (0.2, 7, 100, 100)
+    sampling = settled(card(), asked, override={"temperature": 0.2, "max_tokens": 100})
+    assert (sampling.temperature, sampling.top_k, sampling.max_tokens, sampling.min_tokens) == (
+        0.2,
+        7,
+        100,
+        100,
+    )
 
 
 def test_stop_strings_are_the_clients_or_the_operators() -> None:
     defaults = defaults_of(card(), told(sampling={"stop": ["a"]}, override={"stop": "b"}))
-    assert defaults.settle(spec()).stop == ("a", "b")
-    assert defaults.settle(replace(spec({"stop"}), stop=("c", "b"))).stop == ("c", "b")
-    assert defaults.settle(spec({"stop"})).stop == ("b",)
+    assert defaults.apply(spec()).stop == ("a", "b")
+    assert defaults.apply(replace(spec({"stop"}), stop=("c", "b"))).stop == ("c", "b")
+    assert defaults.apply(spec({"stop"})).stop == ("b",)
 
 
 def test_each_variable_of_the_template_counts_by_itself() -> None:
@@ -104,9 +109,9 @@ def test_a_sampler_that_a_client_has_switched_off_stays_off() -> None:
     able, fields = card(has_samplers=True), {"xtc_probability": 0.5, "dry_multiplier": 0.8}
     asked = chat_request.spec(ChatRequest(messages=[MessageBody("user", "hi")], xtc_probability=0.0))
     defaults = defaults_of(able, told(sampling=fields))
-    made = defaults.settle(asked)
-    assert made.sampling.samplers == Samplers(dry_multiplier=0.8)
-    assert made.dry_breakers == BREAKERS
+    turn_spec = defaults.apply(asked)
+    assert turn_spec.sampling.samplers == ExtraSamplers(dry_multiplier=0.8)
+    assert turn_spec.dry_breakers == BREAKERS
 
 
 def test_what_is_said_of_one_name_counts_more_than_what_is_said_of_all() -> None:
@@ -117,8 +122,8 @@ def test_what_is_said_of_one_name_counts_more_than_what_is_said_of_all() -> None
         )
     )
     pair = named["poet"].over(general)
-    assert pair.open.sampling == {"temperature": 1.1, "top_p": 0.5}
-    assert (pair.open.lists, pair.fixed.lists) == ({"stop": ("x",)}, {"stop": ("y",)})
+    assert pair.defaults.sampling == {"temperature": 1.1, "top_p": 0.5}
+    assert (pair.defaults.lists, pair.overrides.lists) == ({"stop": ("x",)}, {"stop": ("y",)})
 
 
 @pytest.mark.parametrize(

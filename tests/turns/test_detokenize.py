@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.turns.reading import Detokenizer, Pieces
+from dragoman.turns.choice_reader import Detokenizer, TokenTable
 
-BYTES = Pieces([bytes([byte]) for byte in range(256)])
+BYTES = TokenTable([bytes([byte]) for byte in range(256)])
 
 
 def feed(data: bytes) -> list[str]:
@@ -25,30 +25,30 @@ def test_invalid_byte_becomes_a_replacement_and_the_rest_survives() -> None:
 
 
 def test_special_token_inside_a_cut_character_does_not_break_it() -> None:
-    pieces = Pieces([b"\xc3", b"\xa9", b"<end>"], frozenset({2}))
+    pieces = TokenTable([b"\xc3", b"\xa9", b"<end>"], frozenset({2}))
     reader = Detokenizer(pieces, skip_special=True)
     assert [reader.feed(0), reader.feed(2), reader.feed(1)] == ["", "", "é"]
 
 
 def test_special_tokens_are_shown_on_demand() -> None:
-    pieces = Pieces([b"a", b"<end>"], frozenset({1}))
+    pieces = TokenTable([b"a", b"<end>"], frozenset({1}))
     assert pieces.text([0, 1]) == "a<end>"
     assert pieces.text([0, 1], skip_special=True) == "a"
 
 
 @pytest.mark.parametrize("skip", [True, False])
 def test_a_marked_id_is_its_mark_whether_special_tokens_are_shown_or_not(skip: bool) -> None:
-    pieces = Pieces([b"a", b"<call>", b"<end>"], frozenset({1, 2})).marked({1: "\ud800"})
+    pieces = TokenTable([b"a", b"<call>", b"<end>"], frozenset({1, 2})).marked({1: "\ud800"})
     assert pieces.text([0, 1, 2], skip_special=skip) == "a\ud800" + ("" if skip else "<end>")
 
 
 def test_a_mark_ends_an_unfinished_character() -> None:
-    pieces = Pieces([b"\xc3", b"<call>"], frozenset({1})).marked({1: "\ud800"})
+    pieces = TokenTable([b"\xc3", b"<call>"], frozenset({1})).marked({1: "\ud800"})
     assert pieces.text([0, 1], skip_special=True) == "\ufffd\ud800"
 
 
 def test_marks_leave_the_pieces_they_were_made_from_alone() -> None:
-    pieces = Pieces([b"<call>"], frozenset({0}))
+    pieces = TokenTable([b"<call>"], frozenset({0}))
     pieces.marked({0: "\ud800"})
     assert pieces.text([0]) == "<call>"
 

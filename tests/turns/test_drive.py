@@ -13,7 +13,7 @@ from dragoman.types import Job, Sampling, Step
 from tests.support.turns import answers_of, events_of, spec, turn_of
 
 
-class Iterating:
+class IteratingEngine:
     card = ModelCard(name="small", max_model_len=100)
     tokenizer = ByteTokenizer()
 
@@ -32,7 +32,7 @@ class Iterating:
             self.closed += 1
 
 
-class Failing(Iterating):
+class FailingEngine(IteratingEngine):
     def __init__(self, error: Exception | None) -> None:
         super().__init__()
         self._error = error
@@ -44,12 +44,12 @@ class Failing(Iterating):
 
 
 def test_steps_become_an_answer() -> None:
-    [answer] = answers_of(Iterating(), spec())
+    [answer] = answers_of(IteratingEngine(), spec())
     assert (answer.text, answer.finish) == ("abc", "stop")
 
 
 def test_several_continuations_are_jobs_of_their_own_with_seeds_of_their_own() -> None:
-    engine = Iterating()
+    engine = IteratingEngine()
     answers = answers_of(engine, spec(n=2, sampling=Sampling(max_tokens=9, seed=5)))
     assert [answer.text for answer in answers] == ["abc", "abc"]
     assert sorted((job.n, job.sampling.seed) for job in engine.jobs) == [(1, 5), (1, seed_of(5, 1))]
@@ -57,7 +57,7 @@ def test_several_continuations_are_jobs_of_their_own_with_seeds_of_their_own() -
 
 def test_cached_tokens_of_a_prompt_count_once() -> None:
     async def run() -> int:
-        async with turn_of(Iterating(), spec(n=3)) as turn:
+        async with turn_of(IteratingEngine(), spec(n=3)) as turn:
             await turn.answers()
             return turn.usage.cached_tokens
 
@@ -65,7 +65,7 @@ def test_cached_tokens_of_a_prompt_count_once() -> None:
 
 
 def test_a_stop_string_closes_the_iterator() -> None:
-    engine = Iterating()
+    engine = IteratingEngine()
     events_of(engine, spec(stop=("b",)))
     assert engine.closed == 1
 
@@ -79,7 +79,7 @@ def test_a_stop_string_closes_the_iterator() -> None:
     ],
 )
 def test_what_goes_wrong_is_told_safely(raised: Exception | None, told: type[Exception]) -> None:
-    events = events_of(Failing(raised), spec())
+    events = events_of(FailingEngine(raised), spec())
     assert events[0].text == "a"
     assert isinstance(events[-1].error, told)
     assert "secret" not in str(events[-1].error)

@@ -1,28 +1,28 @@
 from functools import partial
 
 from dragoman.constrain.constraint import Constraint
-from dragoman.turns.constrain import LEAST_BYTES, Grammars
-from dragoman.turns.spec import Reading, Wanted
+from dragoman.turns.constraints import LEAST_BYTES, GrammarCache
+from dragoman.turns.spec import OutputConstraint, ParseOptions
 
 
 def test_the_same_is_made_once() -> None:
-    made: list[str] = []
+    texts: list[str] = []
 
     def make(text: str) -> Constraint:
-        made.append(text)
+        texts.append(text)
         return Constraint(text)
 
-    kept = Grammars(4 * LEAST_BYTES)
+    kept = GrammarCache(4 * LEAST_BYTES)
     for asked in ("a", "b", "a"):
-        wanted = Wanted(syntax="regex", value=asked, param="regex")
-        grammar = kept.get((wanted, Reading(tools=({"name": asked},)), None), partial(make, asked))
+        wanted = OutputConstraint(syntax="regex", value=asked, param="regex")
+        grammar = kept.get((wanted, ParseOptions(tools=({"name": asked},)), None), partial(make, asked))
         assert grammar.grammar == asked
-    assert made == ["a", "b"]
+    assert texts == ["a", "b"]
 
 
 def test_the_oldest_is_dropped_first() -> None:
-    kept = Grammars(2 * LEAST_BYTES + 10)
-    made = [kept.get(number, lambda: Constraint("x" * 4)) for number in (1, 2, 1, 3)]
+    kept = GrammarCache(2 * LEAST_BYTES + 10)
+    constraints = [kept.get(number, lambda: Constraint("x" * 4)) for number in (1, 2, 1, 3)]
     assert kept.bytes == 2 * LEAST_BYTES + 8
-    assert kept.get(1, lambda: Constraint("new")) is made[0]
+    assert kept.get(1, lambda: Constraint("new")) is constraints[0]
     assert kept.get(2, lambda: Constraint("new")).grammar == "new"

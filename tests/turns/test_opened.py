@@ -2,13 +2,13 @@ from typing import Any
 
 import pytest
 
-from dragoman.dialects.declare import Dialect, ReasoningMarks
+from dragoman.dialects.declarations import Dialect, ReasoningSyntax
 from dragoman.engines.scripted import ByteTokenizer
-from dragoman.prompt.encode import Encoder
+from dragoman.prompt.encode import PromptEncoder
 from dragoman.turns.spec import ids_opened_reasoning, opened_reasoning
 from dragoman.types import Conversation, Message
 
-THINKS = Dialect(name="thinks", models="", reasoning=ReasoningMarks())
+THINKS = Dialect(name="thinks", models="", reasoning=ReasoningSyntax())
 USER = Message(role="user", content="What is <think>?")
 TURN = "<|user|>What is <think>?<|assistant|>"
 
@@ -57,24 +57,24 @@ def test_what_the_client_began_decides_first(end: str, begun: str, inside: bool)
 @pytest.mark.parametrize("content", ["<think>Hm", [{"type": "text", "text": "<think>Hm"}]])
 def test_a_message_that_is_continued_counts_as_begun(content: Any) -> None:
     messages = (USER, Message(role="assistant", content=content))
-    told = Conversation(messages=messages, add_generation_prompt=False, continue_final_message=True)
-    assert opened_reasoning(THINKS, told, TURN + "<think>Hm")
+    conversation = Conversation(messages=messages, add_generation_prompt=False, continue_final_message=True)
+    assert opened_reasoning(THINKS, conversation, TURN + "<think>Hm")
 
 
 def test_a_dialect_without_reasoning_opens_none() -> None:
     assert not opened(TURN + "<think>", dialect=Dialect(name="plain", models=""))
 
 
-class Marked(ByteTokenizer):
+class MarkedTokenizer(ByteTokenizer):
     """Reasoning has control tokens of its own, beside those of turns."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.special = {**self.special, "<think>": len(self.pieces), "</think>": len(self.pieces) + 1}
+        self.special_ids = {**self.special_ids, "<think>": len(self.pieces), "</think>": len(self.pieces) + 1}
         self.pieces += [b"<think>", b"</think>"]
 
 
-@pytest.mark.parametrize("tokenizer", [ByteTokenizer(), Marked()])
+@pytest.mark.parametrize("tokenizer", [ByteTokenizer(), MarkedTokenizer()])
 @pytest.mark.parametrize(
     ("prompt", "inside"),
     [
@@ -90,7 +90,7 @@ class Marked(ByteTokenizer):
 def test_ids_are_read_from_where_the_last_turn_begins(
     tokenizer: ByteTokenizer, prompt: str, inside: bool
 ) -> None:
-    ids = Encoder(tokenizer).encode_special(prompt)
+    ids = PromptEncoder(tokenizer).encode_special(prompt)
     assert ids_opened_reasoning(THINKS, ids, tokenizer) is inside
 
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.engines.protocol import BEHIND
-from dragoman.turns.queue import EngineQueue, Ticket, behind
+from dragoman.engines.protocol import BACKGROUND_PRIORITY
+from dragoman.turns.queue import EngineQueue, Ticket, background_cancel
 
 
 def in_loop(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -24,7 +24,7 @@ async def moved_on() -> None:
     await asyncio.sleep(0)
 
 
-def nothing(places: int) -> None:
+def nothing(permits: int) -> None:
     """What begins without a trace."""
 
 
@@ -34,20 +34,20 @@ class Waiters:
     def __init__(self) -> None:
         self.queue = EngineQueue(1)
         self.began: list[str] = []
-        self.now = self.queue.ask(Ticket(nothing))
+        self.now = self.queue.submit(Ticket(nothing))
 
     def ask(self, name: str, owner: str = "", priority: int = 0, weight: int = 1) -> Ticket:
-        def begin(places: int) -> None:
+        def begin(permits: int) -> None:
             self.began.append(name)
             self.now = ticket
 
         ticket = Ticket(begin, owner, priority, weight)
-        return self.queue.ask(ticket)
+        return self.queue.submit(ticket)
 
     async def let_through(self) -> list[str]:
         """All of them, one after the other."""
         while self.queue.running or self.queue.waiting:
-            self.queue.leave(self.now)
+            self.queue.remove(self.now)
             await moved_on()
         return self.began
 
@@ -56,7 +56,7 @@ def test_what_has_a_place_begins_at_once() -> None:
     began: list[int] = []
     line = EngineQueue(2)
     for number in range(3):
-        line.ask(Ticket(lambda _, number=number: began.append(number)))  # type: ignore[misc]
+        line.submit(Ticket(lambda _, number=number: began.append(number)))  # type: ignore[misc]
     assert (began, line.running, line.waiting) == ([0, 1], 2, 1)
 
 
@@ -105,10 +105,10 @@ def test_no_priority_is_before_another_key() -> None:
 def test_the_key_with_the_fewest_answers_at_work_goes_first() -> None:
     async def scenario() -> None:
         line, began = EngineQueue(3), list[str]()
-        first = [line.ask(Ticket(nothing, owner)) for owner in ("busy", "busy", "other")]
+        first = [line.submit(Ticket(nothing, owner)) for owner in ("busy", "busy", "other")]
         for owner in ("busy", "idle"):
-            line.ask(Ticket(lambda _, owner=owner: began.append(owner), owner))  # type: ignore[misc]
-        line.leave(first[2])
+            line.submit(Ticket(lambda _, owner=owner: began.append(owner), owner))  # type: ignore[misc]
+        line.remove(first[2])
         await moved_on()
         assert began == ["idle"]
 
@@ -117,32 +117,32 @@ def test_the_key_with_the_fewest_answers_at_work_goes_first() -> None:
 
 def test_a_key_below_its_share_is_let_in_though_all_places_are_taken() -> None:
     line, began = EngineQueue(4, most=8), list[int]()
-    line.ask(Ticket(nothing, "flood", weight=100))
-    line.ask(Ticket(began.append, "drop", weight=3))
+    line.submit(Ticket(nothing, "flood", weight=100))
+    line.submit(Ticket(began.append, "drop", weight=3))
     assert (began, line.running, line.waiting) == ([2], 6, 2)
 
 
 def test_an_engine_is_told_an_order_in_which_no_key_waits_behind_the_flood_of_another() -> None:
     line = EngineQueue(100)
-    flood = [line.ask(Ticket(nothing, "flood", priority=-9)) for _ in range(9)]
-    drop = line.ask(Ticket(nothing, "drop"))
-    line.served(flood[0])
-    late = line.ask(Ticket(nothing, "late"))
+    flood = [line.submit(Ticket(nothing, "flood", priority=-9)) for _ in range(9)]
+    drop = line.submit(Ticket(nothing, "drop"))
+    line.mark_started(flood[0])
+    late = line.submit(Ticket(nothing, "late"))
     orders = [line.priority(ticket) for ticket in (*flood, drop, late)]
     assert orders == [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2]
 
 
 def test_where_one_key_asks_an_engine_goes_by_its_priorities() -> None:
     line = EngineQueue(2, several=False)
-    assert [line.priority(line.ask(Ticket(nothing, priority=-n))) for n in range(3)] == [0, -1, -2]
+    assert [line.priority(line.submit(Ticket(nothing, priority=-n))) for n in range(3)] == [0, -1, -2]
 
 
 def test_who_leaves_the_line_is_never_begun() -> None:
     async def scenario() -> None:
         waiters = Waiters()
         left, _ = waiters.ask("left"), waiters.ask("stayed")
-        waiters.queue.leave(left)
-        waiters.queue.leave(left)
+        waiters.queue.remove(left)
+        waiters.queue.remove(left)
         assert (await waiters.let_through(), waiters.queue.waiting) == (["stayed"], 0)
 
     in_loop(scenario)
@@ -151,14 +151,14 @@ def test_who_leaves_the_line_is_never_begun() -> None:
 def test_a_wide_one_begins_as_far_as_there_are_places_and_goes_on_as_they_come_free() -> None:
     async def scenario() -> None:
         line, began = EngineQueue(3), list[int]()
-        other = line.ask(Ticket(nothing))
-        wide = line.ask(Ticket(began.append, weight=5))
+        other = line.submit(Ticket(nothing))
+        wide = line.submit(Ticket(began.append, weight=5))
         assert (began, line.running, line.waiting) == ([2], 3, 1)
-        line.leave(other)
-        line.give_back(wide)
+        line.remove(other)
+        line.release(wide)
         await moved_on()
         assert (began, line.running, line.waiting) == ([2, 2], 3, 1)
-        line.leave(wide)
+        line.remove(wide)
         assert (line.running, line.waiting) == (0, 0)
 
     in_loop(scenario)
@@ -167,7 +167,7 @@ def test_a_wide_one_begins_as_far_as_there_are_places_and_goes_on_as_they_come_f
 def test_one_that_cannot_begin_holds_up_nobody() -> None:
     async def scenario() -> None:
         waiters = Waiters()
-        waiters.queue.ask(Ticket(lambda _: 1 / 0))  # type: ignore[arg-type]
+        waiters.queue.submit(Ticket(lambda _: 1 / 0))  # type: ignore[arg-type]
         waiters.ask("next")
         assert await waiters.let_through() == ["next"]
 
@@ -178,7 +178,7 @@ def test_one_that_cannot_begin_at_once_is_told_and_leaves_its_place() -> None:
     async def scenario() -> None:
         line = EngineQueue(1)
         with pytest.raises(ZeroDivisionError):
-            line.ask(Ticket(lambda _: 1 / 0))  # type: ignore[arg-type]
+            line.submit(Ticket(lambda _: 1 / 0))  # type: ignore[arg-type]
         assert line.running == 0
 
     in_loop(scenario)
@@ -187,17 +187,17 @@ def test_one_that_cannot_begin_at_once_is_told_and_leaves_its_place() -> None:
 def test_a_place_that_is_given_up_while_waiting_was_never_held() -> None:
     async def scenario() -> None:
         line = EngineQueue(1)
-        held = line.ask(Ticket(nothing))
+        held = line.submit(Ticket(nothing))
 
         async def work() -> None:
-            async with line.place():
+            async with line.acquire():
                 raise AssertionError("It never came to this.")
 
         waiting = asyncio.create_task(work())
         await moved_on()
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-        line.leave(held)
+        line.remove(held)
         assert (line.running, line.waiting) == (0, 0)
 
     in_loop(scenario)
@@ -221,15 +221,15 @@ def test_everybody_who_stays_is_begun_as_a_whole_and_places_are_kept_to(
             order.append(number)
 
         for number, (owner, priority, weight, _) in enumerate(wishes):
-            tickets[number] = line.ask(Ticket(partial(begin, number), owner, priority, weight))
+            tickets[number] = line.submit(Ticket(partial(begin, number), owner, priority, weight))
         for number, (*_, stays) in enumerate(wishes):
             if not stays:
-                line.leave(tickets[number])
+                line.remove(tickets[number])
         while line.running or line.waiting:
             await moved_on()
-            at_work = [ticket for ticket in tickets.values() if ticket.held]
-            assert line.running == sum(ticket.held for ticket in at_work) <= places + more
-            line.give_back(chance.choice(at_work))
+            at_work = [ticket for ticket in tickets.values() if ticket.granted]
+            assert line.running == sum(ticket.granted for ticket in at_work) <= places + more
+            line.release(chance.choice(at_work))
         for number, (owner, priority, weight, stays) in enumerate(wishes):
             assert not stays or began[number] == weight
             # Of one key and priority, the first to come is the first to go.
@@ -250,15 +250,15 @@ def test_whatever_one_key_asks_another_has_its_equal_share(
 
     async def scenario() -> None:
         line = EngineQueue(places)
-        flood = [line.ask(Ticket(nothing, "flood", priority, n)) for priority, n in before]
-        drop = line.ask(Ticket(nothing, "drop", weight=places))
-        flood += [line.ask(Ticket(nothing, "flood", priority, n)) for priority, n in after]
+        flood = [line.submit(Ticket(nothing, "flood", priority, n)) for priority, n in before]
+        drop = line.submit(Ticket(nothing, "drop", weight=places))
+        flood += [line.submit(Ticket(nothing, "flood", priority, n)) for priority, n in after]
         share = places // 2
         for _ in range(share):
-            if at_work := [ticket for ticket in flood if ticket.held]:
-                line.give_back(chance.choice(at_work))
+            if at_work := [ticket for ticket in flood if ticket.granted]:
+                line.release(chance.choice(at_work))
                 await moved_on()
-        assert drop.held >= share
+        assert drop.granted >= share
 
     in_loop(scenario)
 
@@ -269,23 +269,23 @@ def test_whatever_one_key_asks_another_has_its_equal_share(
 def ask_behind(
     queue: EngineQueue, begin: Callable[[int], None], step_back: Callable[[], None], owner: str = ""
 ) -> Ticket:
-    token = behind.set(step_back)
+    token = background_cancel.set(step_back)
     try:
-        return queue.ask(Ticket(begin, owner))
+        return queue.submit(Ticket(begin, owner))
     finally:
-        behind.reset(token)
+        background_cancel.reset(token)
 
 
 def test_what_nobody_waits_for_begins_only_where_nobody_else_waits() -> None:
     async def scenario() -> None:
         queue, began = EngineQueue(1), list[str]()
-        first = queue.ask(Ticket(nothing))
+        first = queue.submit(Ticket(nothing))
         ask_behind(queue, lambda _: began.append("line"), lambda: None)
-        second = queue.ask(Ticket(lambda _: began.append("chat")))
-        queue.leave(first)
+        second = queue.submit(Ticket(lambda _: began.append("chat")))
+        queue.remove(first)
         await moved_on()
         assert began == ["chat"]
-        queue.leave(second)
+        queue.remove(second)
         await moved_on()
         assert began == ["chat", "line"]
 
@@ -299,11 +299,11 @@ def test_the_last_that_nobody_waits_for_makes_way_at_once() -> None:
 
         def step_back(number: int) -> None:
             pressed.append(number)
-            queue.leave(lines[number])
+            queue.remove(lines[number])
 
         lines += [ask_behind(queue, nothing, partial(step_back, number)) for number in range(5)]
         assert (queue.running, queue.waiting) == (3, 2)
-        queue.ask(Ticket(began.append, weight=2))
+        queue.submit(Ticket(began.append, weight=2))
         await moved_on()
         assert (pressed, began) == ([2, 1], [2])
         # Those that wait do not begin instead.
@@ -314,8 +314,8 @@ def test_the_last_that_nobody_waits_for_makes_way_at_once() -> None:
 
 def test_an_engine_computes_what_nobody_waits_for_after_all_else() -> None:
     queue = EngineQueue(9)
-    line, chat = ask_behind(queue, nothing, lambda: None), queue.ask(Ticket(nothing, priority=99))
-    assert queue.priority(line) >= BEHIND > queue.priority(chat)
+    line, chat = ask_behind(queue, nothing, lambda: None), queue.submit(Ticket(nothing, priority=99))
+    assert queue.priority(line) >= BACKGROUND_PRIORITY > queue.priority(chat)
 
 
 def test_an_engine_that_makes_no_way_is_given_no_more_of_it_than_it_computes_at_once() -> None:
@@ -323,7 +323,7 @@ def test_an_engine_that_makes_no_way_is_given_no_more_of_it_than_it_computes_at_
     for _ in range(8):
         ask_behind(queue, nothing, lambda: None)
     assert (queue.running, queue.waiting) == (4, 4)
-    queue.ask(Ticket(nothing))
+    queue.submit(Ticket(nothing))
     assert queue.running == 5
 
 
@@ -333,7 +333,7 @@ def test_who_was_told_to_step_back_is_counted_on() -> None:
     for number in range(4):
         ask_behind(queue, nothing, partial(pressed.append, number))
     for _ in range(2):
-        queue.ask(Ticket(nothing))
+        queue.submit(Ticket(nothing))
     assert pressed == [3, 2]
 
 
@@ -344,14 +344,14 @@ def test_what_waited_begins_in_the_context_of_who_asked() -> None:
 
     async def ask(queue: EngineQueue, name: str) -> Ticket:
         who.set(name)
-        return queue.ask(Ticket(lambda places: began.append(who.get())))
+        return queue.submit(Ticket(lambda permits: began.append(who.get())))
 
     async def work() -> None:
         queue = EngineQueue(1)
         first = await asyncio.create_task(ask(queue, "first"))
         await asyncio.create_task(ask(queue, "second"))
         who.set("another")
-        queue.leave(first)
+        queue.remove(first)
         await moved_on()
 
     in_loop(work)

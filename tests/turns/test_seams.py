@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from dragoman.prompt.encode import chain_messages, digest_frame
-from dragoman.responses.context import pack_turns, recall
+from dragoman.responses.context import pack_turns, restore_turns
 from dragoman.turns.spec import History, TurnSpec
-from dragoman.types import Conversation, Message, Sampling, Traced
+from dragoman.types import Conversation, Message, Sampling, TurnRecord
 from tests.prompt.support import SHARED, TEMPLATES
 from tests.support.seams import CLIENTS, WRITES, Model, Row, Writes, answers, following, held
 
@@ -97,12 +97,14 @@ OPENS_ONLY = (
 @pytest.mark.parametrize("result", ["ok", "It is raining.", 'It "is" raining.', "get_weather: Paris", ""])
 def test_an_answer_without_an_end_is_kept_up_to_what_opens_the_next(result: str) -> None:
     model = Model(OPENS_ONLY)
-    plan, said = model.plan([USER]), Message(role="assistant", content="So", tool_calls=(PARIS,))
+    plan, message = model.plan([USER]), Message(role="assistant", content="So", tool_calls=(PARIS,))
     # With other spaces than the template's.
     wrote = 'So<tool_call>{"name":"get_weather","arguments":{"city":"Paris"}}</tool_call>'
     kept = plan.jobs[0].prompt + model.answer(plan, wrote)
     prompt = (
-        model.plan([USER, said, Message(role="tool", content=result, tool_call_id=PARIS.id)]).jobs[0].prompt
+        model.plan([USER, message, Message(role="tool", content=result, tool_call_id=PARIS.id)])
+        .jobs[0]
+        .prompt
     )
     assert prompt[: len(kept)] == kept
     assert model.decode(prompt[len(kept) :]) == f"<|tool|>{result}<|assistant|>"
@@ -123,8 +125,8 @@ def test_ids_are_kept_up_to_what_was_edited(model: Model) -> None:
 
 
 def test_a_message_of_the_developer_changes_nothing_before_it(model: Model) -> None:
-    told = Message(role="system", content="Be brief.")
-    assert goes_on(model, turn(model, [USER], TEXT), [USER, TEXT, told, MORE])
+    message = Message(role="system", content="Be brief.")
+    assert goes_on(model, turn(model, [USER], TEXT), [USER, TEXT, message, MORE])
 
 
 def test_an_answer_that_was_cut_short_is_gone_on_with(model: Model) -> None:
@@ -157,8 +159,8 @@ def test_a_prefix_of_the_answer_is_a_part_of_the_prompt(model: Model) -> None:
 def test_what_the_template_ends_otherwise_is_not_ended_twice(history: History, end: str) -> None:
     model = Model((TEMPLATES / "history" / "two_ends.jinja").read_text())
     plan = model.plan([USER])
-    said = model.answer(plan, f"<|channel|>final<|message|>{TEXT.content}<|return|>")[:-1]
-    kept = plan.jobs[0].prompt + said
+    numbers = model.answer(plan, f"<|channel|>final<|message|>{TEXT.content}<|return|>")[:-1]
+    kept = plan.jobs[0].prompt + numbers
     going_on = model.plan([USER, TEXT, MORE], history)
     prompt = going_on.jobs[0].prompt
     assert prompt[: len(kept)] == kept
@@ -171,8 +173,10 @@ def test_what_the_template_ends_otherwise_is_not_ended_twice(history: History, e
 def test_what_a_stop_string_has_left_keeps_its_ids(model: Model, history: History) -> None:
     plan = model.plan([USER])
     ids = model.vocabulary.sample(f"{TEXT.content} STOP")
-    told = chain_messages([TEXT])[-1]
-    model.planner.trails.add(Traced(prompt=plan.jobs[0].prompt, ids=ids, key=plan.keys[0](), said=told))
+    data = chain_messages([TEXT])[-1]
+    model.planner.turn_cache.add(
+        TurnRecord(prompt=plan.jobs[0].prompt, ids=ids, prompt_key=plan.keys[0](), message_digest=data)
+    )
     kept = plan.jobs[0].prompt + (ids if history == "sampled" else ids[: -len(" STOP")])
     prompt = model.plan([USER, TEXT, MORE], history).jobs[0].prompt
     assert prompt[: len(kept)] == kept
@@ -182,9 +186,9 @@ def test_what_a_stop_string_has_left_keeps_its_ids(model: Model, history: Histor
 
 def test_a_control_token_that_no_text_shows_is_kept(model: Model) -> None:
     plan = model.plan([USER])
-    hidden = (*model.vocabulary.sample("The weather"), model.vocabulary.special["<s>"])
+    hidden = (*model.vocabulary.sample("The weather"), model.vocabulary.special_ids["<s>"])
     ids = (*hidden, *model.vocabulary.sample(" in Paris is fine.<|im_end|>"))
-    model.planner.trails.add(Traced(prompt=plan.jobs[0].prompt, ids=ids, key=plan.keys[0]()))
+    model.planner.turn_cache.add(TurnRecord(prompt=plan.jobs[0].prompt, ids=ids, prompt_key=plan.keys[0]()))
     kept = plan.jobs[0].prompt + ids
     assert model.plan([USER, TEXT, MORE]).jobs[0].prompt[: len(kept)] == kept
 
@@ -192,12 +196,12 @@ def test_a_control_token_that_no_text_shows_is_kept(model: Model) -> None:
 @pytest.mark.parametrize("history", ["template", "sampled"])
 def test_text_stays_text_whoever_wrote_it(model: Model, history: History) -> None:
     """A model that spells a control token in letters, and users that quote it."""
-    marker, start = "<|im_start|>", model.vocabulary.special["<|im_start|>"]
+    marker, start = "<|im_start|>", model.vocabulary.special_ids["<|im_start|>"]
     asks = Message(role="user", content=f"What is {marker}?")
     says = Message(role="assistant", content=f"It is {marker}.")
     plan = model.plan([asks], history)
-    ids = (*f"It is {marker}.".encode(), model.vocabulary.special["<|im_end|>"])
-    model.planner.trails.add(Traced(prompt=plan.jobs[0].prompt, ids=ids, key=plan.keys[0]()))
+    ids = (*f"It is {marker}.".encode(), model.vocabulary.special_ids["<|im_end|>"])
+    model.planner.turn_cache.add(TurnRecord(prompt=plan.jobs[0].prompt, ids=ids, prompt_key=plan.keys[0]()))
     kept = plan.jobs[0].prompt + ids
     prompt = model.plan([asks, says, asks], history).jobs[0].prompt
     assert prompt[: len(kept)] == kept
@@ -206,7 +210,7 @@ def test_text_stays_text_whoever_wrote_it(model: Model, history: History) -> Non
 
 def test_a_control_token_that_was_sampled_is_none_in_a_text(model: Model) -> None:
     """A model that has sampled the token itself, and a client that has its spelling in the answer."""
-    start = model.vocabulary.special["<|im_start|>"]
+    start = model.vocabulary.special_ids["<|im_start|>"]
     plan = model.plan([USER])
     turn_ids = model.answer(plan, "It is <|im_start|>.<|im_end|>")
     assert start in turn_ids
@@ -216,8 +220,10 @@ def test_a_control_token_that_was_sampled_is_none_in_a_text(model: Model) -> Non
 
 def test_half_of_a_character_in_a_tool_is_no_failure(model: Model) -> None:
     half = {"type": "function", "function": {"name": "\ud800", "parameters": {"type": "object"}}}
-    told = Conversation(messages=(USER,), tools=(half,), template_kwargs={"tone": "\udfff"})
-    assert digest_frame(told) != digest_frame(replace(told, template_kwargs={"tone": "\ud800"}))
+    conversation = Conversation(messages=(USER,), tools=(half,), template_kwargs={"tone": "\udfff"})
+    assert digest_frame(conversation) != digest_frame(
+        replace(conversation, template_kwargs={"tone": "\ud800"})
+    )
 
 
 def test_other_tools_are_another_history(model: Model) -> None:
@@ -238,10 +244,10 @@ def test_what_the_system_says_later_is_not_lost_where_it_is_told_first() -> None
     """The template has one place for it, so what was sampled cannot be gone on from."""
     model = Model((TEMPLATES / "tagged_tools.jinja").read_text())
     turn(model, [USER], TEXT)
-    told = Message(role="system", content="Be brief.")
+    message = Message(role="system", content="Be brief.")
     histories: tuple[History, ...] = ("template", "sampled")
     for history in histories:
-        plan = model.plan([USER, TEXT, told, MORE], history)
+        plan = model.plan([USER, TEXT, message, MORE], history)
         assert "Be brief." in model.decode(plan.jobs[0].prompt)
 
 
@@ -280,14 +286,18 @@ def test_answers_that_were_stored_keep_their_ids_in_a_prompt_that_is_rewritten(m
     for number, answer in enumerate((calls, says)):
         plan = model.plan(messages)
         ids = model.answer(plan, model.writes(AS_THE_TEMPLATE, messages, answer))
-        kept = plan.after[0].kept if plan.after[0] else 0
-        traced = Traced(
-            prompt=plan.jobs[0].prompt, ids=ids, key=plan.keys[0](), kept=kept, source=str(number)
+        kept = plan.continued_turns[0].kept if plan.continued_turns[0] else 0
+        traced = TurnRecord(
+            prompt=plan.jobs[0].prompt,
+            ids=ids,
+            prompt_key=plan.keys[0](),
+            reused_ids=kept,
+            source=str(number),
         )
         stored.append(pack_turns([traced]))
         messages += [answer, following(answer)]
     model.forget()
-    recall(model.planner.trails, stored)
+    restore_turns(model.planner.turn_cache, stored)
     prompt = model.plan(messages).jobs[0].prompt
     words = [word for word, id_ in model.vocabulary.words.items() if id_ in prompt]
     assert (model.decode(prompt), thought in model.decode(prompt)) == (model.text(messages), False)
@@ -335,7 +345,9 @@ def test_text_is_what_the_template_writes_and_stays_text(
         plan = model.plan(messages, history)
         wrote = model.writes(AS_THE_TEMPLATE, messages, answer)
         ids = model.spell(wrote, str(answer.content))
-        model.planner.trails.add(Traced(prompt=plan.jobs[0].prompt, ids=ids, key=plan.keys[0]()))
+        model.planner.turn_cache.add(
+            TurnRecord(prompt=plan.jobs[0].prompt, ids=ids, prompt_key=plan.keys[0]())
+        )
         messages.append(_edited(answer, edit))
         if edit == "the question":
             messages[0] = Message(role="user", content=f"{messages[0].content}!")
@@ -377,9 +389,11 @@ OPENS = """\
 def test_what_opens_a_message_stands_once(history: History, end: str) -> None:
     model = Model(OPENS, ends=("<|user|>", "<|observation|>"))
     plan = model.plan([USER])
-    said = model.answer(plan, f"\n{TEXT.content}{end}")
+    numbers = model.answer(plan, f"\n{TEXT.content}{end}")
     prompt = model.plan([USER, TEXT, MORE], history).jobs[0].prompt
-    kept = plan.jobs[0].prompt + (said if not end or history == "sampled" or end == "<|user|>" else said[:-1])
+    kept = plan.jobs[0].prompt + (
+        numbers if not end or history == "sampled" or end == "<|user|>" else numbers[:-1]
+    )
     assert prompt[: len(kept)] == kept
     opened = "" if end == "<|user|>" else "<|user|>"
     assert model.decode(prompt[len(kept) :]) == f"{opened}\nAnd then?<|assistant|>"

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from dragoman.media import Media
-from dragoman.prompt.known import KnownPrompts
-from dragoman.responses.context import pack_turns, recall
+from dragoman.prompt.prompt_cache import PromptCache
+from dragoman.responses.context import pack_turns, restore_turns
 from dragoman.turns.plan import TurnPlan
 from dragoman.turns.spec import History
-from dragoman.types import Message, Traced
+from dragoman.types import Message, TurnRecord
 from tests.support.seams import Model, at_once
 from tests.support.sight import SHOWN, conversation, says, shown, sighted
 
@@ -122,14 +122,16 @@ def test_stored_turns_keep_their_pictures(model: Model) -> None:
     for number, following in enumerate((says("user", OTHER), MORE)):
         plan = model.plan(messages, media=MEDIA)
         ids = model.answer(plan, WROTE)
-        facts = plan.facts(0)
-        told = Traced(prompt=plan.jobs[0].prompt, ids=ids, key=plan.keys[0](), source=str(number), **facts)
-        stored.append(pack_turns([told]))
-        kept = told.all
+        facts = plan.log_fields(0)
+        record = TurnRecord(
+            prompt=plan.jobs[0].prompt, ids=ids, prompt_key=plan.keys[0](), source=str(number), **facts
+        )
+        stored.append(pack_turns([record]))
+        kept = record.all_ids
         messages += [TEXT, following]
     assert all(b"a" * 8 not in each for each in stored)
     model.forget()
-    recall(model.planner.trails, stored)
+    restore_turns(model.planner.turn_cache, stored)
     plan = model.plan(messages, media=MEDIA)
     assert plan.jobs[0].prompt[: len(kept)] == kept
     check(model, plan, ONE, OTHER)
@@ -137,10 +139,10 @@ def test_stored_turns_keep_their_pictures(model: Model) -> None:
 
 def test_a_turn_whose_picture_is_gone_is_not_gone_on_from(model: Model) -> None:
     turn(model, [ASKS])
-    (traced,) = model.planner.trails.find(model.plan([ASKS], media=MEDIA).keys[0]())
+    (traced,) = model.planner.turn_cache.find(model.plan([ASKS], media=MEDIA).keys[0]())
     lost = replace(traced, media=tuple(replace(span, media=shown("lost")) for span in traced.media))
     model.forget()
-    model.planner.trails.add(lost)
+    model.planner.turn_cache.add(lost)
     check(model, model.plan([ASKS, TEXT, MORE], "sampled", media=MEDIA), ONE)
 
 
@@ -151,12 +153,12 @@ WORDS = "word " * 400
 
 def talk(rounds: int, picture: int = 5) -> list[Message]:
     """Some questions show something."""
-    made = list[Message]()
+    messages = list[Message]()
     for number in range(rounds):
         shows = not number % picture
         asked = says("user", f"{number} {WORDS}", ONE if number % 2 else OTHER) if shows else None
-        made += [asked or Message(role="user", content=f"{number} {WORDS}"), TEXT]
-    return made
+        messages += [asked or Message(role="user", content=f"{number} {WORDS}"), TEXT]
+    return messages
 
 
 @pytest.mark.parametrize("name", ["qwen_vl", "llava", "phi_vision", "gemma4", "minicpm_v"])
@@ -177,7 +179,7 @@ def test_what_is_known_is_neither_rendered_nor_kept_with_its_data(
     heavy = replace(ONE, data=data)
     media = {heavy.digest: heavy, OTHER.digest: OTHER}
     messages = talk(40)
-    model.planner.known = KnownPrompts(try_by=at_once)
+    model.planner.prompt_cache = PromptCache(try_by=at_once)
     model.plan(messages[:61], media=media)
     lengths = list[int]()
     write = model.planner.prompter._write
@@ -213,7 +215,7 @@ def test_pictures_stand_where_they_are_shown(
     model = PLAYED[name]
     model.forget()
     messages, media = list[Message](), list[Media]()
-    for parts, told in talk:
+    for parts, message in talk:
         messages.append(says("user", *parts))
         media += [part for part in parts if isinstance(part, Media)]
         plan = model.plan(messages, history, media=MEDIA)
@@ -222,4 +224,4 @@ def test_pictures_stand_where_they_are_shown(
         else:
             assert [span.media.digest for span in plan.jobs[0].media] == [each.digest for each in media]
         model.answer(plan, WROTE)
-        messages.append(told)
+        messages.append(message)

@@ -12,60 +12,62 @@ from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import ByteTokenizer
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
-from dragoman.turns.constrain import Constrainer
-from dragoman.turns.spec import Calling, Reading, Thinking, Wanted
-from dragoman.types import ConstraintSource, SourceForm
+from dragoman.turns.constraints import ConstraintBuilder
+from dragoman.turns.spec import OutputConstraint, ParseOptions, ReasoningTokenLimit, ToolCallPolicy
+from dragoman.types import ConstraintFormat, ConstraintSource
 from tests.support.turns import spec
 
 TOOLS = ({"type": "function", "function": {"name": "f"}},)
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
-DIGIT = Wanted(syntax="regex", value="[0-9]", param="regex")
-ALL: tuple[SourceForm, ...] = ("json_schema", "regex", "choice", "gbnf", "lark")
-XGRAMMAR: tuple[SourceForm, ...] = ("json_schema", "regex", "gbnf")
-TEXT = Reading(calls=False)
+DIGIT = OutputConstraint(syntax="regex", value="[0-9]", param="regex")
+ALL: tuple[ConstraintFormat, ...] = ("json_schema", "regex", "choice", "gbnf", "lark")
+XGRAMMAR: tuple[ConstraintFormat, ...] = ("json_schema", "regex", "gbnf")
+TEXT = ParseOptions(calls=False)
 
 
 def source(
-    *forms: SourceForm,
+    *forms: ConstraintFormat,
     dialect: str = "plain",
     in_reasoning: bool = False,
     skips: bool = False,
     **fields: Any,
 ) -> ConstraintSource | None:
-    card = ModelCard(name="m", max_model_len=99, sources=forms, skips_reasoning=skips)
-    constrainer = Constrainer(card, ByteTokenizer(), Limits())
+    card = ModelCard(name="m", max_model_len=99, constraint_formats=forms, constrains_after_reasoning=skips)
+    constrainer = ConstraintBuilder(card, ByteTokenizer(), Limits())
     asked = spec(**fields)
     constrainer.check(asked)
-    made = constrainer.constraint(asked, get_dialect(dialect), in_reasoning=in_reasoning)
-    return made.source if made is not None else None
+    constraint = constrainer.constraint(asked, get_dialect(dialect), in_reasoning=in_reasoning)
+    return constraint.source if constraint is not None else None
 
 
 @pytest.mark.parametrize(
     ("wanted", "form", "text"),
     [
-        (Wanted(syntax="json_object", param="p"), "json_schema", '{"type": "object"}'),
-        (Wanted(syntax="json_schema", value=SCHEMA, param="p"), "json_schema", json.dumps(SCHEMA)),
-        (Wanted(syntax="json_schema", value="true", param="p"), "json_schema", "true"),
+        (OutputConstraint(syntax="json_object", param="p"), "json_schema", '{"type": "object"}'),
+        (OutputConstraint(syntax="json_schema", value=SCHEMA, param="p"), "json_schema", json.dumps(SCHEMA)),
+        (OutputConstraint(syntax="json_schema", value="true", param="p"), "json_schema", "true"),
         (DIGIT, "regex", "[0-9]"),
-        (Wanted(syntax="choice", value=["a", 'b"'], param="p"), "choice", '["a", "b\\""]'),
-        (Wanted(syntax="gbnf", value='root ::= "a"', param="p"), "gbnf", 'root ::= "a"'),
+        (OutputConstraint(syntax="choice", value=["a", 'b"'], param="p"), "choice", '["a", "b\\""]'),
+        (OutputConstraint(syntax="gbnf", value='root ::= "a"', param="p"), "gbnf", 'root ::= "a"'),
         (
-            Wanted(syntax="gbnf", value='start ::= ";";', param="p"),
+            OutputConstraint(syntax="gbnf", value='start ::= ";";', param="p"),
             "gbnf",
             'start ::= ";"\n\nroot ::= start\n',
         ),
-        (Wanted(syntax="lark", value='start: "a"', param="p"), "lark", 'start: "a"'),
+        (OutputConstraint(syntax="lark", value='start: "a"', param="p"), "lark", 'start: "a"'),
     ],
 )
-def test_the_engine_gets_what_the_client_sent(wanted: Wanted, form: SourceForm, text: str) -> None:
-    assert source(*ALL, wanted=wanted) == ConstraintSource(form, text)
+def test_the_engine_gets_what_the_client_sent(
+    wanted: OutputConstraint, form: ConstraintFormat, text: str
+) -> None:
+    assert source(*ALL, output_constraint=wanted) == ConstraintSource(form, text)
 
 
 def test_a_choice_is_a_grammar_where_engines_know_no_choices() -> None:
-    choice = Wanted(syntax="choice", value=["ä\n", 'b"'], param="p")
-    made = source("gbnf", wanted=choice)
-    assert made is not None
-    grammar = Constraint.from_gbnf(made.text)
+    choice = OutputConstraint(syntax="choice", value=["ä\n", 'b"'], param="p")
+    constraint_source = source("gbnf", output_constraint=choice)
+    assert constraint_source is not None
+    grammar = Constraint.from_gbnf(constraint_source.text)
     assert grammar.accepts("ä\n")
     assert grammar.accepts('b"')
     assert not grammar.accepts("b")
@@ -73,14 +75,14 @@ def test_a_choice_is_a_grammar_where_engines_know_no_choices() -> None:
 
 def test_what_has_no_form_of_the_engine_is_refused_by_name() -> None:
     with pytest.raises(BadRequest) as caught:
-        source("json_schema", "gbnf", wanted=DIGIT)
+        source("json_schema", "gbnf", output_constraint=DIGIT)
     assert (caught.value.param, caught.value.code) == ("regex", "unsupported_field")
     assert "json_schema, gbnf" in caught.value.message
 
 
 def test_a_wrong_constraint_is_told_before_the_engine_sees_it() -> None:
     with pytest.raises(BadRequest) as caught:
-        source(*ALL, wanted=Wanted(syntax="regex", value="(", param="guided_regex"))
+        source(*ALL, output_constraint=OutputConstraint(syntax="regex", value="(", param="guided_regex"))
     assert caught.value.param == "guided_regex"
 
 
@@ -88,42 +90,47 @@ def test_a_wrong_constraint_is_told_before_the_engine_sees_it() -> None:
 def test_reasoning_comes_before_the_constraint_where_the_engine_can_wait(
     skips: bool, in_reasoning: bool
 ) -> None:
-    made = source(
-        *XGRAMMAR, dialect="hermes", skips=skips, in_reasoning=in_reasoning, wanted=DIGIT, reading=TEXT
+    constraint_source = source(
+        *XGRAMMAR,
+        dialect="hermes",
+        skips=skips,
+        in_reasoning=in_reasoning,
+        output_constraint=DIGIT,
+        parsing=TEXT,
     )
-    assert made == ConstraintSource("regex", "[0-9]", after_reasoning=skips)
+    assert constraint_source == ConstraintSource("regex", "[0-9]", after_reasoning=skips)
 
 
 def test_no_reasoning_is_waited_for_where_there_is_none() -> None:
-    off = Thinking(tokens=0, param="reasoning_effort", soft=True)
-    for fields in ({"reading": None}, {"reading": TEXT, "thinking": off}):
-        made = source(*XGRAMMAR, dialect="hermes", skips=True, wanted=DIGIT, **fields)
-        assert made == ConstraintSource("regex", "[0-9]")
+    off = ReasoningTokenLimit(tokens=0, param="reasoning_effort", soft=True)
+    for fields in ({"parsing": None}, {"parsing": TEXT, "reasoning_limit": off}):
+        constraint_source = source(*XGRAMMAR, dialect="hermes", skips=True, output_constraint=DIGIT, **fields)
+        assert constraint_source == ConstraintSource("regex", "[0-9]")
 
 
 def test_an_answer_that_is_in_reasoning_already_cannot_begin_with_the_constraint() -> None:
     with pytest.raises(BadRequest) as caught:
-        source(*XGRAMMAR, dialect="hermes", in_reasoning=True, wanted=DIGIT, reading=TEXT)
+        source(*XGRAMMAR, dialect="hermes", in_reasoning=True, output_constraint=DIGIT, parsing=TEXT)
     assert caught.value.param == "regex"
 
 
 @pytest.mark.parametrize(
     ("dialect", "fields"),
     [
-        ("hermes", {"calling": Calling(required=True), "reading": Reading(tools=TOOLS)}),
-        ("hermes", {"wanted": DIGIT, "reading": Reading(tools=TOOLS)}),
-        ("harmony", {"wanted": DIGIT, "reading": TEXT}),
+        ("hermes", {"tool_policy": ToolCallPolicy(required=True), "parsing": ParseOptions(tools=TOOLS)}),
+        ("hermes", {"output_constraint": DIGIT, "parsing": ParseOptions(tools=TOOLS)}),
+        ("harmony", {"output_constraint": DIGIT, "parsing": TEXT}),
     ],
 )
 def test_whatever_is_more_than_text_is_a_whole_grammar(dialect: str, fields: dict[str, Any]) -> None:
-    made = source(*ALL, dialect=dialect, **fields)
-    assert made is not None
-    assert made.form == "lark"
+    constraint_source = source(*ALL, dialect=dialect, **fields)
+    assert constraint_source is not None
+    assert constraint_source.format == "lark"
     with pytest.raises(BadRequest):
         source(*XGRAMMAR, dialect=dialect, **fields)
 
 
-FORCED: dict[str, Any] = {"calling": Calling(required=True), "reading": Reading(tools=TOOLS)}
+FORCED: dict[str, Any] = {"tool_policy": ToolCallPolicy(required=True), "parsing": ParseOptions(tools=TOOLS)}
 CALL = {
     "type": "tag",
     "begin": '<tool_call>\n{"name": "f", "arguments": ',
@@ -142,22 +149,22 @@ LAYOUT = {"type": "const_string", "value": "\n\n"}
 
 
 def tagged(**fields: Any) -> tuple[dict[str, Any], bool]:
-    made = source("structural_tag", dialect="hermes", **fields)
-    assert made is not None
-    told = json.loads(made.text)
-    assert (made.form, told["type"]) == ("structural_tag", "structural_tag")
-    return told["format"], made.after_reasoning
+    constraint_source = source("structural_tag", dialect="hermes", **fields)
+    assert constraint_source is not None
+    result = json.loads(constraint_source.text)
+    assert (constraint_source.format, result["type"]) == ("structural_tag", "structural_tag")
+    return result["format"], constraint_source.after_reasoning
 
 
 def test_tags_of_the_client_are_handed_over() -> None:
     structures = [{"begin": "<a>", "schema": SCHEMA, "end": "</a>"}]
-    older = Wanted(
+    older = OutputConstraint(
         syntax="structural_tag", value={"structures": structures, "triggers": ["<a"]}, param="response_format"
     )
     content = {"type": "json_schema", "json_schema": SCHEMA}
     tag = {"type": "tag", "begin": "<a>", "content": content, "end": "</a>"}
     newer = {"type": "triggered_tags", "triggers": ["<a"], "tags": [tag]}
-    assert tagged(wanted=older) == (newer, False)
+    assert tagged(output_constraint=older) == (newer, False)
 
 
 def test_a_forced_call_is_a_tag() -> None:
@@ -174,12 +181,12 @@ def test_reasoning_is_in_the_tag_where_the_engine_cannot_wait_for_its_end() -> N
 def test_text_after_reasoning_is_a_tag_too() -> None:
     text = {"type": "regex", "pattern": "[0-9]"}
     begun = {"type": "sequence", "elements": [THINKING, LAYOUT, text]}
-    assert tagged(in_reasoning=True, wanted=DIGIT, reading=TEXT) == (begun, False)
+    assert tagged(in_reasoning=True, output_constraint=DIGIT, parsing=TEXT) == (begun, False)
 
 
 def test_a_call_or_text() -> None:
-    made, _ = tagged(skips=True, wanted=DIGIT, reading=Reading(tools=TOOLS))
-    assert made == {
+    fields, _ = tagged(skips=True, output_constraint=DIGIT, parsing=ParseOptions(tools=TOOLS))
+    assert fields == {
         "type": "or",
         "elements": [
             {
@@ -193,8 +200,8 @@ def test_a_call_or_text() -> None:
 
 def test_a_strict_tool_that_may_be_called_is_triggered_by_its_marker() -> None:
     strict = ({"type": "function", "function": {"name": "f", "strict": True}},)
-    made, _ = tagged(skips=True, calling=Calling(), reading=Reading(tools=strict))
-    assert made == {
+    fields, _ = tagged(skips=True, tool_policy=ToolCallPolicy(), parsing=ParseOptions(tools=strict))
+    assert fields == {
         "type": "triggered_tags",
         "triggers": ["<tool_call>"],
         "tags": [CALL],
@@ -212,10 +219,10 @@ def test_calls_that_tags_cannot_say_are_refused(dialect: str) -> None:
 
 def test_the_end_of_reasoning_cannot_be_handed_over() -> None:
     with pytest.raises(BadRequest) as caught:
-        source(*ALL, thinking=Thinking(tokens=1, param="thinking_budget"), reading=TEXT)
+        source(*ALL, reasoning_limit=ReasoningTokenLimit(tokens=1, param="thinking_budget"), parsing=TEXT)
     assert caught.value.param == "thinking_budget"
 
 
 def test_one_call_at_most_needs_no_grammar() -> None:
-    single = Reading(tools=TOOLS, most_calls=1)
-    assert source(*ALL, "structural_tag", dialect="hermes", reading=single) is None
+    single = ParseOptions(tools=TOOLS, most_calls=1)
+    assert source(*ALL, "structural_tag", dialect="hermes", parsing=single) is None

@@ -3,7 +3,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.turns.reading import StopFinder
+from dragoman.turns.choice_reader import StopFinder
 
 few_letters = st.text(alphabet="ab", max_size=24)
 stop_lists = st.lists(st.text(alphabet="ab", min_size=1, max_size=5), min_size=1, max_size=3, unique=True)
@@ -53,6 +53,6 @@ def test_finds_what_a_naive_search_finds(stops: list[str], text: str) -> None:
 
 @given(stop_lists, few_letters, st.lists(st.integers(0, 24), max_size=6))
 def test_cuts_change_nothing(stops: list[str], text: str, places: list[int]) -> None:
-    bounds = [0, *sorted(min(place, len(text)) for place in places), len(text)]
+    bounds = [0, *sorted(min(index, len(text)) for index in places), len(text)]
     pieces = [text[start:end] for start, end in pairwise(bounds)]
     assert run(stops, pieces) == run(stops, [text])

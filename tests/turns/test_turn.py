@@ -93,7 +93,7 @@ def test_closing_wakes_whoever_waits() -> None:
     async def run() -> bool:
         async with turn_of(ScriptedEngine(say("x", fault="hang")), spec()) as turn:
             asyncio.get_running_loop().call_later(0.01, turn.close)
-            return await turn.next() == [] and turn.over
+            return await turn.next() == [] and turn.is_over
 
     assert asyncio.run(run())
 
@@ -119,7 +119,7 @@ def test_what_has_piled_up_is_taken_a_little_at_a_time() -> None:
         async with turn_of(ScriptedEngine(Script([*text.encode()])), spec()) as turn:
             while turn._left:
                 await asyncio.sleep(0)
-            return [await turn.next() for _ in iter(lambda: turn.over, True)]
+            return [await turn.next() for _ in iter(lambda: turn.is_over, True)]
 
     taken = asyncio.run(run())
     assert "".join(event.text for events in taken for event in events) == text

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from dragoman.engines.protocol import UNSUPPORTABLE, ModelCard
-from dragoman.errors import BadRequest, Part
+from dragoman.engines.protocol import OPTIONAL_FIELDS, ModelCard
+from dragoman.errors import BadRequest, ParamKey
 from dragoman.turns.spec import TurnSpec, refuse_unsupported
-from dragoman.types import Samplers, Sampling, TextPrompt
+from dragoman.types import ExtraSamplers, Sampling, TextPrompt
 
 SAMPLING: dict[str, Any] = {
     "temperature": 0.5,
@@ -43,27 +43,27 @@ def spec_with(name: str) -> TurnSpec:
 
 
 def test_every_field_can_be_refused() -> None:
-    assert SAMPLING.keys() | OTHERS.keys() == UNSUPPORTABLE
+    assert SAMPLING.keys() | OTHERS.keys() == OPTIONAL_FIELDS
 
 
-@pytest.mark.parametrize("name", sorted(UNSUPPORTABLE))
+@pytest.mark.parametrize("name", sorted(OPTIONAL_FIELDS))
 def test_what_is_asked_is_refused_by_its_name(name: str) -> None:
     with pytest.raises(BadRequest) as caught:
         refuse_unsupported(spec_with(name), card(frozenset({name})))
-    assert (caught.value.param, caught.value.code) == (Part(name), "unsupported_field")
+    assert (caught.value.param, caught.value.code) == (ParamKey(name), "unsupported_field")
     assert f"'{name}'" in caught.value.message
 
 
-@pytest.mark.parametrize("name", sorted(UNSUPPORTABLE))
+@pytest.mark.parametrize("name", sorted(OPTIONAL_FIELDS))
 def test_what_is_honoured_passes(name: str) -> None:
-    refuse_unsupported(spec_with(name), card(UNSUPPORTABLE - {name}))
+    refuse_unsupported(spec_with(name), card(OPTIONAL_FIELDS - {name}))
 
 
 def test_what_is_not_asked_passes() -> None:
-    refuse_unsupported(PLAIN, card(UNSUPPORTABLE))
+    refuse_unsupported(PLAIN, card(OPTIONAL_FIELDS))
 
 
-SAMPLERS = replace(PLAIN, sampling=replace(PLAIN.sampling, samplers=Samplers(top_a=0.1)))
+SAMPLERS = replace(PLAIN, sampling=replace(PLAIN.sampling, samplers=ExtraSamplers(top_a=0.1)))
 
 
 def test_samplers_are_refused_where_the_engine_has_none() -> None:

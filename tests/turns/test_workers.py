@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from dragoman.turns.queue import LOOKING_OF_ONE_KEY, MUCH, OF_ONE_KEY, THREADS, Workers
+from dragoman.turns.queue import LOOKING_OF_ONE_KEY, OF_ONE_KEY, OFFLOAD_BYTES, THREADS, WorkerPool
 
-BIG = MUCH + 1
+BIG = OFFLOAD_BYTES + 1
 
 
 class Stage:
     """Works that last until they are let go; `begun` has their names as their threads came to run."""
 
     def __init__(self) -> None:
-        self.workers = Workers()
+        self.workers = WorkerPool()
         self.begun: list[str] = []
         self._gates: dict[str, threading.Event] = {}
 
@@ -29,7 +29,7 @@ class Stage:
             assert gate.wait(30)
             return name
 
-        return asyncio.ensure_future(self.workers.run(owner, size, work, looks=looks))
+        return asyncio.ensure_future(self.workers.run(owner, size, work, low_priority=looks))
 
     async def let_go(self, name: str) -> None:
         self._gates[name].set()
@@ -53,27 +53,27 @@ def staged(play: Callable[[Stage], Coroutine[Any, Any, None]]) -> None:
 
 def test_what_is_small_has_no_thread() -> None:
     async def play() -> int:
-        return await Workers().run("a", MUCH, threading.get_ident)
+        return await WorkerPool().run("a", OFFLOAD_BYTES, threading.get_ident)
 
     assert asyncio.run(play()) == threading.get_ident()
 
 
 def test_what_is_big_or_slow_has_one() -> None:
     async def play() -> set[int]:
-        workers = Workers()
-        found = {
+        workers = WorkerPool()
+        numbers = {
             await workers.run("a", BIG, threading.get_ident),
-            await workers.run("a", 0, threading.get_ident, slow=True),
+            await workers.run("a", 0, threading.get_ident, always_offload=True),
         }
         await workers.close()
-        return found
+        return numbers
 
     assert threading.get_ident() not in asyncio.run(play())
 
 
 def test_an_error_reaches_the_one_who_asked() -> None:
     async def play() -> None:
-        workers = Workers()
+        workers = WorkerPool()
         with pytest.raises(ZeroDivisionError):
             await workers.run("a", BIG, lambda: 1 // 0)
         await workers.close()
@@ -170,8 +170,8 @@ def test_after_the_close_there_is_no_thread() -> None:
 
 def test_who_looks_rests_for_as_long_while_others_wait_for_answers() -> None:
     async def play() -> float:
-        workers = Workers()
-        workers.others_wait = lambda owner: owner == "a"
+        workers = WorkerPool()
+        workers.has_waiting_others = lambda owner: owner == "a"
         began, ended = list[float](), list[float]()
 
         def look() -> None:
@@ -179,7 +179,7 @@ def test_who_looks_rests_for_as_long_while_others_wait_for_answers() -> None:
             time.sleep(0.05)
             ended.append(time.monotonic())
 
-        await asyncio.gather(*(workers.run("a", BIG, look, looks=True) for _ in range(2)))
+        await asyncio.gather(*(workers.run("a", BIG, look, low_priority=True) for _ in range(2)))
         await workers.close()
         return began[1] - ended[0]
 
@@ -188,7 +188,7 @@ def test_who_looks_rests_for_as_long_while_others_wait_for_answers() -> None:
 
 def test_what_an_answer_waits_for_does_not_wait_for_the_rest() -> None:
     async def play(stage: Stage) -> None:
-        stage.workers.others_wait = lambda owner: True
+        stage.workers.has_waiting_others = lambda owner: True
         looks = [stage.ask(f"look {n}", "a", looks=True) for n in range(2)]
         await settled()
         await stage.let_go("look 0")
@@ -213,9 +213,9 @@ def test_who_is_alone_does_not_rest() -> None:
 
 def test_a_key_is_forgotten_when_it_has_rested() -> None:
     async def play() -> None:
-        workers = Workers()
-        workers.others_wait = lambda owner: True
-        await workers.run("a", BIG, lambda: None, looks=True)
+        workers = WorkerPool()
+        workers.has_waiting_others = lambda owner: True
+        await workers.run("a", BIG, lambda: None, low_priority=True)
         async with asyncio.timeout(30):
             while workers._keys:
                 await asyncio.sleep(0.001)

@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator, FormatChecker
 
-from dragoman.constrain.calls.answer_grammar import answer_grammar
+from dragoman.constrain.calls.answer_grammar import answer_constraint
 from dragoman.constrain.constraint import Constraint
-from dragoman.dialects.declare import Dialect, TaggedCalls
+from dragoman.dialects.declarations import Dialect, TaggedCalls
 from dragoman.dialects.parser import Parser, parse
 from dragoman.dialects.registry import get_dialect, list_dialects
 from dragoman.dialects.render import render
 from dragoman.types import Answer, ToolCall, fold
 from tests.support.laws import examples, tried
 from tests.support.schemas import arguments, parameters
-from tests.support.walks import Walked, Walker, special_tokens
+from tests.support.walks import Walker, WalkResult, special_tokens
 
 NAMES = [name for name, dialect in list_dialects().items() if dialect.has_calls]
 TOOLS = ("get_weather", "f", "f.g-2")
@@ -42,10 +42,10 @@ def walker_of(name: str, by_id: bool) -> Walker:
 
 
 def answer(*calls: tuple[str, Any]) -> Answer:
-    made = [
+    tool_calls = [
         ToolCall(id=None, name=name, arguments=json.dumps(value, ensure_ascii=False)) for name, value in calls
     ]
-    return Answer(calls=made)
+    return Answer(calls=tool_calls)
 
 
 def said(answer: Answer) -> list[tuple[str, Any]]:
@@ -53,7 +53,7 @@ def said(answer: Answer) -> list[tuple[str, Any]]:
 
 
 def read(
-    dialect: Dialect, walked: Walked, walker: Walker, tools: list[dict[str, Any]], starts: bool
+    dialect: Dialect, walked: WalkResult, walker: Walker, tools: list[dict[str, Any]], starts: bool
 ) -> Answer:
     by_id = {id_: text for text, id_ in walker.special.items()}
     parser = Parser(dialect, tools, starts, special_tokens=by_id)
@@ -77,9 +77,9 @@ def held_back(dialect: Dialect, schema: Any, value: Any) -> bool:
     if not dialect.calls or not isinstance(dialect.calls[0], TaggedCalls):
         return False
     if isinstance(value, str):
-        said, first = json.dumps(schema), value.strip()[:1]
-        bounded = any(word in said for word in ("imum", "multipleOf"))
-        beside = any(word in said for word in ("anyOf", "oneOf", '"type": ['))
+        text, first = json.dumps(schema), value.strip()[:1]
+        bounded = any(word in text for word in ("imum", "multipleOf"))
+        beside = any(word in text for word in ("anyOf", "oneOf", '"type": ['))
         return (bounded and first in (*"-0123456789",)) or (beside and first in (*'"{[(',))
     if isinstance(value, dict):
         return any(held_back(dialect, schema, inner) for inner in value.values())
@@ -94,8 +94,8 @@ def test_a_grammar_of_calls_may_be_handed_on(name: str) -> None:
     """By one server to another, which checks it like the grammar of any client."""
     properties = {"city": {"type": "string", "maxLength": 8}, "n": {"enum": [1, "a"]}}
     tools = [tool("f", {"type": "object", "properties": properties, "required": ["city"]}), tool("g", None)]
-    made = answer_grammar(get_dialect(name), tools, choice="required")
-    assert Constraint.from_lark(made.grammar) == made
+    constraint = answer_constraint(get_dialect(name), tools, choice="required")
+    assert Constraint.from_lark(constraint.grammar) == constraint
 
 
 @pytest.mark.thorough
@@ -106,7 +106,7 @@ def test_what_is_rendered_is_accepted(name: str, data: st.DataObject) -> None:
     dialect = get_dialect(name)
     schemas = {tool_name: data.draw(parameters) for tool_name in TOOLS}
     tools = [tool(tool_name, schema) for tool_name, schema in schemas.items()]
-    grammar, accepted = answer_grammar(dialect, tools), 0
+    grammar, accepted = answer_constraint(dialect, tools), 0
     for _ in range(4):
         chosen = data.draw(st.lists(st.sampled_from(TOOLS), min_size=1, max_size=3))
         calls = [
@@ -114,7 +114,7 @@ def test_what_is_rendered_is_accepted(name: str, data: st.DataObject) -> None:
         ]
         text = render(dialect, answer(*calls))
         # Some texts are another value than the one that was meant: 12 between tags is no string.
-        never_written = any(held_back(dialect, schemas[who], given) for who, given in calls)
+        never_written = any(held_back(dialect, schemas[who], result) for who, result in calls)
         if said(parse(text, dialect, tools)) == calls and not never_written:
             assert grammar.accepts(text), (text, tools)
             accepted += 1
@@ -131,7 +131,7 @@ def test_what_is_accepted_is_read_as_valid_calls(name: str, data: st.DataObject,
     walker = walker_of(name, by_id)
     starts = dialect.reasoning is not None and data.draw(st.booleans())
     parallel = data.draw(st.booleans())
-    grammar = answer_grammar(
+    grammar = answer_constraint(
         dialect, tools, parallel=parallel, starts_in_reasoning=starts, special=walker.special
     )
     chance = random.Random(data.draw(st.integers(0, 2**32)))
@@ -154,7 +154,7 @@ def test_wrong_calls_are_refused(name: str) -> None:
     dialect = get_dialect(name)
     tools = [tool("get_weather", WEATHER), tool("ping", None)]
     good = ("get_weather", {"city": "Paris", "n": 3})
-    several = answer_grammar(dialect, tools)
+    several = answer_constraint(dialect, tools)
     assert several.accepts(render(dialect, answer(good)))
     assert several.accepts(render(dialect, answer(good, ("ping", {}), good)))
     wrong: list[tuple[str, Any]] = [
@@ -172,10 +172,10 @@ def test_wrong_calls_are_refused(name: str) -> None:
         assert not several.accepts(render(dialect, answer(good, call))), call
     assert not several.accepts("")
     assert not several.accepts("Paris")
-    single = answer_grammar(dialect, tools, parallel=False)
+    single = answer_constraint(dialect, tools, parallel=False)
     assert single.accepts(render(dialect, answer(good)))
     assert not single.accepts(render(dialect, answer(good, good)))
-    named = answer_grammar(dialect, tools, names=["ping"], parallel=False)
+    named = answer_constraint(dialect, tools, names=["ping"], parallel=False)
     assert named.accepts(render(dialect, answer(("ping", {}))))
     assert not named.accepts(render(dialect, answer(good)))
 
@@ -187,5 +187,5 @@ def test_a_value_holds_no_key(name: str) -> None:
     shape = dialect.calls[0]
     assert isinstance(shape, TaggedCalls)
     value = f"x{shape.key[0]}b{shape.key_end[0]}"
-    assert answer_grammar(dialect, tools).accepts(render(dialect, answer(("f", {"a": "x"}))))
-    assert not answer_grammar(dialect, tools).accepts(render(dialect, answer(("f", {"a": value}))))
+    assert answer_constraint(dialect, tools).accepts(render(dialect, answer(("f", {"a": "x"}))))
+    assert not answer_constraint(dialect, tools).accepts(render(dialect, answer(("f", {"a": value}))))

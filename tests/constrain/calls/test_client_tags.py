@@ -109,8 +109,8 @@ def test_what_is_wrong_is_named(asked: dict[str, Any] | str, place: str) -> None
 
 
 def test_markers_that_are_special_tokens() -> None:
-    made = read_tags({"format": TAGS}, "response_format", Limits(), {"<f>": 300})
-    assert "<[300]>" in made.grammar
+    tags = read_tags({"format": TAGS}, "response_format", Limits(), {"<f>": 300})
+    assert "<[300]>" in tags.grammar
 
 
 def nested(depth: int) -> dict[str, Any]:

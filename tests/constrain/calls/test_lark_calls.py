@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from dragoman.constrain.calls.answer_grammar import CallMode, answer_grammar
+from dragoman.constrain.calls.answer_grammar import CallMode, answer_constraint
 from dragoman.constrain.constraint import Constraint
 from dragoman.dialects.registry import get_dialect
 from dragoman.dialects.render import render
@@ -33,7 +33,7 @@ def call(text: str) -> Answer:
 @every_way
 def test_patches_are_accepted_and_nothing_else(name: str, choice: CallMode) -> None:
     dialect = get_dialect(name)
-    grammar = answer_grammar(dialect, TOOLS, choice=choice, strict=CUSTOM, custom=CUSTOM)
+    grammar = answer_constraint(dialect, TOOLS, choice=choice, strict=CUSTOM, custom=CUSTOM)
     assert grammar.accepts(render(dialect, call(PATCH)))
     assert grammar.accepts(render(dialect, call(PATCH + "\n")))
     for text in NO_PATCHES:
@@ -45,16 +45,16 @@ def test_what_is_read_back_is_in_the_language(name: str, choice: CallMode) -> No
     """Some markers are special tokens if a call is required, and text if not."""
     dialect, walker, chance = get_dialect(name), walker_of(name, choice == "required"), random.Random(7)
     tools, plain = [as_tool("f", SMALL)], Constraint.from_lark(SMALL)
-    grammar = answer_grammar(dialect, tools, parallel=False, custom=["f"], special=walker.special)
+    grammar = answer_constraint(dialect, tools, parallel=False, custom=["f"], special=walker.special)
     for _ in range(3):
         walked = walker.walk(grammar, chance)
         if walked.complete:
-            [made] = read(dialect, walked, walker, tools, False).calls
-            assert plain.accepts(json.loads(made.arguments)["input"])
+            [tool_call] = read(dialect, walked, walker, tools, False).calls
+            assert plain.accepts(json.loads(tool_call.arguments)["input"])
 
 
 def test_the_word_means_nothing_in_the_schema_of_a_function() -> None:
-    grammar = answer_grammar(get_dialect("hermes"), [as_tool("f", "no grammar")])
+    grammar = answer_constraint(get_dialect("hermes"), [as_tool("f", "no grammar")])
     written = render(
         get_dialect("hermes"), Answer(calls=[ToolCall(id=None, name="f", arguments='{"input": "x"}')])
     )
@@ -66,7 +66,7 @@ def test_errors_name_the_tool(grammar: str) -> None:
     tools = [as_tool("g", 'start: "a"'), as_tool("f", grammar + '\ny: "(')]
     with pytest.raises(BadRequest) as caught:
         places = ["tools[0].custom.parameters", "tools[1].custom.parameters"]
-        answer_grammar(get_dialect("hermes"), tools, custom=["f", "g"], places=places)
+        answer_constraint(get_dialect("hermes"), tools, custom=["f", "g"], pointers=places)
     assert caught.value.param == "tools[1].custom.format"
 
 
@@ -84,4 +84,4 @@ def test_errors_name_the_tool(grammar: str) -> None:
 )
 def test_what_would_cost_too_much_is_refused(grammar: str) -> None:
     with pytest.raises(BadRequest):
-        answer_grammar(get_dialect("hermes"), [as_tool("f", grammar)], custom=["f"])
+        answer_constraint(get_dialect("hermes"), [as_tool("f", grammar)], custom=["f"])

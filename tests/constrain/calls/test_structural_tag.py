@@ -45,12 +45,12 @@ def samples(format_: Format) -> Iterator[str]:
 
 
 def formats(**how: Any) -> list[tuple[str, Format]]:
-    made = {
+    fields = {
         name: calls_format(dialect, TOOLS, **how)
         for name, dialect in list_dialects().items()
-        if dialect.has_calls and dialect.own is None
+        if dialect.has_calls and dialect.response_template is None
     }
-    return [(name, format_) for name, format_ in made.items() if format_ is not None]
+    return [(name, format_) for name, format_ in fields.items() if format_ is not None]
 
 
 @pytest.mark.parametrize(("name", "format_"), formats(required=True, parallel=True))

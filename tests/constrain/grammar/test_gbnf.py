@@ -47,9 +47,9 @@ CASES: list[tuple[str, list[str], list[str]]] = [
 
 @pytest.mark.parametrize(("grammar", "accepted", "rejected"), CASES, ids=range(len(CASES)))
 def test_the_language(grammar: str, accepted: list[str], rejected: list[str]) -> None:
-    made = Constraint.from_gbnf(grammar)
-    assert [text for text in accepted if not made.accepts(text)] == []
-    assert [text for text in rejected if made.accepts(text)] == []
+    constraint = Constraint.from_gbnf(grammar)
+    assert [text for text in accepted if not constraint.accepts(text)] == []
+    assert [text for text in rejected if constraint.accepts(text)] == []
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dragoman.constrain.constraint import Constraint
-from dragoman.constrain.grammar.rules import Rules, is_possible
+from dragoman.constrain.grammar.lark_builder import LarkBuilder, is_possible
 from dragoman.constrain.quoted.quoted_lark import COMMON, QuotedLark
 from dragoman.errors import BadRequest
 from tests.constrain.walks import vocabulary, walk
@@ -21,12 +21,12 @@ known = cache(vocabulary)
 
 
 def escaped(grammar: str, quote: str = '"') -> Constraint:
-    rules = Rules()
+    rules = LarkBuilder()
     return Constraint(rules.grammar(QuotedLark(rules, grammar, "grammar").write_escaped(quote)))
 
 
 def raw(grammar: str, end: str, mark: str) -> Constraint:
-    rules = Rules()
+    rules = LarkBuilder()
     return Constraint(rules.grammar(QuotedLark(rules, grammar, "grammar").write_raw(end, mark)))
 
 
@@ -83,17 +83,17 @@ def compiled(grammar: str) -> Constraint | None:
 
 def texts(plain: Constraint, seed: int) -> list[str]:
     """Texts of the language, and others that are near."""
-    chance, found = random.Random(seed), []
+    chance, items = random.Random(seed), []
     for number in range(4):
         text = walk(plain, known(), seed + number, 12)
         if text is not None:
             at = chance.randrange(len(text) + 1)
-            found += [
+            items += [
                 text,
                 text[:at] + chance.choice("ab\n\"\\'\t <é") + text[at:],
                 text[:at] + text[at + 1 :],
             ]
-    return found
+    return items
 
 
 laws = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -156,10 +156,10 @@ def test_between_tags_the_same_texts_are_accepted(grammar: str, seed: int, end: 
 
 @pytest.mark.parametrize("name", COMMON)
 def test_the_common_terminals_are_those_of_llguidance(name: str) -> None:
-    said = f"%import common.{name}"
+    text = f"%import common.{name}"
     for difference in (f"{name} & ~/{COMMON[name]}/", f"~{name} & /{COMMON[name]}/"):
-        assert not is_possible(f"{difference}\n{said}")
-    assert is_possible(f"{name} & /{COMMON[name]}/\n{said}")
+        assert not is_possible(f"{difference}\n{text}")
+    assert is_possible(f"{name} & /{COMMON[name]}/\n{text}")
 
 
 def test_a_character_of_the_next_lexeme_is_not_lost() -> None:
@@ -195,7 +195,7 @@ def test_a_text_with_the_closing_tag_is_not_written() -> None:
 )
 def test_what_is_not_understood_is_named_by_its_line(grammar: str, why: str) -> None:
     with pytest.raises(BadRequest, match=r"'tools\[0\]\.custom\.format'") as caught:
-        QuotedLark(Rules(), grammar, "tools[0].custom.format")
+        QuotedLark(LarkBuilder(), grammar, "tools[0].custom.format")
     assert why in str(caught.value)
     assert caught.value.code == "invalid_grammar"
 

@@ -19,7 +19,8 @@ def shown(value: Any) -> str | None:
 
 def test_every_word_has_samples() -> None:
     fates = {
-        fate: {row.name for row in KEYWORDS.values() if row.fate == fate} for fate in ("enforced", "refused")
+        fate: {row.name for row in KEYWORDS.values() if row.handling == fate}
+        for fate in ("enforced", "refused")
     }
     assert fates == {"enforced": set(ENFORCED), "refused": set(REFUSED)}
 
@@ -35,10 +36,10 @@ def test_enforced(word: str, sample: Sample) -> None:
 
 @pytest.mark.parametrize("word", REFUSED)
 def test_refused(word: str) -> None:
-    schema, place = REFUSED[word]
+    schema, pointer = REFUSED[word]
     with pytest.raises(BadRequest) as error:
         Constraint.from_json_schema({"properties": {"p": schema}}, "response_format.json_schema.schema")
-    assert error.value.param == f"response_format.json_schema.schema#/properties/p{place}"
+    assert error.value.param == f"response_format.json_schema.schema#/properties/p{pointer}"
 
 
 @pytest.mark.parametrize(("schema", "place"), PARTLY, ids=shown)
@@ -49,7 +50,7 @@ def test_refused_where_it_cannot_be_enforced(schema: Any, place: str) -> None:
     assert error.value.status == 400
 
 
-@pytest.mark.parametrize("word", [row.name for row in KEYWORDS.values() if row.fate == "note"])
+@pytest.mark.parametrize("word", [row.name for row in KEYWORDS.values() if row.handling == "note"])
 def test_a_note_changes_nothing(word: str) -> None:
     schema = {"type": "integer", "x-mine" if word == "..." else word: "anything"}
     constraint = Constraint.from_json_schema(schema)

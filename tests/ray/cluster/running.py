@@ -37,10 +37,10 @@ def cluster() -> Iterator[None]:
     from ray.cluster_utils import Cluster
 
     node = {"num_cpus": 1, "object_store_memory": MEMORY, "include_dashboard": False}
-    made = Cluster(initialize_head=True, head_node_args=node)
+    result = Cluster(initialize_head=True, head_node_args=node)
     try:
-        made.add_node(num_cpus=1, object_store_memory=MEMORY)
-        ray.init(made.address, logging_level="warning", log_to_driver="RAY_LOGS" in os.environ)
+        result.add_node(num_cpus=1, object_store_memory=MEMORY)
+        ray.init(result.address, logging_level="warning", log_to_driver="RAY_LOGS" in os.environ)
         where = {"host": "127.0.0.1", "port": PORT}
         serve.start(proxy_location="HeadOnly", http_options=where)
         yield
@@ -48,7 +48,7 @@ def cluster() -> Iterator[None]:
         if ray.is_initialized():
             # Nobody is drained: the processes are ended.
             ray.shutdown()
-        made.shutdown()
+        result.shutdown()
 
 
 def deploy(args: dict[str, Any]) -> None:

@@ -55,21 +55,21 @@ def ask(client: httpx.Client, **more: Any) -> httpx.Response:
 
 def replicas(client: httpx.Client, model: str = "one") -> set[str]:
     """Those that answer a few questions that have nothing in common."""
-    found = [ask(client, model=model, text=f"{number} " * 20, max_tokens=1) for number in range(8)]
-    assert all(reply.status_code == 200 for reply in found), [reply.text for reply in found]
-    return {reply.headers["x-dragoman-replica"] for reply in found}
+    items = [ask(client, model=model, text=f"{number} " * 20, max_tokens=1) for number in range(8)]
+    assert all(reply.status_code == 200 for reply in items), [reply.text for reply in items]
+    return {reply.headers["x-dragoman-replica"] for reply in items}
 
 
 def both(client: httpx.Client) -> set[str]:
     """The replicas of the first model, once the door knows both."""
-    found: set[str] = set()
+    texts: set[str] = set()
 
     def are_two() -> bool:
-        found.update(replicas(client))
-        return len(found) == 2
+        texts.update(replicas(client))
+        return len(texts) == 2
 
     assert becomes(are_two)
-    return found
+    return texts
 
 
 def test_models_are_behind_one_address(fleet: httpx.Client) -> None:
@@ -86,9 +86,9 @@ def test_a_client_that_leaves_is_not_answered_any_longer(fleet: httpx.Client) ->
         where = reply.headers["x-dragoman-replica"]
 
     def has_left() -> bool:
-        told = fleet.get("/metrics", params={"replica": where})
-        assert told.headers["x-dragoman-replica"] == where
-        return any("disconnect" in line and not line.endswith(" 0.0") for line in told.text.splitlines())
+        response = fleet.get("/metrics", params={"replica": where})
+        assert response.headers["x-dragoman-replica"] == where
+        return any("disconnect" in line and not line.endswith(" 0.0") for line in response.text.splitlines())
 
     assert becomes(has_left)
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from dragoman.limits import Limits
 from tests.attacks.bodies import SOCKET, good
-from tests.attacks.frame import PAUSE, RESUME, Attacked
+from tests.attacks.frame import PAUSE, RESUME, AttackedServer
 
 LIMITS = Limits()
 MOST_BYTES = LIMITS.body_bytes - 4096
@@ -30,14 +30,14 @@ class Case(Struct, frozen=True):
     """`POST /v1/chat/completions`."""
     name: str
     """The dimension: `messages[0].content: 340,000 parts`."""
-    ready: Callable[[Attacked], Shot]
+    ready: Callable[[AttackedServer], Shot]
     """Makes the body and what has to be there before. What it returns is what is measured."""
 
 
 def posted(route: str, name: str, make: Callable[..., Any], *given: Any) -> Case:
     """`make(*given)` is the body, as bytes or as what is to be written as JSON. Not before it is needed."""
 
-    def ready(server: Attacked) -> Shot:
+    def ready(server: AttackedServer) -> Shot:
         raw = written(make(*given))
         if route == SOCKET:
             return lambda: server.send(SOCKET, raw).status
@@ -53,7 +53,11 @@ def changed(route: str, name: str, more: Callable[..., dict[str, Any]], *given: 
 
 
 def ask(
-    server: Attacked, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
+    server: AttackedServer,
+    method: str,
+    path: str,
+    body: bytes | None = None,
+    headers: dict[str, str] | None = None,
 ) -> int:
     """By a connection of its own, because a server may close it after a refusal."""
     connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=600)
@@ -74,12 +78,12 @@ def ask(
         connection.close()
 
 
-def made(server: Attacked, path: str, body: Any) -> dict[str, Any]:
+def made(server: AttackedServer, path: str, body: Any) -> dict[str, Any]:
     """What a request gives that must be answered."""
     reply = server.client.post(path, content=written(body), headers={"content-type": "application/json"})
     assert reply.status_code == 200, (path, reply.status_code, reply.text[:300])
-    found: dict[str, Any] = reply.json()
-    return found
+    fields: dict[str, Any] = reply.json()
+    return fields
 
 
 def written(body: Any) -> bytes:

@@ -81,12 +81,12 @@ def _contents(route: str) -> Iterator[Case]:
 
 def _calls(route: str) -> Iterator[Case]:
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    said = {"role": "assistant", "content": None}
+    fields = {"role": "assistant", "content": None}
     for count in (120_000, MOST_NAMES // 5, 5_000):
         yield changed(
             route,
             f"{count:,} calls of one message",
-            lambda n: {"messages": [_user("hi"), {**said, "tool_calls": [call] * n}]},
+            lambda n: {"messages": [_user("hi"), {**fields, "tool_calls": [call] * n}]},
             count,
         )
     wide = {f"{at}": 1 for at in range(MOST_NAMES - 100)}
@@ -104,7 +104,7 @@ def _calls(route: str) -> Iterator[Case]:
         yield changed(
             route,
             f"arguments of a call: {what}",
-            lambda c: {"messages": [_user("hi"), {**said, "tool_calls": [c]}]},
+            lambda c: {"messages": [_user("hi"), {**fields, "tool_calls": [c]}]},
             one,
         )
     yield changed(
@@ -117,7 +117,7 @@ def _calls(route: str) -> Iterator[Case]:
                     one
                     for at in range(2000)
                     for one in (
-                        {**said, "tool_calls": [{**call, "id": f"c{at}"}]},
+                        {**fields, "tool_calls": [{**call, "id": f"c{at}"}]},
                         {"role": "tool", "tool_call_id": f"c{at}", "content": "a" * 1000},
                     )
                 ),
@@ -125,7 +125,9 @@ def _calls(route: str) -> Iterator[Case]:
         },
     )
     yield changed(
-        route, "8 MB of reasoning", lambda: {"messages": [_user("a"), {**said, "reasoning": "a" * (8 << 20)}]}
+        route,
+        "8 MB of reasoning",
+        lambda: {"messages": [_user("a"), {**fields, "reasoning": "a" * (8 << 20)}]},
     )
 
 
@@ -163,13 +165,13 @@ def _blocks(route: str) -> Iterator[Case]:
         )
     for count in (120_000, 5_000):
         many = [{**call, "id": f"c{at}"} for at in range(count)]
-        given = [{**result, "tool_use_id": f"c{at}"} for at in range(count)]
+        rows = [{**result, "tool_use_id": f"c{at}"} for at in range(count)]
         yield changed(
             route,
             f"{count:,} calls of one message and their results",
             lambda m, g: {"messages": [_user("hi"), {"role": "assistant", "content": m}, _user(g)]},
             many,
-            given,
+            rows,
         )
     document = {"type": "document", "source": {"type": "text", "data": "a b " * 2_000_000}}
     yield changed(route, "a document of 8 MB", lambda d: {"messages": [_user([d])]}, document)

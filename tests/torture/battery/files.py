@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 
 from tests.attacks.bodies import good
-from tests.attacks.frame import Attacked
+from tests.attacks.frame import AttackedServer
 from tests.torture.battery.case import Case, Shot, ask, changed
 
 FILES, UPLOADS, BATCHES, MESSAGES = "/v1/files", "/v1/uploads", "/v1/batches", "/v1/messages/batches"
@@ -35,13 +35,13 @@ def _form(content: bytes, name: str = "a.txt", purpose: str = "user_data") -> by
     return (head + file).encode() + content + f"\r\n--{BOUNDARY}--\r\n".encode()
 
 
-def _sends(path: str, body: bytes) -> Callable[[Attacked], Shot]:
+def _sends(path: str, body: bytes) -> Callable[[AttackedServer], Shot]:
     return lambda server: lambda: ask(server, "POST", path, body, FORM)
 
 
-def _upload(server: Attacked, content: bytes, purpose: str = "user_data") -> str:
-    given: dict[str, Any] = {"data": {"purpose": purpose}, "files": {"file": ("a.jsonl", content)}}
-    reply = httpx.post(server.url + FILES, headers=server.client.headers, timeout=120, **given)
+def _upload(server: AttackedServer, content: bytes, purpose: str = "user_data") -> str:
+    fields: dict[str, Any] = {"data": {"purpose": purpose}, "files": {"file": ("a.jsonl", content)}}
+    reply = httpx.post(server.url + FILES, headers=server.client.headers, timeout=120, **fields)
     assert reply.status_code == 200, reply.text
     return str(reply.json()["id"])
 
@@ -52,8 +52,8 @@ def _kept() -> Iterator[Case]:
     yield Case(f"GET {FILES}", "as it is", lambda server: lambda: ask(server, "GET", f"{FILES}?limit=100"))
 
 
-def _of_file(method: str, more: str) -> Callable[[Attacked], Shot]:
-    def ready(server: Attacked) -> Shot:
+def _of_file(method: str, more: str) -> Callable[[AttackedServer], Shot]:
+    def ready(server: AttackedServer) -> Shot:
         path = f"{FILES}/{_upload(server, b'a' * EIGHT_MB)}{more}"
         return lambda: ask(server, method, path)
 
@@ -66,7 +66,7 @@ def _in_parts() -> Iterator[Case]:
     yield changed(f"{UPLOADS}/{{id}}/cancel", "as it is", dict)
     part = _form(b"a" * EIGHT_MB).replace(b'name="file"', b'name="data"')
 
-    def ready(server: Attacked) -> Shot:
+    def ready(server: AttackedServer) -> Shot:
         path = server.path(f"{UPLOADS}/{{id}}/parts")
         return lambda: ask(server, "POST", path, part, FORM)
 
@@ -81,7 +81,7 @@ def _batches() -> Iterator[Case]:
         "body": {"prompt": "a", "max_tokens": 1},
     }
 
-    def ready(server: Attacked) -> Shot:
+    def ready(server: AttackedServer) -> Shot:
         lines = b"".join(json.dumps({**line, "custom_id": f"{n}"}).encode() + b"\n" for n in range(50_000))
         body = {**good(BATCHES), "input_file_id": _upload(server, lines, "batch")}
         return lambda: ask(server, "POST", BATCHES, json.dumps(body).encode())
@@ -89,16 +89,16 @@ def _batches() -> Iterator[Case]:
     yield Case(f"POST {BATCHES}", "50,000 lines", ready)
     many = [{"custom_id": f"{n}", "params": good("/v1/messages")} for n in range(20_000)]
     yield changed(MESSAGES, "20,000 requests", lambda: {"requests": many})
-    for place in (BATCHES, MESSAGES):
-        yield _asked("GET", place, "")
-        yield _asked("GET", f"{place}/{{id}}", "")
-        yield changed(f"{place}/{{id}}/cancel", "as it is", dict)
+    for param in (BATCHES, MESSAGES):
+        yield _asked("GET", param, "")
+        yield _asked("GET", f"{param}/{{id}}", "")
+        yield changed(f"{param}/{{id}}/cancel", "as it is", dict)
     yield _asked("GET", f"{MESSAGES}/{{id}}/results", "")
     yield _asked("DELETE", f"{MESSAGES}/{{id}}", "")
 
 
 def _asked(method: str, route: str, query: str) -> Case:
-    def ready(server: Attacked) -> Shot:
+    def ready(server: AttackedServer) -> Shot:
         path = server.path(route) + query
         return lambda: ask(server, method, path)
 

@@ -6,7 +6,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterator
 
-from tests.attacks.frame import Attacked
+from tests.attacks.frame import AttackedServer
 from tests.torture.battery.case import LIMITS, Case, Shot
 
 ROUTE = "WEBSOCKET /v1/responses"
@@ -63,15 +63,15 @@ def _pieces(message: bytes, size: int) -> bytes:
     )
 
 
-def _sent(make: Callable[[], bytes]) -> Callable[[Attacked], Shot]:
-    def ready(server: Attacked) -> Shot:
+def _sent(make: Callable[[], bytes]) -> Callable[[AttackedServer], Shot]:
+    def ready(server: AttackedServer) -> Shot:
         raw = make()
         return lambda: _shoot(server, raw)
 
     return ready
 
 
-def _shoot(server: Attacked, raw: bytes) -> int:
+def _shoot(server: AttackedServer, raw: bytes) -> int:
     """Sends it all, and reads until nothing more comes. 101 if the server put up with it."""
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=30.0) as connection:

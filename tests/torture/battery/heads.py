@@ -3,7 +3,7 @@
 import socket
 from collections.abc import Callable, Iterator
 
-from tests.attacks.frame import Attacked
+from tests.attacks.frame import AttackedServer
 from tests.torture.battery.case import LIMITS, Case, Shot, ask, changed
 
 ROOM = LIMITS.header_bytes - 512
@@ -41,30 +41,30 @@ def cases() -> Iterator[Case]:
     yield Case("POST any", "a body in 30,000 chunks", _chunked)
 
 
-def _asked(path: str, headers: dict[str, str]) -> Callable[[Attacked], Shot]:
+def _asked(path: str, headers: dict[str, str]) -> Callable[[AttackedServer], Shot]:
     return lambda server: lambda: ask(server, "GET", path, None, headers)
 
 
-def _pipelined(server: Attacked) -> Shot:
+def _pipelined(server: AttackedServer) -> Shot:
     return lambda: _raw(server, b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1000)
 
 
-def _chunked(server: Attacked) -> Shot:
+def _chunked(server: AttackedServer) -> Shot:
     body = b'{"prompt": "hi", "x": "' + b"a" * 30_000 + b'"}'
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
     head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return lambda: _raw(server, head + b"Transfer-Encoding: chunked\r\n\r\n" + chunks)
 
 
-def _raw(server: Attacked, sent: bytes) -> int:
+def _raw(server: AttackedServer, sent: bytes) -> int:
     """The status of the first answer, when nothing more comes."""
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=1.0) as connection:
-        said = b""
+        data = b""
         try:
             connection.sendall(sent)
             while piece := connection.recv(1 << 16):
-                said = said or piece
+                data = data or piece
         except (TimeoutError, ConnectionError):
             pass
-    return int(said.split(b" ", 2)[1]) if said.startswith(b"HTTP/1.1 ") else 0
+    return int(data.split(b" ", 2)[1]) if data.startswith(b"HTTP/1.1 ") else 0

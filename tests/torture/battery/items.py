@@ -8,7 +8,7 @@ from msgspec import inspect
 from dragoman.api.responses.items import KINDS
 from tests.attacks.bodies import SOCKET
 from tests.attacks.fields import sample
-from tests.attacks.frame import Attacked
+from tests.attacks.frame import AttackedServer
 from tests.torture.battery.case import (
     LIMITS,
     MOST_NAMES,
@@ -48,7 +48,7 @@ def parts(count: int) -> list[dict[str, str]]:
 
 def _sizes(route: str) -> Iterator[Case]:
     every = MOST_PARTS
-    for what, given in (
+    for what, value in (
         (f"{every:,} parts of one message", lambda: [message(parts(every))]),
         (f"{every:,} parts of 1,000 messages", lambda: [message(parts(every // 1000))] * 1000),
         ("300,000 parts of one message", lambda: [message(parts(300_000))]),
@@ -68,7 +68,7 @@ def _sizes(route: str) -> Iterator[Case]:
         ("one sealed thought of 15 MB", lambda: [_sealed(15 << 20)]),
         ("an item with 60,000 fields", lambda: [{**message("a"), **{f"x{n}": 1 for n in range(60_000)}}]),
     ):
-        yield changed(route, f"input: {what}", lambda g: {"input": g()}, given)
+        yield changed(route, f"input: {what}", lambda g: {"input": g()}, value)
     for truncated in (1000, MOST):
         yield changed(
             route,
@@ -102,8 +102,8 @@ def _kinds(route: str) -> Iterator[Case]:
 
 
 def _sample(type_: type) -> dict[str, Any]:
-    found: dict[str, Any] = sample(inspect.type_info(type_))
-    return found
+    fields: dict[str, Any] = sample(inspect.type_info(type_))
+    return fields
 
 
 def _reference(id_: str) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def _stored(route: str) -> Iterator[Case]:
 
 
 def _prepared(route: str, name: str, body: Callable[..., dict[str, Any]], *given: Any) -> Case:
-    def ready(server: Attacked) -> Shot:
+    def ready(server: AttackedServer) -> Shot:
         raw = written(
             {"model": "parrot", "input": "hi", "max_output_tokens": 8, "store": False, **body(server, *given)}
         )
@@ -183,7 +183,7 @@ def _prepared(route: str, name: str, body: Callable[..., dict[str, Any]], *given
 
 
 def _referring(route: str, name: str, size: int, count: int) -> Case:
-    def body(server: Attacked) -> dict[str, Any]:
+    def body(server: AttackedServer) -> dict[str, Any]:
         path = f"/v1/conversations/{made(server, '/v1/conversations', {})['id']}/items"
         kept = made(server, path, {"items": [message(parts(size))]})["data"][0]["id"]
         return {"input": [_reference(kept)] * count}
@@ -191,10 +191,10 @@ def _referring(route: str, name: str, size: int, count: int) -> Case:
     return _prepared(route, name, body)
 
 
-def _conversation(count: int, size: int) -> Callable[[Attacked], str]:
+def _conversation(count: int, size: int) -> Callable[[AttackedServer], str]:
     """One with so many items of so many parts; made once for a server."""
 
-    def build(server: Attacked) -> str:
+    def build(server: AttackedServer) -> str:
         kept = _KEPT.setdefault(server.url, {})
         if (count, size) not in kept:
             id_ = made(server, "/v1/conversations", {})["id"]
@@ -210,7 +210,7 @@ def _conversation(count: int, size: int) -> Callable[[Attacked], str]:
 _KEPT: dict[str, dict[tuple[int, int], str]] = {}
 
 
-def _chain(server: Attacked, count: int) -> str:
+def _chain(server: AttackedServer, count: int) -> str:
     last: str | None = None
     for _ in range(count):
         body = {"input": "hi", "max_output_tokens": 8, **({"previous_response_id": last} if last else {})}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from tests.attacks.frame import Attacked
+from tests.attacks.frame import AttackedServer
 from tests.torture.battery.case import Case, Shot
 
 GOOD_MS = 25.0
@@ -14,7 +14,7 @@ REPEATS = 4
 SETTLE_S = 0.03
 
 
-class Measured(Struct, frozen=True):
+class Measurement(Struct, frozen=True):
     route: str
     name: str
     status: int
@@ -32,7 +32,7 @@ class Measured(Struct, frozen=True):
         return self.busy_ms if crowded else self.lag_ms
 
 
-def measured(server: Attacked, case: Case, *, crowded: bool) -> Measured:
+def measured(server: AttackedServer, case: Case, *, crowded: bool) -> Measurement:
     shot = case.ready(server)
     best = _once(server, case, shot)
     for _ in range(REPEATS - 1):
@@ -43,7 +43,7 @@ def measured(server: Attacked, case: Case, *, crowded: bool) -> Measured:
     return best
 
 
-def _once(server: Attacked, case: Case, shot: Shot) -> Measured:
+def _once(server: AttackedServer, case: Case, shot: Shot) -> Measurement:
     pid = server.process.pid
     time.sleep(SETTLE_S)
     server.state()
@@ -55,7 +55,7 @@ def _once(server: Attacked, case: Case, shot: Shot) -> Measured:
     time.sleep(SETTLE_S)
     state = server.state()
     grown = max(highest(pid) - before, 0) / 2**20
-    return Measured(
+    return Measurement(
         case.route, case.name, status, state.lag_max_ms, state.busy_max_ms, seconds, grown, state.stalled
     )
 

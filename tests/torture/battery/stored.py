@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.attacks.frame import Attacked
+from tests.attacks.frame import AttackedServer
 from tests.torture.battery.case import MOST_PARTS, Case, Shot, ask, changed, made, written
 from tests.torture.battery.items import message, parts
 
@@ -24,9 +24,9 @@ def cases() -> Iterator[Case]:
         ("100 items of 700 KB", [message("a" * 700_000)] * 100),
     ):
         yield from _conversation(name, items)
-    for name, given in (("900,000 characters", LONG), ("many parts", parts(MANY - 1))):
-        yield from _response(name, [message(given)])
-        yield from _chat(name, given)
+    for name, value in (("900,000 characters", LONG), ("many parts", parts(MANY - 1))):
+        yield from _response(name, [message(value)])
+        yield from _chat(name, value)
     yield from _answers()
     yield from _small()
     yield from _adapters()
@@ -44,52 +44,52 @@ def _written() -> Iterator[Case]:
         "21 items": [message("a")] * 21,
     }
     for route in (CONVERSATIONS, f"{CONVERSATIONS}/{{id}}/items"):
-        for name, given in items.items():
-            yield changed(route, name, lambda g: {"items": g}, given)
+        for name, rows in items.items():
+            yield changed(route, name, lambda g: {"items": g}, rows)
 
 
 def _conversation(name: str, items: list[dict[str, Any]]) -> Iterator[Case]:
-    def build(server: Attacked) -> tuple[str, str]:
+    def build(server: AttackedServer) -> tuple[str, str]:
         id_ = made(server, CONVERSATIONS, {})["id"]
         last = ""
         for item in items:
             last = made(server, f"{CONVERSATIONS}/{id_}/items", {"items": [item]})["data"][0]["id"]
         return f"{CONVERSATIONS}/{id_}", last
 
-    def at(more: str) -> Callable[[Attacked], str]:
+    def at(more: str) -> Callable[[AttackedServer], str]:
         return lambda server: "{}{}".format(*_filled(build(server), more))
 
-    place = CONVERSATIONS + "/{id}"
-    yield _asked("GET", place, name, at(""))
-    yield _asked("GET", f"{place}/items", name, at("/items?limit=100"))
-    yield _asked("GET", f"{place}/items/{{item_id}}", name, at("/items/{}"))
-    yield _asked("DELETE", f"{place}/items/{{item_id}}", name, at("/items/{}"))
-    yield _asked("DELETE", place, name, at(""))
-    yield _asked("POST", place, f"metadata of {name}", at(""), {"metadata": {"a": "b"}})
+    param = CONVERSATIONS + "/{id}"
+    yield _asked("GET", param, name, at(""))
+    yield _asked("GET", f"{param}/items", name, at("/items?limit=100"))
+    yield _asked("GET", f"{param}/items/{{item_id}}", name, at("/items/{}"))
+    yield _asked("DELETE", f"{param}/items/{{item_id}}", name, at("/items/{}"))
+    yield _asked("DELETE", param, name, at(""))
+    yield _asked("POST", param, f"metadata of {name}", at(""), {"metadata": {"a": "b"}})
 
 
 def _filled(kept: tuple[str, str], more: str) -> tuple[str, str]:
-    place, last = kept
-    return place, more.format(last)
+    param, last = kept
+    return param, more.format(last)
 
 
 def _response(name: str, given: Any) -> Iterator[Case]:
-    def build(server: Attacked) -> str:
+    def build(server: AttackedServer) -> str:
         body = {"input": given, "max_output_tokens": 8, "metadata": {"a": "b"}}
         return f"{RESPONSES}/{made(server, RESPONSES, body)['id']}"
 
-    place = RESPONSES + "/{id}"
-    yield _asked("GET", place, name, build)
-    yield _asked("GET", place, f"{name}, as a stream", lambda server: build(server) + "?stream=true")
-    yield _asked("GET", f"{place}/input_items", name, lambda server: build(server) + "/input_items?limit=100")
-    yield _asked("POST", f"{place}/cancel", name, lambda server: build(server) + "/cancel", {})
-    yield _asked("DELETE", place, name, build)
+    param = RESPONSES + "/{id}"
+    yield _asked("GET", param, name, build)
+    yield _asked("GET", param, f"{name}, as a stream", lambda server: build(server) + "?stream=true")
+    yield _asked("GET", f"{param}/input_items", name, lambda server: build(server) + "/input_items?limit=100")
+    yield _asked("POST", f"{param}/cancel", name, lambda server: build(server) + "/cancel", {})
+    yield _asked("DELETE", param, name, build)
 
 
 def _answers() -> Iterator[Case]:
     """Long answers, with everything that can be said of their tokens."""
 
-    def response(server: Attacked) -> str:
+    def response(server: AttackedServer) -> str:
         body = {
             "input": "ab" * 10_000,
             "max_output_tokens": 20_000,
@@ -101,20 +101,20 @@ def _answers() -> Iterator[Case]:
         id_ = reply.text.split('"id":"', 1)[1].split('"', 1)[0]
         return f"{RESPONSES}/{id_}"
 
-    place = RESPONSES + "/{id}"
-    yield _asked("GET", place, "a long answer", response)
-    yield _asked("GET", place, "a long log, from its start", lambda server: response(server) + "?stream=true")
+    param = RESPONSES + "/{id}"
+    yield _asked("GET", param, "a long answer", response)
+    yield _asked("GET", param, "a long log, from its start", lambda server: response(server) + "?stream=true")
     yield _asked(
         "GET",
-        place,
+        param,
         "a long log, from its end",
         lambda server: response(server) + "?stream=true&starting_after=19990",
     )
-    yield _asked("DELETE", place, "a long answer", response)
+    yield _asked("DELETE", param, "a long answer", response)
 
 
 def _chat(name: str, given: Any) -> Iterator[Case]:
-    def build(server: Attacked) -> str:
+    def build(server: AttackedServer) -> str:
         body = {
             "messages": [{"role": "user", "content": given}, {"role": "user", "content": "hi"}],
             "max_tokens": 8,
@@ -124,10 +124,10 @@ def _chat(name: str, given: Any) -> Iterator[Case]:
         }
         return str(made(server, CHATS, body)["id"])
 
-    place = CHATS + "/{id}"
-    yield _asked("GET", place, name, lambda server: f"{CHATS}/{build(server)}")
-    yield _asked("GET", f"{place}/messages", name, lambda server: f"{CHATS}/{build(server)}/messages")
-    yield _asked("POST", place, name, lambda server: f"{CHATS}/{build(server)}", {"metadata": {"a": "c"}})
+    param = CHATS + "/{id}"
+    yield _asked("GET", param, name, lambda server: f"{CHATS}/{build(server)}")
+    yield _asked("GET", f"{param}/messages", name, lambda server: f"{CHATS}/{build(server)}/messages")
+    yield _asked("POST", param, name, lambda server: f"{CHATS}/{build(server)}", {"metadata": {"a": "c"}})
     yield _asked("GET", CHATS, f"all, of {name}", lambda server: f"{CHATS}?limit=100&x={build(server)}")
     yield _asked("GET", "/v1/trajectories/{id}", name, lambda server: f"/v1/trajectories/{build(server)}")
     yield _asked(
@@ -137,7 +137,7 @@ def _chat(name: str, given: Any) -> Iterator[Case]:
         lambda server: f"/v1/trajectories/{build(server)}",
         {"rewards": {"a": 1.0}},
     )
-    yield _asked("DELETE", place, name, lambda server: f"{CHATS}/{build(server)}")
+    yield _asked("DELETE", param, name, lambda server: f"{CHATS}/{build(server)}")
 
 
 def _small() -> Iterator[Case]:
@@ -179,11 +179,11 @@ def _adapters() -> Iterator[Case]:
 
 
 def _asked(
-    method: str, route: str, name: str, path: Callable[[Attacked], str] | str, body: Any = None
+    method: str, route: str, name: str, path: Callable[[AttackedServer], str] | str, body: Any = None
 ) -> Case:
-    def ready(server: Attacked) -> Shot:
-        found = path if isinstance(path, str) else path(server)
+    def ready(server: AttackedServer) -> Shot:
+        text = path if isinstance(path, str) else path(server)
         raw = None if body is None else written(body)
-        return lambda: ask(server, method, found, raw)
+        return lambda: ask(server, method, text, raw)
 
     return Case(f"{method} {route}", name, ready)

@@ -12,10 +12,10 @@ WORDS = "the quick brown fox. "
 
 
 def nested_schema(depth: int) -> dict[str, Any]:
-    made: dict[str, Any] = {"type": "string"}
+    fields: dict[str, Any] = {"type": "string"}
     for _ in range(depth):
-        made = {"type": "object", "properties": {"a": made}}
-    return made
+        fields = {"type": "object", "properties": {"a": fields}}
+    return fields
 
 
 def cases() -> Iterator[Case]:
@@ -123,7 +123,7 @@ def _tokens() -> Iterator[Case]:
 
 def _vectors() -> Iterator[Case]:
     many = LIMITS.prompts
-    for what, given in (
+    for what, value in (
         (f"{many} texts of 4,000 characters", [WORDS * 190] * many),
         (f"{many} lists of 1,200 ids", [[97] * 1200] * many),
         ("8 MB", "a" * EIGHT_MB),
@@ -135,7 +135,7 @@ def _vectors() -> Iterator[Case]:
                 "/v1/embeddings",
                 f"{what}, {coding}",
                 lambda g, c: {"input": g, "encoding_format": c},
-                given,
+                value,
                 coding,
             )
     for route, field in (("/api/embed", "input"), ("/api/embeddings", "prompt")):

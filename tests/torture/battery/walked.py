@@ -42,11 +42,11 @@ class Ladder(Struct, frozen=True):
 
 def ladders(type_: str | None = None) -> list[Ladder]:
     """All that there are, or those of one type of request."""
-    found = [ladder for site in _own() if type_ in (None, site.type) for ladder in _of(site)]
+    result = [ladder for site in _own() if type_ in (None, site.type) for ladder in _of(site)]
     for name, routes in TYPES.items():
         if type_ in (None, name):
-            found += _names(routes[0])
-    return found
+            result += _names(routes[0])
+    return result
 
 
 def _own() -> Iterator[Site]:
@@ -55,7 +55,7 @@ def _own() -> Iterator[Site]:
     for site in sites(inspect.Type):
         if site.type == "ChatRequest":
             tried.add(site.place)
-        if site.type != "TokenizeChat" or site.place not in tried:
+        if site.type != "TokenizeChatRequest" or site.place not in tried:
             yield site
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dragoman.errors import ModelFileError
-from dragoman.hub import find_name, find_projector, locate, pull, read_name
+from dragoman.hub import find_projector, locate, parse_name, pull, resolve_name
 from dragoman.hub.cache import cache_root, find_cached, list_cached, list_folder, remove
 from dragoman.hub.names import ModelName
 from tests.support.hub import COMMIT, SmallHub, git_id, running
@@ -172,9 +172,9 @@ def test_a_folder_of_safetensors(start: Start) -> None:
 
 def test_progress_ends_with_all(start: Start) -> None:
     start()
-    told: list[tuple[int, int]] = []
-    pull(NAME, lambda done, total: told.append((done, total)))
-    assert told[-1] == (len(WEIGHTS), len(WEIGHTS))
+    items: list[tuple[int, int]] = []
+    pull(NAME, lambda done, total: items.append((done, total)))
+    assert items[-1] == (len(WEIGHTS), len(WEIGHTS))
 
 
 def test_removing_frees_what_nothing_else_uses(start: Start) -> None:
@@ -218,7 +218,7 @@ def put_into_ollama(root: Path, *place: str) -> Path:
 )
 def test_what_ollama_has_is_found(tmp_path: Path, place: tuple[str, ...], text: str) -> None:
     blob = put_into_ollama(tmp_path / "ollama", *place)
-    name = read_name(text)
+    name = parse_name(text)
     assert name is not None and locate(name).path == blob
     assert [str(model.name) for model in list_cached()] == [text]
     assert name.public == text.removeprefix("ollama:")
@@ -226,9 +226,9 @@ def test_what_ollama_has_is_found(tmp_path: Path, place: tuple[str, ...], text: 
 
 def test_what_ollama_has_may_be_named_as_ollama_does(tmp_path: Path) -> None:
     put_into_ollama(tmp_path / "ollama", "registry.ollama.ai", "library", "llama3.2", "1b")
-    name = find_name("llama3.2:1b")
+    name = resolve_name("llama3.2:1b")
     assert name == ModelName("llama3.2", "1b", kind="ollama")
-    assert find_name("llama3.2:3b") is None
+    assert resolve_name("llama3.2:3b") is None
     with pytest.raises(ModelFileError, match="ollama pull"):
         locate(ModelName("llama3.2", "3b", kind="ollama"))
 
@@ -263,5 +263,5 @@ def test_a_projector_comes_with_its_model_and_goes_with_the_last(start: Start) -
 
 def test_a_projector_that_is_not_wanted_is_not_fetched(start: Start) -> None:
     hub = start({"a-Q4_0.gguf": b"GGUF4", "mmproj-F16.gguf": b"GGUFeyes"})
-    found = pull(ModelName("org/repo"), projector=False)
-    assert (find_projector(found.path), hub.given) == (None, 5)
+    model = pull(ModelName("org/repo"), projector=False)
+    assert (find_projector(model.path), hub.given) == (None, 5)

@@ -20,8 +20,8 @@ def test_whatever_is_sampled_there_is_no_repetition(constraint: Constraint) -> N
     texts = [walk(constraint, KNOWN, seed) for seed in range(150)]
     lists = [json.loads(text) for text in texts if text is not None]
     assert len(lists) > 100
-    assert [found for found in lists if len(set(found)) != len(found)] == []
-    assert any(len(found) > 1 for found in lists)
+    assert [result for result in lists if len(set(result)) != len(result)] == []
+    assert any(len(outcome) > 1 for outcome in lists)
 
 
 def test_a_token_that_would_end_a_string_seen_before_is_forbidden() -> None:
@@ -51,7 +51,7 @@ def test_copies_go_their_own_ways() -> None:
         one.accept(byte)
     for byte in b'b", "c"]':
         other.accept(byte)
-    assert other.accepting and not one.accepting
+    assert other.is_accepting and not one.is_accepting
 
 
 def test_it_cannot_be_put_into_a_grammar_that_nobody_watches() -> None:

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.api.chat import request as chat_request
-from dragoman.api.chat.known_bodies import KnownBodies
-from dragoman.api.read import Ignored, check_shape
-from dragoman.api.shared_fields import KnownTerms
+from dragoman.api.chat.body_cache import BodyCache
+from dragoman.api.request_decoder import IgnoredFields, check_shape
+from dragoman.api.shared_fields import TurnSpecCache
 from dragoman.errors import BadRequest
 from dragoman.http.routes.generate import read_terms
 from dragoman.limits import Limits
@@ -41,27 +41,27 @@ def message(random: Random) -> dict[str, Any]:
 def body(random: Random, messages: list[Any], first: dict[str, Any], last: dict[str, Any]) -> bytes:
     """As clients write it: what stands before the messages, and after them."""
     spaces = random.choice(((",", ":"), (", ", ": "), (" ,\n", " : ")))
-    made = json.dumps({**first, "messages": messages, **last}, separators=spaces).encode()
+    data = json.dumps({**first, "messages": messages, **last}, separators=spaces).encode()
     broken = random.random()
     if broken < 0.02:
-        return made.replace(b"]", b",]", 1)
+        return data.replace(b"]", b",]", 1)
     if broken < 0.04:
-        return made[: random.randrange(len(made))]
+        return data[: random.randrange(len(data))]
     if broken < 0.06:
-        return made[:-1] + b',"messages":[]}'
-    return made
+        return data[:-1] + b',"messages":[]}'
+    return data
 
 
 def requests(random: Random) -> list[bytes]:
     messages = [message(random) for _ in range(3)]
-    found = []
+    chunks = []
     first: dict[str, Any] = random.choice(({}, {"model": "m", "cache_salt": "s"}))
     last: dict[str, Any] = {"stream": True, "user": "u"}
     for _ in range(12):
         messages = [*messages, *(message(random) for _ in range(random.choice((0, 1, 2))))]
         if random.random() < 0.2:
-            place = random.randrange(len(messages))
-            messages = [*messages[:place], message(random), *messages[place + 1 :]]
+            offset = random.randrange(len(messages))
+            messages = [*messages[:offset], message(random), *messages[offset + 1 :]]
         if random.random() < 0.1:
             others: list[dict[str, Any]] = [
                 {},
@@ -69,26 +69,26 @@ def requests(random: Random) -> list[bytes]:
                 {"tools": [{"function": {"name": "f"}}]},
             ]
             last = random.choice(others)
-        found.append(body(random, messages, first, last))
-    return found
+        chunks.append(body(random, messages, first, last))
+    return chunks
 
 
 def outcome(read: Any) -> Any:
-    ignored = Ignored()
+    ignored = IgnoredFields()
     try:
         request, spec = read(ignored)
     except BadRequest as error:
         return error.message, error.param, error.code
-    return request, spec, ignored.told
+    return request, spec, ignored.summary
 
 
-def whole(sent: bytes, ignored: Ignored) -> Any:
+def whole(sent: bytes, ignored: IgnoredFields) -> Any:
     check_shape(sent, LIMITS)
     request = chat_request.read(sent, LIMITS, ignored)
     return request, chat_request.spec(request)
 
 
-def recognized(known: KnownBodies, sent: bytes, ignored: Ignored) -> Any:
+def recognized(known: BodyCache, sent: bytes, ignored: IgnoredFields) -> Any:
     request, messages = known.read(sent, "owner", LIMITS, ignored)
     return request, chat_request.spec(request, messages)
 
@@ -96,13 +96,13 @@ def recognized(known: KnownBodies, sent: bytes, ignored: Ignored) -> Any:
 @given(st.integers(0, 2**32))
 @examples(60)
 def test_a_recognized_body_says_what_the_whole_one_says(seed: int) -> None:
-    known = KnownBodies()
+    known = BodyCache()
     for sent in requests(Random(seed)):
         expected = outcome(lambda ignored, sent=sent: whole(sent, ignored))
         assert outcome(lambda ignored, sent=sent: recognized(known, sent, ignored)) == expected
 
 
-def termed(known: KnownTerms, sent: bytes, ignored: Ignored) -> Any:
+def termed(known: TurnSpecCache, sent: bytes, ignored: IgnoredFields) -> Any:
     check_shape(sent, LIMITS)
     request = chat_request.READER.read(sent, ignored)
     return request, read_terms(request, known, LIMITS, ignored)
@@ -127,7 +127,7 @@ TERMS: tuple[dict[str, Any], ...] = (
 @given(st.integers(0, 2**32))
 @examples(60)
 def test_known_terms_say_what_the_whole_request_says(seed: int) -> None:
-    random, known = Random(seed), KnownTerms(chat_request.ChatRequest, "messages")
+    random, known = Random(seed), TurnSpecCache(chat_request.ChatRequest, "messages")
     for _ in range(24):
         ends = random.choice(({}, {"prefix": True})) if random.random() < 0.5 else {}
         messages = [message(random), {"role": "assistant", "content": "so", **ends}]
@@ -137,9 +137,9 @@ def test_known_terms_say_what_the_whole_request_says(seed: int) -> None:
 
 
 def test_terms_of_lately_are_not_looked_at_again() -> None:
-    known = KnownTerms(chat_request.ChatRequest, "messages")
-    _, first = termed(known, grown(1), Ignored())
-    _, second = termed(known, grown(2), Ignored())
+    known = TurnSpecCache(chat_request.ChatRequest, "messages")
+    _, first = termed(known, grown(1), IgnoredFields())
+    _, second = termed(known, grown(2), IgnoredFields())
     assert second.sampling is first.sampling
     assert len(second.prompts[0].messages) == 2
 
@@ -150,25 +150,25 @@ def grown(count: int) -> bytes:
 
 
 def test_what_was_read_before_is_not_read_again() -> None:
-    known = KnownBodies()
-    first, _ = known.read(grown(5), "a", Limits(), Ignored())
-    second, _ = known.read(grown(7), "a", Limits(), Ignored())
+    known = BodyCache()
+    first, _ = known.read(grown(5), "a", Limits(), IgnoredFields())
+    second, _ = known.read(grown(7), "a", Limits(), IgnoredFields())
     assert first.messages and second.messages and len(second.messages) == 7
     assert all(one is other for one, other in zip(first.messages, second.messages[:5], strict=True))
 
 
 def test_what_one_key_sent_is_not_known_for_another() -> None:
-    known = KnownBodies()
-    first, _ = known.read(grown(5), "a", Limits(), Ignored())
-    second, _ = known.read(grown(7), "b", Limits(), Ignored())
+    known = BodyCache()
+    first, _ = known.read(grown(5), "a", Limits(), IgnoredFields())
+    second, _ = known.read(grown(7), "b", Limits(), IgnoredFields())
     assert first.messages and second.messages
     assert first.messages[0] is not second.messages[0]
 
 
 def test_bodies_that_are_kept_are_bounded() -> None:
-    known = KnownBodies(most_bytes=3 * len(grown(5)))
-    first, _ = known.read(grown(5), "a", Limits(), Ignored())
-    known.read(b" " + grown(5), "a", Limits(), Ignored())
-    second, _ = known.read(grown(7), "a", Limits(), Ignored())
+    known = BodyCache(most_bytes=3 * len(grown(5)))
+    first, _ = known.read(grown(5), "a", Limits(), IgnoredFields())
+    known.read(b" " + grown(5), "a", Limits(), IgnoredFields())
+    second, _ = known.read(grown(7), "a", Limits(), IgnoredFields())
     assert first.messages and second.messages
     assert first.messages[0] is not second.messages[0]

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman import json_amount
+from dragoman import json_size
 from dragoman.errors import BadRequest
-from dragoman.json_amount import check_amount, outside_of_strings, values
+from dragoman.json_size import check_json_size, strip_strings, values
 from dragoman.limits import Limits
 
 PLAIN = st.none() | st.booleans() | st.integers(0, 9) | st.text(st.sampled_from('a"\\[{,:}]é'))
@@ -28,9 +28,9 @@ def entries(value: object) -> int:
 def test_strings_do_not_count_wherever_the_text_is_cut(value: object, piece: int, ascii_only: bool) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only).encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_amount, "PIECE_BYTES", piece)
-        cut = outside_of_strings(text)
-    assert cut == outside_of_strings(text)
+        patch.setattr(json_size, "CHUNK_BYTES", piece)
+        cut = strip_strings(text)
+    assert cut == strip_strings(text)
     assert b'"' not in cut and b"a" not in cut.replace(b"false", b"")
     assert values(text) == entries(value) - 1
 
@@ -42,4 +42,4 @@ def test_strings_do_not_count_wherever_the_text_is_cut(value: object, piece: int
 def test_too_much_is_named(text: str, what: str) -> None:
     limits = Limits(json_values=3, json_lists=2, json_names=1)
     with pytest.raises(BadRequest, match=f"of the body has more than . {what}"):
-        check_amount(outside_of_strings(text.encode()), limits, "the body")
+        check_json_size(strip_strings(text.encode()), limits, "the body")

@@ -8,8 +8,8 @@ import tracemalloc
 import pytest
 
 from dragoman.errors import TemplateError
-from dragoman.prompt import ChatTemplate, budget
-from dragoman.prompt.budget import Exhausted, RenderBudget
+from dragoman.prompt import ChatTemplate, render_budget
+from dragoman.prompt.render_budget import RenderBudget, RenderBudgetExceeded
 
 GROW = "{% set ns = namespace(x='ab', y=[]) %}{% for i in range(90) %}{% set STEP %}{% endfor %}{{ ns.x }}"
 
@@ -134,13 +134,13 @@ def test_collecting_garbage_is_not_the_templates_time(
     monkeypatch: pytest.MonkeyPatch, collections: list[int], ends: bool
 ) -> None:
     counted = iter(collections)
-    monkeypatch.setattr(budget, "_count_collections", lambda: next(counted))
+    monkeypatch.setattr(render_budget, "_count_collections", lambda: next(counted))
     budgeted = RenderBudget()
     try:
         for _ in collections[1:]:
             budgeted._deadline = budgeted._earliest = 0.0
-            budgeted.spend(budget.LOOK_EVERY * 2)
+            budgeted.spend(render_budget.LOOK_EVERY * 2)
         ended = False
-    except Exhausted:
+    except RenderBudgetExceeded:
         ended = True
     assert ended == ends

@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from dragoman.api.batches import Asked, LineReply, OpenAILines
-from dragoman.batches.lines import LinesRun
-from dragoman.turns.queue import behind
+from dragoman.api.batches import LineReply, LineRequest, OpenAILineCodec
+from dragoman.batches.line_processor import LineProcessor
+from dragoman.turns.queue import background_cancel
 from tests.batches.support import echo, jsonl, line, read_lines
 
 
@@ -15,13 +15,15 @@ async def do(work: Callable[[], object]) -> object:
     return await asyncio.to_thread(work)
 
 
-def run_of(folder: Path, answer: Callable[[Asked], Awaitable[LineReply]] = echo, most: int = 4) -> LinesRun:
-    places = folder / "input", folder / "output", folder / "errors"
-    return LinesRun(*places, OpenAILines(), answer, lambda: most, do)  # type: ignore[arg-type]
+def run_of(
+    folder: Path, answer: Callable[[LineRequest], Awaitable[LineReply]] = echo, most: int = 4
+) -> LineProcessor:
+    paths = folder / "input", folder / "output", folder / "errors"
+    return LineProcessor(*paths, OpenAILineCodec(), answer, lambda: most, do)  # type: ignore[arg-type]
 
 
-def ids(place: Path) -> list[str]:
-    return [one["custom_id"] for one in read_lines(place.read_bytes())] if place.exists() else []
+def ids(path: Path) -> list[str]:
+    return [one["custom_id"] for one in read_lines(path.read_bytes())] if path.exists() else []
 
 
 def test_every_line_is_in_one_of_the_two_files(tmp_path: Path) -> None:
@@ -44,7 +46,7 @@ def test_what_is_done_is_not_asked_again_and_half_a_line_is(tmp_path: Path) -> N
     before = ids_in(kept)
     asked: list[str] = []
 
-    async def answer(line: Asked) -> LineReply:
+    async def answer(line: LineRequest) -> LineReply:
         asked.append(line.custom_id)
         return await echo(line)
 
@@ -64,7 +66,7 @@ def test_answers_are_written_in_the_order_in_which_they_come(tmp_path: Path) -> 
     (tmp_path / "input").write_bytes(jsonl(line(str(number)) for number in range(4)))
     pauses = {"0": 0.06, "1": 0.0, "2": 0.12, "3": 0.03}
 
-    async def answer(line: Asked) -> LineReply:
+    async def answer(line: LineRequest) -> LineReply:
         await asyncio.sleep(pauses[line.custom_id])
         return await echo(line)
 
@@ -76,7 +78,7 @@ def test_no_more_lines_are_at_work_than_may_be(tmp_path: Path) -> None:
     (tmp_path / "input").write_bytes(jsonl(line(str(number)) for number in range(50)))
     at_work = [0, 0]
 
-    async def answer(line: Asked) -> LineReply:
+    async def answer(line: LineRequest) -> LineReply:
         at_work[0] += 1
         at_work[1] = max(at_work)
         await asyncio.sleep(0.001)
@@ -91,7 +93,7 @@ def test_trouble_of_the_server_is_no_answer(tmp_path: Path) -> None:
     (tmp_path / "input").write_bytes(jsonl(line(str(number)) for number in range(3)))
     troubles = [503, 429]
 
-    async def answer(line: Asked) -> LineReply:
+    async def answer(line: LineRequest) -> LineReply:
         return LineReply(troubles.pop(), "req", b"{}") if troubles else await echo(line)
 
     asyncio.run(run_of(tmp_path, answer, most=1).run())
@@ -103,8 +105,8 @@ def test_a_line_whose_place_is_needed_is_asked_again(tmp_path: Path) -> None:
     (tmp_path / "input").write_bytes(jsonl(line(str(number)) for number in range(5)))
     pressed: list[str] = []
 
-    async def answer(line: Asked) -> LineReply:
-        step_back = behind.get()
+    async def answer(line: LineRequest) -> LineReply:
+        step_back = background_cancel.get()
         assert step_back is not None
         if line.custom_id == "3" and not pressed:
             pressed.append(line.custom_id)
@@ -114,4 +116,4 @@ def test_a_line_whose_place_is_needed_is_asked_again(tmp_path: Path) -> None:
 
     asyncio.run(run_of(tmp_path, answer).run())
     assert sorted(ids(tmp_path / "output")) == ["0", "1", "2", "3", "4"]
-    assert behind.get() is None
+    assert background_cancel.get() is None

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
 from dragoman.media import MediaKind
-from dragoman.media.read import KINDS, check_media, read_media
+from dragoman.media.headers import KINDS, check_media, read_media
 from tests.media.samples import PICTURES, SOUNDS, picture, png_that_says, sample, silence, sound
 from tests.support.laws import examples
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from dragoman.api.batches import Asked, LineReply
+from dragoman.api.batches import LineReply, LineRequest
 from dragoman.errors import Conflict, NotFound
-from dragoman.store.disk import read_said, write_said
+from dragoman.store.disk import read_metadata, write_metadata
 from dragoman.store.records import StoredBatch
 from tests.batches.support import begin, desk, echo, ended, jsonl, line, read_lines
 
@@ -21,7 +21,7 @@ class Clock:
         return self.now
 
 
-async def stuck(asked: Asked) -> LineReply:
+async def stuck(asked: LineRequest) -> LineReply:
     if asked.custom_id == "stuck":
         await asyncio.sleep(600)
     return await echo(asked)
@@ -39,10 +39,10 @@ LINES = jsonl([line("one"), line("two", "bad"), line("stuck")])
 
 def test_a_batch_goes_through_its_states(tmp_path: Path) -> None:
     async def work() -> None:
-        files, made = desk(tmp_path)
-        batch = await begin(made, LINES, metadata={"a": "b"}, keep_s=3600)
+        files, manager = desk(tmp_path)
+        batch = await begin(manager, LINES, metadata={"a": "b"}, keep_s=3600)
         assert (batch.status, batch.expires_at - batch.created_at) == ("validating", 24 * 3600)
-        over = await ended(made, batch.id)
+        over = await ended(manager, batch.id)
         assert (over.status, over.total, over.completed, over.failed) == ("completed", 3, 2, 1)
         assert list(over.at) == ["in_progress", "finalizing", "completed"]
         assert {one["custom_id"] for one in await content(files, over.output_file)} == {"one", "stuck"}
@@ -51,26 +51,26 @@ def test_a_batch_goes_through_its_states(tmp_path: Path) -> None:
         assert (await files.get("ann", over.output_file or "")).purpose == "batch_output"
         while (tmp_path / "ann" / batch.id).exists():
             await asyncio.sleep(0.01)
-        await made.stop()
+        await manager.stop()
 
     asyncio.run(work())
 
 
 def test_one_that_is_cancelled_keeps_what_is_done(tmp_path: Path) -> None:
     async def work() -> None:
-        files, made = desk(tmp_path, stuck)
-        batch = await begin(made, LINES)
-        while (await made.get("openai", "ann", batch.id)).completed < 1:
+        files, manager = desk(tmp_path, stuck)
+        batch = await begin(manager, LINES)
+        while (await manager.get("openai", "ann", batch.id)).completed < 1:
             await asyncio.sleep(0.01)
-        told = await made.cancel("openai", "ann", batch.id)
-        assert told.status == "cancelling" and told.at["cancelling"]
-        over = await ended(made, batch.id)
+        stored_batch = await manager.cancel("openai", "ann", batch.id)
+        assert stored_batch.status == "cancelling" and stored_batch.at["cancelling"]
+        over = await ended(manager, batch.id)
         assert (over.status, over.completed, over.failed, over.undone) == ("cancelled", 1, 1, 1)
         assert over.at["cancelled"] >= over.at["cancelling"]
         undone = {one["custom_id"]: one["error"]["code"] for one in await content(files, over.error_file)}
         assert undone == {"two": "no", "stuck": "batch_cancelled"}
-        assert (await made.cancel("openai", "ann", batch.id)).status == "cancelled"
-        await made.stop()
+        assert (await manager.cancel("openai", "ann", batch.id)).status == "cancelled"
+        await manager.stop()
 
     asyncio.run(work())
 
@@ -78,20 +78,20 @@ def test_one_that_is_cancelled_keeps_what_is_done(tmp_path: Path) -> None:
 def test_one_that_is_not_done_in_its_time_has_expired(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dragoman.batches.desk.NOTE_S", 0.01)
+    monkeypatch.setattr("dragoman.batches.manager.NOTE_S", 0.01)
     clock = Clock()
 
     async def work() -> None:
-        files, made = desk(tmp_path, stuck, clock)
-        batch = await begin(made, LINES)
-        while (await made.get("openai", "ann", batch.id)).completed < 1:
+        files, manager = desk(tmp_path, stuck, clock)
+        batch = await begin(manager, LINES)
+        while (await manager.get("openai", "ann", batch.id)).completed < 1:
             await asyncio.sleep(0.01)
         clock.now += 24 * 3600
-        over = await ended(made, batch.id)
+        over = await ended(manager, batch.id)
         assert (over.status, over.completed) == ("expired", 1)
         codes = {one["custom_id"]: one["error"]["code"] for one in await content(files, over.error_file)}
         assert codes == {"two": "no", "stuck": "batch_expired"}
-        await made.stop()
+        await manager.stop()
 
     asyncio.run(work())
 
@@ -99,10 +99,10 @@ def test_one_that_is_not_done_in_its_time_has_expired(
 def test_a_server_that_comes_later_goes_on_and_two_never_make_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dragoman.batches.desk.LOOK_S", 0.01)
+    monkeypatch.setattr("dragoman.batches.manager.POLL_INTERVAL_S", 0.01)
     asked: list[str] = []
 
-    async def noted(one: Asked) -> LineReply:
+    async def noted(one: LineRequest) -> LineReply:
         asked.append(one.custom_id)
         return await echo(one)
 
@@ -129,9 +129,9 @@ def test_every_state_can_be_begun_again(tmp_path: Path, state: str) -> None:
     """Even where all is done, or half of what ends a batch."""
 
     async def work() -> None:
-        files, made = desk(tmp_path)
-        batch = await begin(made, LINES)
-        over = await ended(made, batch.id)
+        files, manager = desk(tmp_path)
+        batch = await begin(manager, LINES)
+        over = await ended(manager, batch.id)
         folder = tmp_path / "ann"
         work = folder / batch.id
         while work.exists():
@@ -141,10 +141,10 @@ def test_every_state_can_be_begun_again(tmp_path: Path, state: str) -> None:
         if state != "finalizing":
             (folder / (over.output_file or "")).rename(work / "output")
             (folder / f"{over.output_file}.json").unlink()
-        said = read_said(folder, batch.id, StoredBatch)
-        assert said is not None
+        metadata = read_metadata(folder, batch.id, StoredBatch)
+        assert metadata is not None
         named = {} if state == "finalizing" else {"output_file": None, "error_file": None, "ends": None}
-        write_said(folder, batch.id, replace(said, status=state, **named))
+        write_metadata(folder, batch.id, replace(metadata, status=state, **named))
         _, again = desk(tmp_path)
         await again.start()
         over = await ended(again, batch.id)
@@ -157,31 +157,31 @@ def test_every_state_can_be_begun_again(tmp_path: Path, state: str) -> None:
 
 def test_the_same_key_gives_the_same_batch_and_other_words_a_conflict(tmp_path: Path) -> None:
     async def work() -> None:
-        _, made = desk(tmp_path)
-        first = await begin(made, LINES, key="k", metadata={"a": "b", "c": "d"})
-        again = await begin(made, LINES, key="k", metadata={"c": "d", "a": "b"})
+        _, manager = desk(tmp_path)
+        first = await begin(manager, LINES, key="k", metadata={"a": "b", "c": "d"})
+        again = await begin(manager, LINES, key="k", metadata={"c": "d", "a": "b"})
         assert (again.id, again.created_at) == (first.id, first.created_at)
         with pytest.raises(Conflict):
-            await begin(made, LINES, key="k", metadata={"a": "x"})
-        assert (await begin(made, LINES, key="other")).id != first.id
-        await made.stop()
+            await begin(manager, LINES, key="k", metadata={"a": "x"})
+        assert (await begin(manager, LINES, key="other")).id != first.id
+        await manager.stop()
 
     asyncio.run(work())
 
 
 def test_what_is_another_s_or_of_another_kind_is_not_there(tmp_path: Path) -> None:
     async def work() -> None:
-        _, made = desk(tmp_path)
-        batch = await begin(made, LINES)
+        _, manager = desk(tmp_path)
+        batch = await begin(manager, LINES)
         for kind, owner, id_ in (
             ("openai", "bob", batch.id),
             ("anthropic", "ann", batch.id),
             ("openai", "ann", ".."),
         ):
             with pytest.raises(NotFound):
-                await made.get(kind, owner, id_)
+                await manager.get(kind, owner, id_)
             with pytest.raises(NotFound):
-                await made.cancel(kind, owner, id_)
-        await made.stop()
+                await manager.cancel(kind, owner, id_)
+        await manager.stop()
 
     asyncio.run(work())

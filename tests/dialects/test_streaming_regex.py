@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.dialects.pattern import compile_literals, compile_pattern
+from dragoman.dialects.streaming_regex import compile_literals, compile_pattern
 from dragoman.errors import SettingsError
 
 PATTERNS = [
@@ -28,8 +28,8 @@ TEXTS = st.text(alphabet='ab<>/= \n;"cd', max_size=40)
 
 
 def spans(pattern: str, text: str) -> list[tuple[int, int, dict[str, str]]]:
-    found = compile_pattern(pattern, "test").find_all(text)
-    return [(one.start, one.end, {k: text[a:b] for k, (a, b) in one.groups.items()}) for one in found]
+    items = compile_pattern(pattern, "test").find_all(text)
+    return [(one.start, one.end, {k: text[a:b] for k, (a, b) in one.groups.items()}) for one in items]
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)

@@ -6,8 +6,8 @@ import pytest
 
 from dragoman.engines.protocol import ModelCard
 from dragoman.errors import SettingsError
-from dragoman.prompt import Prompter
-from dragoman.prompt.frames import FRAMES, check_template, choose_template, guess_frame
+from dragoman.prompt import PromptBuilder
+from dragoman.prompt.builtin_templates import FRAMES, check_template, choose_template, guess_frame
 from dragoman.types import Conversation, Message
 from tests.prompt.support import SHARED, ByteTokenizer
 
@@ -22,7 +22,7 @@ TALK = (
 
 def written(source: str | None, *messages: Message) -> str:
     tokenizer = ByteTokenizer(special=("<s>", "</s>"))
-    return Prompter(NOTHING, tokenizer, template=source).text(Conversation(messages=messages))
+    return PromptBuilder(NOTHING, tokenizer, template=source).text(Conversation(messages=messages))
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,8 @@ def test_no_message_is_lost_in_any_frame(name: str) -> None:
     source = FRAMES[name].source(bos=True)
     late = (*TALK, Message(role="system", content="Now."), Message(role="user", content="So?"))
     text = written(source, *late, Message(role="tool", content="12", tool_call_id="a"))
-    places = [text.find(told) for told in ("Be brief.", "Hi", "Hello", "Why?", "Now.", "So?", "12")]
-    assert -1 not in places
+    offsets = [text.find(value) for value in ("Be brief.", "Hi", "Hello", "Why?", "Now.", "So?", "12")]
+    assert -1 not in offsets
     assert text.startswith("<s>")
     assert "Be brief." in written(source, TALK[0])
 

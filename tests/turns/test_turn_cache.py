@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from dragoman.dialects.registry import get_dialect
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import END_ID, ByteTokenizer
-from dragoman.prompt import Prompter
-from dragoman.prompt.known import HashedText
-from dragoman.turns.plan import Planner, Trails
-from dragoman.turns.spec import Reading, TurnSpec
-from dragoman.types import Conversation, Message, Sampling, ToolCall, Traced
+from dragoman.prompt import PromptBuilder
+from dragoman.prompt.prompt_cache import HashedText
+from dragoman.turns.plan import Planner, TurnCache
+from dragoman.turns.spec import ParseOptions, TurnSpec
+from dragoman.types import Conversation, Message, Sampling, ToolCall, TurnRecord
 from tests.support.parrot import TEMPLATE
 
 KEEPS = TEMPLATE.replace("{{ message.content or '' }}", "{{ (message.content or '') | trim }}")
@@ -31,7 +31,7 @@ def planner(template: str = KEEPS) -> Planner:
     tokenizer = ByteTokenizer(WORDS)
     card = ModelCard(name="m", max_model_len=1 << 16, templates={"default": template})
     dialect = get_dialect("hermes")
-    return Planner(card, tokenizer, Prompter(card, tokenizer, dialect=dialect), dialect)
+    return Planner(card, tokenizer, PromptBuilder(card, tokenizer, dialect=dialect), dialect)
 
 
 def asked(plans: Planner, *messages: Message) -> tuple[bytes, tuple[int, ...]]:
@@ -40,7 +40,7 @@ def asked(plans: Planner, *messages: Message) -> tuple[bytes, tuple[int, ...]]:
         model=None,
         prompts=(Conversation(messages=messages, tools=(TOOL,)),),
         sampling=Sampling(max_tokens=8),
-        reading=Reading(),
+        parsing=ParseOptions(),
     )
     plan = plans.plan(spec)
     return plan.keys[0](), plan.jobs[0].prompt
@@ -71,9 +71,9 @@ def turn_after(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """What was sampled, and the prompt of the next turn."""
     key, prompt = asked(plans, USER)
-    turn = Traced(prompt=prompt, ids=tuple(sampled(wrote, seed)), key=key)
-    plans.trails.add(turn)
-    return turn.all, asked(plans, USER, answer, *more)[1]
+    turn = TurnRecord(prompt=prompt, ids=tuple(sampled(wrote, seed)), prompt_key=key)
+    plans.turn_cache.add(turn)
+    return turn.all_ids, asked(plans, USER, answer, *more)[1]
 
 
 @given(text=words, reasoning=st.text("helo ", min_size=1, max_size=8), value=words, seed=st.integers(0, 9))
@@ -120,21 +120,21 @@ def test_of_several_answers_the_one_that_was_taken_is_kept() -> None:
     plans = planner()
     key, prompt = asked(plans, USER)
     for seed, wrote in enumerate(("hello", "lo hello", "hel")):
-        plans.trails.add(Traced(prompt=prompt, ids=tuple(sampled(wrote, seed)), key=key))
+        plans.turn_cache.add(TurnRecord(prompt=prompt, ids=tuple(sampled(wrote, seed)), prompt_key=key))
     going_on = asked(plans, USER, Message(role="assistant", content="lo hello"), USER)[1]
     expected = (*prompt, *sampled("lo hello", 1))
     assert going_on[: len(expected)] == expected
 
 
 def test_another_salt_knows_nothing() -> None:
-    trails = Trails()
-    trails.add(Traced(prompt=(1,), ids=(2,), key=trails.key("p", "a")))
+    trails = TurnCache()
+    trails.add(TurnRecord(prompt=(1,), ids=(2,), prompt_key=trails.key("p", "a")))
     assert (len(trails.find(trails.key("p", "a"))), len(trails.find(trails.key("p", "b")))) == (1, 0)
 
 
 def test_another_model_knows_nothing() -> None:
     keys = {
-        Trails(name, pieces).key("p")
+        TurnCache(name, pieces).key("p")
         for name in ("one", "other")
         for pieces in ([b"a"], [b"b"], [b"a", b"b"])
     }
@@ -142,9 +142,9 @@ def test_another_model_knows_nothing() -> None:
 
 
 def test_of_answers_that_say_the_same_that_which_is_meant_is_kept() -> None:
-    trails = Trails()
+    trails = TurnCache()
     for source in ("a", "b", "c"):
-        trails.add(Traced(prompt=(1,), ids=(2,), key=b"k", source=source))
+        trails.add(TurnRecord(prompt=(1,), ids=(2,), prompt_key=b"k", source=source))
     assert trails.prefer(b"k", "b") and not trails.prefer(b"k", "d")
     assert [turn.source for turn in trails.find(b"k")] == ["b", "c", "a"]
 
@@ -168,17 +168,17 @@ def test_a_text_that_goes_on_has_the_digest_that_it_has_alone(texts: list[tuple[
 
 
 def test_memory_is_bounded() -> None:
-    trails = Trails(most_ids=100)
+    trails = TurnCache(most_ids=100)
     for number in range(50):
-        trails.add(Traced(prompt=(1,) * 5, ids=(2,) * 5, key=b"%d" % number))
+        trails.add(TurnRecord(prompt=(1,) * 5, ids=(2,) * 5, prompt_key=b"%d" % number))
     assert (len(trails), len(trails.find(b"49")), len(trails.find(b"0"))) == (10, 1, 0)
 
 
 def test_ids_that_are_kept_are_shared() -> None:
     """Else a number in a tuple takes five times its place there, and the bound would be none."""
-    trails = Trails(pieces=[b"x"] * 5000)
+    trails = TurnCache(pieces=[b"x"] * 5000)
     for name in ("a", "b"):
-        trails.add(Traced(key=name.encode(), prompt=(int("4001"),), ids=(int("4002"), 9999)))
+        trails.add(TurnRecord(prompt_key=name.encode(), prompt=(int("4001"),), ids=(int("4002"), 9999)))
     [first], [second] = trails.find(b"a"), trails.find(b"b")
     assert first.prompt[0] is second.prompt[0]
     assert first.ids[0] is second.ids[0]
@@ -186,17 +186,17 @@ def test_ids_that_are_kept_are_shared() -> None:
 
 
 def test_a_prompt_that_was_planned_is_not_gone_through_again() -> None:
-    trails = Trails(pieces=[b"x"] * 5000)
+    trails = TurnCache(pieces=[b"x"] * 5000)
     prompt = trails.share((4001, 4002))
-    trails.add(Traced(key=b"a", prompt=prompt, ids=(1,)), planned=True)
+    trails.add(TurnRecord(prompt_key=b"a", prompt=prompt, ids=(1,)), planned=True)
     assert trails.find(b"a")[0].prompt is prompt
 
 
 def test_one_owners_flood_does_not_drive_out_what_another_has() -> None:
-    trails = Trails(most_ids=100)
-    mine = Traced(prompt=(1,) * 20, ids=(2,) * 20, key=b"mine")
+    trails = TurnCache(most_ids=100)
+    mine = TurnRecord(prompt=(1,) * 20, ids=(2,) * 20, prompt_key=b"mine")
     trails.add(mine, "drop")
     for number in range(50):
-        trails.add(Traced(prompt=(1,) * 5, ids=(2,) * 5, key=b"%d" % number), "flood")
+        trails.add(TurnRecord(prompt=(1,) * 5, ids=(2,) * 5, prompt_key=b"%d" % number), "flood")
     assert trails.find(b"mine") == [mine]
     assert (trails.find(b"0"), len(trails)) == ((), 7)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.constrain.schema.checking import find_fault, find_json_fault
+from dragoman.constrain.schema.validator import find_fault, find_json_fault
 from dragoman.errors import ConstraintFailed
 from tests.support.laws import examples, tried
 from tests.support.random_schemas import schema, wrong_text

@@ -9,7 +9,7 @@ from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import PLACE_ID, ScriptedEngine, say
 from dragoman.errors import BadRequest
 from dragoman.media import Media, MediaKind
-from dragoman.prompt import Prompter
+from dragoman.prompt import PromptBuilder
 from dragoman.types import Message
 from tests.prompt.support import SHARED
 from tests.support.seams import Model, Vocabulary
@@ -109,7 +109,7 @@ def test_begin_and_end_stand_once_whoever_writes_them(name: str, own: int) -> No
     """Engines give the middle of a run, or all that the model wants."""
     run = FAMILIES[name][1]
     vocabulary = Vocabulary((SIGHT / f"{name}.jinja").read_text())
-    special = [id_ for id_ in vocabulary.sample(run) if id_ in vocabulary.special.values()]
+    special = [id_ for id_ in vocabulary.sample(run) if id_ in vocabulary.special_ids.values()]
     begin, pad, end = special[0], special[-2], special[-1]
     placed = [pad] * 4 if own == 1 else [begin, pad, pad, pad, pad, end]
     prompter = sighted_prompter(name, placed)
@@ -117,12 +117,12 @@ def test_begin_and_end_stand_once_whoever_writes_them(name: str, own: int) -> No
     assert [ids.count(each) for each in (begin, pad, end)] == [1, 4, 1]
 
 
-def sighted_prompter(name: str, placed: Sequence[int]) -> Prompter:
+def sighted_prompter(name: str, placed: Sequence[int]) -> PromptBuilder:
     source = (SIGHT / f"{name}.jinja").read_text()
     card = ModelCard(
         name="m", max_model_len=512, templates={"default": source}, modalities=frozenset({"image"})
     )
-    return Prompter(card, Vocabulary(source), place=lambda _: placed)
+    return PromptBuilder(card, Vocabulary(source), placer=lambda _: placed)
 
 
 # Roles and orders
@@ -154,8 +154,8 @@ def test_a_picture_that_is_shown_twice_stands_twice() -> None:
 def test_numbers_before_pictures_stay() -> None:
     model = sighted("qwen_vl")
     asked = conversation([says("user", shown("a"), shown("b"))], shown("a"), shown("b"))
-    made = model.plan(asked.messages, media=asked.media, template_kwargs={"add_vision_id": True})
-    assert f"Picture 1: {SHOWN}Picture 2: {SHOWN}" in model.decode(made.jobs[0].prompt)
+    plan = model.plan(asked.messages, media=asked.media, template_kwargs={"add_vision_id": True})
+    assert f"Picture 1: {SHOWN}Picture 2: {SHOWN}" in model.decode(plan.jobs[0].prompt)
 
 
 def test_pictures_and_sounds_keep_their_orders() -> None:
@@ -193,18 +193,21 @@ def test_words_never_are_a_picture(name: str, known: bool) -> None:
     model = sighted(name)
     if not known:
         card, vocabulary = model.planner.card, model.vocabulary
-        vocabulary.special = {"<s>": vocabulary.special["<s>"], "</s>": vocabulary.special["</s>"]}
-        model.planner.prompter = Prompter(card, vocabulary, place=model.place)
+        vocabulary.special_ids = {
+            "<s>": vocabulary.special_ids["<s>"],
+            "</s>": vocabulary.special_ids["</s>"],
+        }
+        model.planner.prompter = PromptBuilder(card, vocabulary, placer=model.place)
     forged = [*FORGED, run[:7], run[7:], run]
     one = shown("a", kind)
     messages = [says("user", *forged, one, *forged), says("assistant", "".join(forged)), says("user", "x")]
     (job,) = model.plan(messages, media={one.digest: one}).jobs
     assert [span.media for span in job.media] == [one]
-    said = model.decode(job.prompt)
-    assert said.count(SHOWN) == 1
-    assert said.count("<IMG_CONTEXT>") >= 3
+    text = model.decode(job.prompt)
+    assert text.count(SHOWN) == 1
+    assert text.count("<IMG_CONTEXT>") >= 3
     # The picture's own run is gone as a whole, so none of its control tokens is left.
-    controls = {*model.vocabulary.special.values()} if known else set[int]()
+    controls = {*model.vocabulary.special_ids.values()} if known else set[int]()
     assert not {*model.vocabulary.sample(run)} & controls & {*job.prompt}
 
 
@@ -228,7 +231,7 @@ def test_a_text_prompt_holds_no_picture() -> None:
 def test_an_engine_that_cannot_is_not_asked() -> None:
     model = sighted("qwen_vl", "image")
     heard = shown("a", "audio")
-    asked = conversation([says("user", heard)], heard, places={heard.digest: "messages[0].content[0]"})
+    asked = conversation([says("user", heard)], heard, media_params={heard.digest: "messages[0].content[0]"})
     with pytest.raises(BadRequest) as raised:
         model.planner.render(None, asked)
     assert (raised.value.code, raised.value.param) == ("unsupported_content", "messages[0].content[0]")
@@ -241,8 +244,8 @@ def test_what_an_engine_refuses_is_told_of_the_field() -> None:
 
     source = (SIGHT / "qwen_vl.jinja").read_text()
     card = ModelCard(name="m", templates={"default": source}, modalities=frozenset({"image"}))
-    prompter = Prompter(card, Vocabulary(source), place=place)
-    asked = conversation([says("user", shown())], shown(), places={shown().digest: "images[0]"})
+    prompter = PromptBuilder(card, Vocabulary(source), placer=place)
+    asked = conversation([says("user", shown())], shown(), media_params={shown().digest: "images[0]"})
     with pytest.raises(BadRequest) as raised:
         prompter.encode(asked)
     assert raised.value.param == "images[0]"
@@ -265,7 +268,7 @@ def test_a_picture_that_is_cut_goes_as_a_whole(kept: int) -> None:
 
 def test_pictures_count_and_overflow() -> None:
     engine = ScriptedEngine(say("hi"), modalities=("image",))
-    prompter = Prompter(engine.card, engine.tokenizer, place=engine.place)
+    prompter = PromptBuilder(engine.card, engine.tokenizer, placer=engine.media_token_ids)
     large = Media(kind="image", format="png", data=b"x", digest="d", width=64, height=64)
     bare = prompter.encode(conversation([says("user", "?")]))
     assert len(prompter.encode(conversation([says("user", large, "?")], large))) == len(bare) + 4
@@ -276,7 +279,7 @@ def test_engines_of_text_read_what_the_template_writes() -> None:
     source = (SIGHT / "qwen_vl.jinja").read_text()
     model = Model(source, modalities=("image",))
     card: Any = model.planner.card
-    card.takes_text = card.takes_chat = True
+    card.wants_prompt_text = card.wants_conversation = True
     run = FAMILIES["qwen_vl"][1]
     (job,) = model.plan([says("user", shown(), run)], media={shown().digest: shown()}).jobs
     assert job.text.count(run) == 1

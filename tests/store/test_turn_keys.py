@@ -50,8 +50,8 @@ def killed(folder: Path) -> Iterator[str]:
 def asked(url: str, **fields: Any) -> dict[str, Any]:
     reply = post(url, "/v1/responses", {"input": "hi", **fields})
     assert reply.status_code == 200, reply.text
-    made: dict[str, Any] = reply.json()
-    return made
+    body: dict[str, Any] = reply.json()
+    return body
 
 
 @pytest.mark.parametrize("way", [by_chain, by_conversation, by_conversation_alone])
@@ -70,7 +70,7 @@ def test_a_server_that_was_killed_goes_on_from_the_ids(tmp_path: Path, way: Call
 def sampled(engine: ScriptedEngine) -> list[tuple[int, ...]]:
     """The answers that the last prompt holds as they were sampled."""
     prompt = engine.jobs[-1].prompt
-    return [prompt[place : place + 2] for place, id_ in enumerate(prompt) if id_ == HELLO_ID]
+    return [prompt[offset : offset + 2] for offset, id_ in enumerate(prompt) if id_ == HELLO_ID]
 
 
 @pytest.mark.parametrize("way", [by_chain, by_conversation])

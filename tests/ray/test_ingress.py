@@ -12,8 +12,8 @@ import uvicorn
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import CHATML, ScriptedEngine, say
 from dragoman.http.server import background
-from dragoman.ray.door import MOST_INSIDE, Door
-from dragoman.ray.fleet import Fleet, ReplicaBeat
+from dragoman.ray.fleet import Fleet, ReplicaHeartbeat
+from dragoman.ray.ingress import MOST_INSIDE, Ingress
 from dragoman.settings import Settings
 from tests.support.raw_server import RawServer, raw_server
 from tests.support.wait import becomes
@@ -28,7 +28,7 @@ def engine(name: str = "one", text: str = "hello") -> ScriptedEngine:
 
 
 @contextmanager
-def dying(said: bytes) -> Iterator[tuple[RawServer, ReplicaBeat]]:
+def dying(said: bytes) -> Iterator[tuple[RawServer, ReplicaHeartbeat]]:
     """A replica that answers as far as it is told, and is gone."""
     with raw_server([said]) as server:
         yield server, beat("dying", server.url)
@@ -36,7 +36,7 @@ def dying(said: bytes) -> Iterator[tuple[RawServer, ReplicaBeat]]:
 
 @contextmanager
 def opened(fleet: Fleet, settings: Settings | None = None, most: int = MOST_INSIDE) -> Iterator[httpx.Client]:
-    door = Door(fleet, settings or Settings(), most)
+    door = Ingress(fleet, settings or Settings(), most)
     server = uvicorn.Server(uvicorn.Config(door, port=0, log_level="critical", lifespan="on"))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -51,8 +51,8 @@ def opened(fleet: Fleet, settings: Settings | None = None, most: int = MOST_INSI
         thread.join()
 
 
-def beat(id_: str, address: str, model: str = "one") -> ReplicaBeat:
-    return ReplicaBeat(id_, model, "127.0.0.1", int(address.rpartition(":")[2]))
+def beat(id_: str, address: str, model: str = "one") -> ReplicaHeartbeat:
+    return ReplicaHeartbeat(id_, model, "127.0.0.1", int(address.rpartition(":")[2]))
 
 
 @contextmanager
@@ -62,7 +62,7 @@ def fleet_of(*engines: ScriptedEngine, settings: Settings | None = None) -> Iter
     with ExitStack() as servers:
         for number, each in enumerate(engines):
             address = servers.enter_context(background(each, settings or Settings(port=0, store="none")))
-            fleet.hear(beat(f"replica-{number}", address, each.card.name))
+            fleet.update(beat(f"replica-{number}", address, each.card.name))
         yield fleet
 
 
@@ -86,10 +86,10 @@ def test_a_reply_passes_as_it_is() -> None:
         assert reply.json()["choices"][0]["message"]["content"] == "hello"
         assert reply.headers["x-dragoman-replica"] == "replica-0"
         lines = streamed(client)
-        told = "".join(
+        text = "".join(
             json.loads(line[6:])["choices"][0]["delta"].get("content") or "" for line in lines[:-1]
         )
-        assert told == "hello" and lines[-1] == "data: [DONE]"
+        assert text == "hello" and lines[-1] == "data: [DONE]"
 
 
 def test_the_replica_says_what_is_wrong() -> None:
@@ -116,9 +116,9 @@ def test_models_are_told_apart() -> None:
 )
 def test_a_stream_whose_replica_dies_ends_with_an_error_event(path: str, name: str) -> None:
     whole = chunk(EVENT) + chunk(EVENT) + chunk(b'data: {"half')
-    with dying(stream_head() + whole) as (_, told):
+    with dying(stream_head() + whole) as (_, heartbeat):
         fleet = Fleet(["one"])
-        fleet.hear(told)
+        fleet.update(heartbeat)
         with opened(fleet) as client:
             lines = streamed(client, path)
     assert lines[:2] == [EVENT.decode().strip()] * 2
@@ -128,39 +128,39 @@ def test_a_stream_whose_replica_dies_ends_with_an_error_event(path: str, name: s
 
 
 def test_a_line_of_json_is_ended_too() -> None:
-    said = stream_head("application/x-ndjson") + chunk(b'{"done": false}\n') + chunk(b'{"do')
-    with dying(said) as (_, told):
+    data = stream_head("application/x-ndjson") + chunk(b'{"done": false}\n') + chunk(b'{"do')
+    with dying(data) as (_, heartbeat):
         fleet = Fleet(["one"])
-        fleet.hear(told)
+        fleet.update(heartbeat)
         with opened(fleet) as client:
             lines = streamed(client, "/api/chat")
     assert json.loads(lines[0]) == {"done": False} and "error" in json.loads(lines[-1])
 
 
 def test_what_is_no_stream_breaks_off() -> None:
-    said = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{"
-    with dying(said) as (_, told):
+    data = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{"
+    with dying(data) as (_, heartbeat):
         fleet = Fleet(["one"])
-        fleet.hear(told)
+        fleet.update(heartbeat)
         with opened(fleet) as client, pytest.raises(httpx.RemoteProtocolError):
             client.post("/v1/chat/completions", json=BODY)
 
 
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 503 Unavailable\r\ncontent-length: 0\r\n\r\n"])
 def test_another_replica_is_asked_where_one_has_not_answered(said: bytes) -> None:
-    with dying(said) as (replica, told), fleet_of(engine()) as fleet:
-        fleet.hear(told)
+    with dying(said) as (replica, heartbeat), fleet_of(engine()) as fleet:
+        fleet.update(heartbeat)
         with opened(fleet) as client:
             while not replica.heard:
                 reply = client.post("/v1/chat/completions", json=BODY)
                 assert reply.status_code == 200 and reply.headers["x-dragoman-replica"] == "replica-0"
-                fleet.hear(told)
+                fleet.update(heartbeat)
 
 
 def test_what_may_have_been_done_is_not_done_twice() -> None:
-    with dying(b"") as (replica, told), fleet_of(engine()) as fleet:
-        fleet.lose("replica-0")
-        fleet.hear(told)
+    with dying(b"") as (replica, heartbeat), fleet_of(engine()) as fleet:
+        fleet.drop("replica-0")
+        fleet.update(heartbeat)
         with opened(fleet) as client:
             reply = client.post("/v1/conversations", json={})
     assert reply.status_code == 500 and reply.json()["error"]["code"] == "replica_lost"
@@ -178,7 +178,7 @@ def test_nobody_is_there() -> None:
 
 def test_a_replica_that_leaves_is_not_asked() -> None:
     with fleet_of(engine(), engine()) as fleet, opened(fleet) as client:
-        fleet.hear(ReplicaBeat("replica-0", "one", "127.0.0.1", 1, leaving=True))
+        fleet.update(ReplicaHeartbeat("replica-0", "one", "127.0.0.1", 1, leaving=True))
         asked = {client.get("/v1/models").headers["x-dragoman-replica"] for _ in range(4)}
     assert asked == {"replica-1"}
 
@@ -200,18 +200,22 @@ def test_a_body_has_a_limit() -> None:
 def test_files_pass_as_they_come() -> None:
     with fleet_of(engine()) as fleet, opened(fleet) as client:
         data = b"y" * 3_000_000
-        made = client.post("/v1/files", files={"file": ("a.txt", data)}, data={"purpose": "user_data"})
-        assert made.status_code == 200 and made.json()["bytes"] == len(data)
-        assert client.get(f"/v1/files/{made.json()['id']}/content").content == data
+        reply = client.post("/v1/files", files={"file": ("a.txt", data)}, data={"purpose": "user_data"})
+        assert reply.status_code == 200 and reply.json()["bytes"] == len(data)
+        assert client.get(f"/v1/files/{reply.json()['id']}/content").content == data
 
 
 def test_what_keys_took_is_told_to_the_others() -> None:
     fleet = Fleet(["one"])
-    heard = [fleet.hear(ReplicaBeat(id_, "one", "127.0.0.1", 1, taken=(7, {"key": 5}))) for id_ in "ab"]
+    heard = [
+        fleet.update(ReplicaHeartbeat(id_, "one", "127.0.0.1", 1, taken=(7, {"key": 5}))) for id_ in "ab"
+    ]
     assert [news.taken for news in heard] == [{}, {"a": (7, {"key": 5})}]
-    fleet.hear(ReplicaBeat("a", "one", "127.0.0.1", 1, taken=(7, {"key": 6}), leaving=True))
-    assert fleet.hear(ReplicaBeat("c", "one", "127.0.0.1", 1)).taken["a"] == (7, {"key": 6})
-    assert fleet.hear(ReplicaBeat("c", "one", "127.0.0.1", 1, taken=(8, {"key": 1}))).taken.keys() == {"b"}
+    fleet.update(ReplicaHeartbeat("a", "one", "127.0.0.1", 1, taken=(7, {"key": 6}), leaving=True))
+    assert fleet.update(ReplicaHeartbeat("c", "one", "127.0.0.1", 1)).taken["a"] == (7, {"key": 6})
+    assert fleet.update(ReplicaHeartbeat("c", "one", "127.0.0.1", 1, taken=(8, {"key": 1}))).taken.keys() == {
+        "b"
+    }
 
 
 def names(replies: Sequence[httpx.Response]) -> list[str]:

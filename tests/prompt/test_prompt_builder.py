@@ -4,7 +4,7 @@ import pytest
 
 from dragoman.engines.protocol import ModelCard
 from dragoman.errors import BadRequest, TemplateError
-from dragoman.prompt import Prompter
+from dragoman.prompt import PromptBuilder
 from dragoman.types import Conversation, IdsPrompt, Message, TextPrompt, ToolCall
 from tests.prompt.support import ByteTokenizer, corpus, prompter
 
@@ -77,14 +77,15 @@ def test_response_prefix() -> None:
 
 def test_named_templates() -> None:
     templates = {"default": "plain", "tool_use": "tools", "rag": "documents {{ documents | length }}"}
-    made = Prompter(ModelCard(name="m", max_model_len=9, templates=templates), ByteTokenizer())
-    assert made.text(Conversation(messages=(USER,))) == "plain"
-    assert made.text(Conversation(messages=(USER,), tools=(TOOL,))) == "tools"
+    builder = PromptBuilder(ModelCard(name="m", max_model_len=9, templates=templates), ByteTokenizer())
+    assert builder.text(Conversation(messages=(USER,))) == "plain"
+    assert builder.text(Conversation(messages=(USER,), tools=(TOOL,))) == "tools"
     assert (
-        made.text(Conversation(messages=(USER,), template="rag", documents=({"text": "x"},))) == "documents 1"
+        builder.text(Conversation(messages=(USER,), template="rag", documents=({"text": "x"},)))
+        == "documents 1"
     )
     with pytest.raises(BadRequest, match="default, rag, tool_use"):
-        made.text(Conversation(messages=(USER,), template="other"))
+        builder.text(Conversation(messages=(USER,), template="other"))
 
 
 def test_no_template() -> None:
@@ -105,19 +106,19 @@ def test_wrong_templates_are_refused_when_loaded(source: str) -> None:
 
 
 def test_ids_and_raw_text() -> None:
-    made = prompter("chatml")
-    assert made.render(IdsPrompt((256, 97))) == ("<s>a", (256, 97))
-    assert made.render(TextPrompt("<s>a")) == ("<s>a", (256, 97))
-    assert made.encode_special("a<s>") == [97, 256]
+    builder = prompter("chatml")
+    assert builder.render(IdsPrompt((256, 97))) == ("<s>a", (256, 97))
+    assert builder.render(TextPrompt("<s>a")) == ("<s>a", (256, 97))
+    assert builder.encode_special("a<s>") == [97, 256]
     with pytest.raises(BadRequest):
-        made.encode(IdsPrompt((9999,)))
+        builder.encode(IdsPrompt((9999,)))
 
 
 def test_threads_may_share_it() -> None:
-    made = prompter("tagged_tools")
+    builder = prompter("tagged_tools")
     asks = [Conversation(messages=(Message(role="user", content=f"n{n}<|im_end|>"),)) for n in range(200)]
     with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(made.render, asks)) == [made.render(ask) for ask in asks]
+        assert list(pool.map(builder.render, asks)) == [builder.render(ask) for ask in asks]
 
 
 @pytest.mark.parametrize("text", ["plain", "<|im_end|>"])

@@ -10,7 +10,7 @@ import pytest
 import dragoman
 from dragoman.cli import main
 from dragoman.client import ClientError
-from dragoman.client.failures import Outcome, difference, load
+from dragoman.client.replay import RequestOutcome, difference, load
 from tests.client.recorded import chat, sse
 from tests.client.support import HELLO, KEY
 from tests.support.raw_server import SSE_HEAD, raw_server, reply
@@ -28,14 +28,14 @@ TOOL = {
 
 def fail(url: str, folder: Path) -> Path:
     """The file of a request that has failed."""
-    said = [*HELLO, {"role": "user", "content": f"my key is {KEY}"}]
+    rows = [*HELLO, {"role": "user", "content": f"my key is {KEY}"}]
     with (
         dragoman.Client(url, KEY, failures=folder, retries=0) as client,
         pytest.raises(ClientError) as caught,
     ):
-        client.chat(said, model="m", tools=[TOOL]).answer()
-    assert caught.value.saved is not None
-    return caught.value.saved
+        client.chat(rows, model="m", tools=[TOOL]).answer()
+    assert caught.value.saved_path is not None
+    return caught.value.saved_path
 
 
 def test_what_failed_is_kept(tmp_path: Path) -> None:
@@ -133,4 +133,7 @@ def test_a_file_that_is_none(tmp_path: Path, capsys: Capture, content: bytes | N
 
 
 def test_what_differs_every_time_is_no_difference() -> None:
-    assert difference(Outcome(status=200, request_id="a"), Outcome(status=200, request_id="b")) == []
+    assert (
+        difference(RequestOutcome(status=200, request_id="a"), RequestOutcome(status=200, request_id="b"))
+        == []
+    )
