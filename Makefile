@@ -29,7 +29,7 @@ quick: $(VENV)/.test  ## the tests of what needs no socket, and a few that do: a
 	$(PYTEST) -m 'not thorough' $(QUICK) $(ARGS)
 
 torch: build/torch  ## the tests of what needs torch: its runner, and the engine over transformers
-	PYTHONPATH=build/torch $(BIN)/python -m pytest tests/engines/transformers tests/engines/local/pytorch tests/engines/choosing/test_tensors.py tests/http/test_minilm.py $(ARGS)
+	PYTHONPATH=build/torch $(BIN)/python -m pytest tests/engines/transformers tests/engines/local/pytorch tests/engines/sampling/test_torch_sampler.py tests/http/test_minilm.py $(ARGS)
 	PYTHONPATH=build/torch $(BIN)/python -m pytest tests/engines/local/contract -k torch $(ARGS)
 
 vllm: $(VENV)/.test build/vllm/bin/dragoman  ## the tests of vLLM, which gets an environment of its own: 3.5 GB

@@ -11,7 +11,7 @@ from bench import constrain, flat, machine, parse, responses, serve, step, strea
 from bench.errors import told
 from bench.peers import Setup
 from bench.tables import OUT
-from dragoman.engines.weights import default_model
+from dragoman.engines.default_weights import default_model
 
 
 def cli() -> None:

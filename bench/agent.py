@@ -68,7 +68,7 @@ class Case(Struct):
 async def ask(app: App, body: bytes) -> bytes:
     """One request to the app, without a socket."""
     messages = [{"type": "http.request", "body": body, "more_body": False}]
-    said: list[bytes] = []
+    chunks: list[bytes] = []
 
     async def receive() -> Any:
         if not messages:
@@ -76,13 +76,13 @@ async def ask(app: App, body: bytes) -> bytes:
         return messages.pop()
 
     async def send(message: Any) -> None:
-        said.append(message.get("body", b""))
+        chunks.append(message.get("body", b""))
 
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
     scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": PATH, "raw_path": PATH.encode()}
     scope |= {"query_string": b"", "headers": headers, "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2)}
     await app(scope, receive, send)
-    return b"".join(said)
+    return b"".join(chunks)
 
 
 async def inside(folder: Path, loop: Loop, options: Options) -> tuple[list[float], int]:
@@ -93,10 +93,10 @@ async def inside(folder: Path, loop: Loop, options: Options) -> tuple[list[float
     for turn in range(1, options.turns + 1):
         body = loop.body(turn, "agent")
         began = time.process_time()
-        said = await ask(app, body)
+        data = await ask(app, body)
         costs.append((time.process_time() - began) * 1000)
-        if b"[DONE]" not in said:
-            raise BenchError(f"Turn {turn} failed: {said[:300].decode(errors='replace')}")
+        if b"[DONE]" not in data:
+            raise BenchError(f"Turn {turn} failed: {data[:300].decode(errors='replace')}")
     await app.host.stop()
     return costs, engine.prompts[-1]
 
@@ -140,8 +140,8 @@ def least(rounds: Sequence[Sequence[float]]) -> list[float]:
 
 def measure(name: str, source: str, tokenizer: Path, options: Options, vllm: Peer | None) -> Case:
     loop, case = make_loop(options.turns, options.words), Case(name)
-    with tempfile.TemporaryDirectory() as made:
-        folder = make_tokenizer(tokenizer, source, Path(made))
+    with tempfile.TemporaryDirectory() as text:
+        folder = make_tokenizer(tokenizer, source, Path(text))
         runs = [asyncio.run(inside(folder, loop, options)) for _ in range(options.rounds)]
         case.inside, case.tokens = least([costs for costs, _ in runs]), runs[0][1]
         served = [over_http(folder, loop, options) for _ in range(options.rounds)]
@@ -194,18 +194,18 @@ def summary(cases: Sequence[Case]) -> Table:
     ways = {"in process": "inside", "over HTTP": "http", "first token": "first"}
     rows = []
     for way, name in ways.items():
-        found = {case.template: both(getattr(case, name)) for case in cases}
-        costs = {template: last for template, (_, last) in found.items()}
-        growths = {template: last / early for template, (early, last) in found.items() if early}
+        fields = {case.template: both(getattr(case, name)) for case in cases}
+        costs = {template: last for template, (_, last) in fields.items()}
+        growths = {template: last / early for template, (early, last) in fields.items() if early}
         rows += [_extremes(f"{way}, ms", costs, MOST_MS), _extremes(f"{way}, grows", growths, MOST_GROWTH)]
     return Table("All templates", ("last turns", "median", "most", "of", "above"), rows)
 
 
-def _extremes(what: str, found: dict[str, float], most: float) -> list[str]:
-    worst = max(found, key=lambda name: found[name], default="")
-    above = [name for name, value in found.items() if value > most]
-    middle = statistics.median(found.values()) if found else 0.0
-    return [what, f"{middle:.2f}", f"{found.get(worst, 0):.2f}", worst, ", ".join(above) or "none"]
+def _extremes(what: str, fields: dict[str, float], most: float) -> list[str]:
+    worst = max(fields, key=lambda name: fields[name], default="")
+    above = [name for name, value in fields.items() if value > most]
+    middle = statistics.median(fields.values()) if fields else 0.0
+    return [what, f"{middle:.2f}", f"{fields.get(worst, 0):.2f}", worst, ", ".join(above) or "none"]
 
 
 def compared(cases: Sequence[Case]) -> Iterator[Ratio]:

@@ -16,7 +16,7 @@ from bench import shapes
 from bench.agent_loop import Loop, control_tokens
 from bench.errors import BenchError
 from bench.process import Server
-from dragoman.engines.weights import default_model
+from dragoman.engines.default_weights import default_model
 
 SHAPE = shapes.Shape(1, 32, 32, 1, 1, tied=True)
 CONTROL = 3
@@ -38,8 +38,8 @@ def make_model(template: str, folder: Path) -> Path:
         "tokenizer.chat_template": template,
     }
     file = folder / "agent.gguf"
-    given = [(name, changed.get(name, value), types) for name, (value, types) in fields.items()]
-    shapes.write(file, SHAPE, "Q8_0", given)
+    items = [(name, changed.get(name, value), types) for name, (value, types) in fields.items()]
+    shapes.write(file, SHAPE, "Q8_0", items)
     return file
 
 
@@ -52,8 +52,10 @@ def measure(template: str, folder: Path, loop: Loop, turns: Sequence[int]) -> li
         # The first is asked twice: what is made once is made for it.
         for turn in (turns[0], *turns):
             body, before = loop.body(turn, server.model), server.cpu_s()
-            said = httpx.post(f"http://127.0.0.1:{server.port}/v1/chat/completions", content=body, timeout=60)
+            reply = httpx.post(
+                f"http://127.0.0.1:{server.port}/v1/chat/completions", content=body, timeout=60
+            )
             costs.append((server.cpu_s() - before) * 1000)
-            if not _NO_ROOM.search(said.text):
-                raise BenchError(f"llama.cpp's server takes no such turn: {said.text[:200]}")
+            if not _NO_ROOM.search(reply.text):
+                raise BenchError(f"llama.cpp's server takes no such turn: {reply.text[:200]}")
     return costs[1:]

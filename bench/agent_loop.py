@@ -81,10 +81,10 @@ def make_loop(turns: int, words: int, seed: int = 7) -> Loop:
     words_of = ["".join(choose.choices(SYLLABLES, k=choose.randint(1, 4))) for _ in range(4000)]
 
     def text(count: int) -> str:
-        found = choose.choices(words_of, k=count)
-        for place in range(0, count, 7):
-            found[place] = f"{found[place]}_{choose.randrange(1000)}{choose.choice(ENDS)}"
-        return " ".join(found)
+        texts = choose.choices(words_of, k=count)
+        for index in range(0, count, 7):
+            texts[index] = f"{texts[index]}_{choose.randrange(1000)}{choose.choice(ENDS)}"
+        return " ".join(texts)
 
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": text(60)},
@@ -114,8 +114,8 @@ def templates(folder: Path | None, names: list[str]) -> Mapping[str, str]:
     """Those whose file names begin so, by the name without its end; ChatML where there is no folder."""
     if folder is None:
         return {"ChatML": PLAIN}
-    found = {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.jinja"))}
-    chosen = {name: source for name, source in found.items() if name.startswith(tuple(names))}
+    fields = {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.jinja"))}
+    chosen = {name: source for name, source in fields.items() if name.startswith(tuple(names))}
     if not chosen:
         raise BenchError(f"There is no template in {folder} whose name begins with {' or '.join(names)}.")
     return chosen

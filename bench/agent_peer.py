@@ -88,13 +88,13 @@ def _measure(folder: Path, loop: Loop, asked: Sequence[int]) -> list[float]:
 
 def _as_given(message: dict[str, Any]) -> dict[str, Any]:
     """Arguments as objects, as vLLM's own parsing of messages makes them."""
-    given = dict(message)
-    if calls := given.get("tool_calls"):
-        given["tool_calls"] = [dict(call) for call in calls]
-        for call in given["tool_calls"]:
+    fields = dict(message)
+    if calls := fields.get("tool_calls"):
+        fields["tool_calls"] = [dict(call) for call in calls]
+        for call in fields["tool_calls"]:
             function = dict(call["function"])
             call["function"] = function | {"arguments": json.loads(function["arguments"])}
-    return given
+    return fields
 
 
 if __name__ == "__main__":

@@ -55,10 +55,10 @@ def run(setup: Setup, options: Options, only: Sequence[str]) -> tuple[list[Round
             measure(server, options, -1)
         for number in range(options.rounds):
             for server in turns(servers, number):
-                found = measure(server, options, number)
-                rate = f"{found.tokens_per_s:.1f}"
+                result = measure(server, options, number)
+                rate = f"{result.tokens_per_s:.1f}"
                 print(f"alone: {number + 1} of {options.rounds}, {server.name}: {rate}", flush=True)
-                rounds.append(found)
+                rounds.append(result)
         return rounds, {server.name: server.peak_mib() for server in servers}
 
 

@@ -20,7 +20,7 @@ from msgspec import Struct
 from bench import machine
 from bench.errors import told
 from bench.tables import Table, keep
-from dragoman.engines.protocol import Handle, ModelCard
+from dragoman.engines.protocol import JobHandle, ModelCard
 from dragoman.engines.scripted import CHATML, ScriptedEngine, say
 from dragoman.http.app import App
 from dragoman.http.upkeep import resident
@@ -62,7 +62,7 @@ class PacedEngine(ScriptedEngine):
         card = ModelCard(name=NAME, max_model_len=4096, templates={"default": CHATML}, slots=options.slots)
         super().__init__(say("x" * (options.tokens - 1)), card=card, interval=options.interval)
 
-    def submit(self, job: Job, sink: Sink) -> Handle:
+    def submit(self, job: Job, sink: Sink) -> JobHandle:
         handle = super().submit(job, sink)
         self.jobs.clear()
         return handle
@@ -116,8 +116,8 @@ async def as_batch(options: Options, folder: str) -> tuple[float, float, float]:
     batches = app.host.batches
     await app.host.start()
 
-    def put(place: Path) -> str:
-        with place.open("wb") as file:
+    def put(path: Path) -> str:
+        with path.open("wb") as file:
             file.writelines(lines_of(options))
         return "file-1"
 

@@ -51,13 +51,13 @@ class Outcome(Struct, frozen=True):
 
     @property
     def row(self) -> tuple[str, ...]:
-        figure, found = self.figure, self.found
+        figure, ratio = self.figure, self.found
         name = f"{self.command.bench}: {figure.key}", f"{figure.ratio:.2f}x"
-        if found is None:
+        if ratio is None:
             return *name, "", "", f"FAILED: {self.why}" if self.failed else self.why
-        spread = f"{min(found.rounds):.2f} to {max(found.rounds):.2f}" if len(found.rounds) > 1 else ""
-        off = max(found.median / figure.ratio, figure.ratio / found.median)
-        return *name, f"{found.median:.2f}x", spread, f"OFF by {off:.2f}" if self.is_off else "true"
+        spread = f"{min(ratio.rounds):.2f} to {max(ratio.rounds):.2f}" if len(ratio.rounds) > 1 else ""
+        off = max(ratio.median / figure.ratio, figure.ratio / ratio.median)
+        return *name, f"{ratio.median:.2f}x", spread, f"OFF by {off:.2f}" if self.is_off else "true"
 
 
 def check(command: Command, *, full: bool) -> list[Outcome]:
@@ -65,20 +65,20 @@ def check(command: Command, *, full: bool) -> list[Outcome]:
     arguments = command.arguments if full else command.quick
     lacking = [need for need in command.needs if not is_here(need)]
     why, failed = "", False
-    found: Mapping[str, Ratio] = {}
+    fields: Mapping[str, Ratio] = {}
     if lacking:
         why = f"needs {', '.join(lacking)}"
     elif arguments is None:
         why = "has no quick form"
     else:
         try:
-            found = run(command.bench, arguments)
+            fields = run(command.bench, arguments)
             why, failed = "is not in the quick form", full
         except BenchError as error:
             why, failed = str(error), True
     return [
-        Outcome(command, figure, found[figure.key])
-        if figure.key in found
+        Outcome(command, figure, fields[figure.key])
+        if figure.key in fields
         else Outcome(command, figure, why=why, failed=failed)
         for figure in command.figures
     ]
@@ -112,29 +112,29 @@ def run(name: str, arguments: str) -> Mapping[str, Ratio]:
 
 def update(command: Command, outcomes: Sequence[Outcome], commit: str) -> Command:
     """The command with what was measured; as it was, if not all of its ratios were."""
-    found = [outcome.found for outcome in outcomes if outcome.found is not None]
-    if len(found) < len(command.figures):
+    result = [outcome.found for outcome in outcomes if outcome.found is not None]
+    if len(result) < len(command.figures):
         return command
     return replace(
         command,
-        rounds=max(len(one.rounds) for one in found),
+        rounds=max(len(one.rounds) for one in result),
         hardware=machine.hardware(),
         commit=commit,
         date=datetime.date.today(),
-        figures=[_measured(figure, one) for figure, one in zip(command.figures, found, strict=True)],
+        figures=[_measured(figure, one) for figure, one in zip(command.figures, result, strict=True)],
     )
 
 
-def _measured(figure: Figure, found: Ratio) -> Figure:
-    several = len(found.rounds) > 1
+def _measured(figure: Figure, ratio: Ratio) -> Figure:
+    several = len(ratio.rounds) > 1
     return replace(
         figure,
-        ratio=_short(found.median),
-        least=_short(min(found.rounds)) if several else None,
-        most=_short(max(found.rounds)) if several else None,
-        ours=_short(statistics.median(found.ours)),
-        theirs=_short(statistics.median(found.theirs)),
-        unit=found.unit,
+        ratio=_short(ratio.median),
+        least=_short(min(ratio.rounds)) if several else None,
+        most=_short(max(ratio.rounds)) if several else None,
+        ours=_short(statistics.median(ratio.ours)),
+        theirs=_short(statistics.median(ratio.theirs)),
+        unit=ratio.unit,
     )
 
 
@@ -177,9 +177,9 @@ def cli() -> None:
     outcomes: list[Outcome] = []
     for number, command in enumerate(commands):
         if not args.only or command.bench in args.only:
-            outcomes += (found := check(command, full=args.full))
+            outcomes += (result := check(command, full=args.full))
             if args.write:
-                commands[number] = update(command, found, commit)
+                commands[number] = update(command, result, commit)
                 documented.write(commands)
     print(table(outcomes).plain(), flush=True)
     if (busy := os.getloadavg()[0] - len(machine.cores())) > 0:

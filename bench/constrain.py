@@ -24,11 +24,11 @@ from bench.process import Server, running
 from bench.ratios import Ratio
 from bench.tables import Table, keep
 from dragoman.dialects.registry import get_dialect
-from dragoman.engines.local.model import LlamaTokenizer, Model
+from dragoman.engines.local.gguf_model import LlamaModel, LlamaTokenizer
 from dragoman.engines.protocol import ModelCard
 from dragoman.limits import Limits
-from dragoman.turns.constrain import Constrainer
-from dragoman.turns.spec import TurnSpec, Wanted
+from dragoman.turns.constraints import ConstraintBuilder
+from dragoman.turns.spec import OutputConstraint, TurnSpec
 from dragoman.types import IdsPrompt, Sampling
 
 PERSON: dict[str, Any] = {
@@ -92,18 +92,18 @@ def measure(server: Server, options: Options, way: str, number: int) -> Round:
 
 def compile_times(model: Path, times: int) -> tuple[list[float], list[float]]:
     """Milliseconds for a schema nobody has seen, and for the same once more."""
-    tokenizer = LlamaTokenizer(Model(model))
-    made = Constrainer(ModelCard(name="", max_model_len=1, constrains=True), tokenizer, Limits())
-    made.vocabulary  # noqa: B018  (made once per server, not per schema)
+    tokenizer = LlamaTokenizer(LlamaModel(model))
+    builder = ConstraintBuilder(ModelCard(name="", max_model_len=1, constrains=True), tokenizer, Limits())
+    builder.vocabulary  # noqa: B018  (made once per server, not per schema)
     cold, warm = [], []
     for number in range(times):
         schema = {**PERSON, "properties": {**PERSON["properties"], f"field_{number}": {"type": "boolean"}}}
-        wanted = Wanted(syntax="json_schema", value=schema, param="response_format")
+        wanted = OutputConstraint(syntax="json_schema", value=schema, param="response_format")
         spec = TurnSpec(
-            model=None, prompts=(IdsPrompt((1,)),), sampling=Sampling(max_tokens=1), wanted=wanted
+            model=None, prompts=(IdsPrompt((1,)),), sampling=Sampling(max_tokens=1), output_constraint=wanted
         )
-        cold.append(_ms(partial(made.constraint, spec, get_dialect("plain"), in_reasoning=False)))
-        warm.append(_ms(partial(made.constraint, spec, get_dialect("plain"), in_reasoning=False)))
+        cold.append(_ms(partial(builder.constraint, spec, get_dialect("plain"), in_reasoning=False)))
+        warm.append(_ms(partial(builder.constraint, spec, get_dialect("plain"), in_reasoning=False)))
     return cold, warm
 
 
@@ -131,8 +131,8 @@ def tables(result: Result, options: Options, where: str) -> Sequence[Table]:
     servers = dict.fromkeys(each.server for each in result.rounds)
     rows = [_row(result.rounds, server, way) for server in servers for way in WAYS]
     times = [
-        (name, f"{statistics.median(found):.2f}", f"{max(found):.2f}")
-        for name, found in (("not seen before", result.cold_ms), ("seen before", result.warm_ms))
+        (name, f"{statistics.median(values):.2f}", f"{max(values):.2f}")
+        for name, values in (("not seen before", result.cold_ms), ("seen before", result.warm_ms))
     ]
     head = ("server", "answers", "tokens/s", "rate", "CPU ms/token", "CPU", "our tokens/s")
     asked = f"{options.streams} streams, temperature {options.temperature:g}"

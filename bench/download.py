@@ -23,7 +23,7 @@ from tests.support.hub import COMMIT, SmallHub, running
 from bench import machine
 from bench.errors import BenchError, told
 from bench.tables import Table, keep, ratio
-from dragoman.hub import pull, read_name
+from dragoman.hub import parse_name, pull
 
 FILE, NAME = "big-Q8_0.gguf", "hf:org/repo:Q8_0"
 
@@ -97,7 +97,7 @@ COMMAND = (sys.executable, "-m", "dragoman")
 
 
 def fetch() -> None:
-    name = read_name(NAME)
+    name = parse_name(NAME)
     assert name is not None
     pull(name)
 

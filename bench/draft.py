@@ -22,8 +22,8 @@ from msgspec import Struct
 from bench import machine
 from bench.errors import BenchError, told
 from bench.tables import OUT, Table, keep, ratio
+from dragoman.engines.default_weights import default_model
 from dragoman.engines.local import LocalEngine, LocalOptions
-from dragoman.engines.weights import default_model
 from dragoman.types import Job, Sampling
 
 TEXTS = (
@@ -99,8 +99,8 @@ def measure(target: Path, draft: Path, runner: str, options: Options) -> list[Ca
     for _ in range(options.rounds):
         for case in cases:
             how: Any = {"runner": runner, "draft": str(draft) if case.with_draft else None}
-            made = LocalOptions(context=512, slots=1, deterministic=True, **how)
-            engine = LocalEngine.open(target, made)
+            local_options = LocalOptions(context=512, slots=1, deterministic=True, **how)
+            engine = LocalEngine.open(target, local_options)
             warm = Case(runner, False, [], [])
             asyncio.run(answer(engine, "Once upon", 16, warm))
             for text in TEXTS:
@@ -115,10 +115,10 @@ def main(options: Options) -> None:
     draft = Path(options.draft) if options.draft else default_model()
     OUT.mkdir(exist_ok=True)
     target = Path(options.target) if options.target else stretch(draft, OUT / "stretched.gguf", options.times)
-    rows, found = [], []
+    rows, cases = [], []
     for runner in ("llamacpp", "openvino"):
         plain, drafted = measure(target, draft, runner, options)
-        found += [plain, drafted]
+        cases += [plain, drafted]
         rates = [statistics.median(case.rates) for case in (plain, drafted)]
         tokens = sum(map(len, drafted.ids)) / drafted.steps
         rows.append(
@@ -127,7 +127,7 @@ def main(options: Options) -> None:
     head = ("runner", "alone", "with the draft", "", "tokens a step")
     size, small = (path.stat().st_size / 1e6 for path in (target, draft))
     title = f"One answer at a time of a model of {size:,.0f} MB, with a draft of {small:,.0f} MB"
-    keep("draft", found, [Table(title, head, rows, ["The ids are the same with the draft and without."])])
+    keep("draft", cases, [Table(title, head, rows, ["The ids are the same with the draft and without."])])
 
 
 def cli() -> None:

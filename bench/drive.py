@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from dragoman.engines.protocol import DirectEngine
+from dragoman.engines.protocol import CallbackEngine
 from dragoman.types import Job, Step
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -14,7 +14,7 @@ KINDS: dict[str, dict[str, Any]] = {
 """How tokens are chosen."""
 
 
-async def drive(engine: DirectEngine, jobs: Sequence[Job]) -> None:
+async def drive(engine: CallbackEngine, jobs: Sequence[Job]) -> None:
     """All at once, with nobody but a counter to hear what comes of them."""
     left = len(jobs)
     over = asyncio.Event()

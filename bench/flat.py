@@ -98,16 +98,16 @@ def measure(
     cases: Sequence[int],
     rounds: int,
 ) -> list[Round]:
-    found = []
+    result = []
     with running(servers) as started:
         prepared = {server.name: prepare(server) for server in started}
         for number in range(rounds):
             for name, asked in prepared.items():
                 for case in turns(cases, number):
                     rate = asked.rate(case)
-                    found.append(Round(name, case, rate))
+                    result.append(Round(name, case, rate))
                     print(f"flat: round {number + 1} of {rounds}, {name}, {case}: {rate:.0f}", flush=True)
-    return found
+    return result
 
 
 def run(model: Path, threads: int, options: Options, only: Sequence[str] = ()) -> Result:

@@ -252,7 +252,7 @@ def choose_by_session_in_bounds(options: Options) -> Choose:
     return choose
 
 
-class Routed:
+class RoutedFleet:
     """The router itself, told of requests and their ends."""
 
     def __init__(self, options: Options) -> None:
@@ -280,7 +280,7 @@ class Routed:
 
 @cache
 def _placed(blocks: int) -> list[int]:
-    return [place * BLOCK for place in _places(blocks)]
+    return [index * BLOCK for index in _places(blocks)]
 
 
 def key_of(turn: Turn) -> RoutingKey:
@@ -288,14 +288,19 @@ def key_of(turn: Turn) -> RoutingKey:
     chain = turn.chain = (
         *turn.chain,
         *(
-            (place, hash((turn.group, place, 1) if place <= turn.shared else (turn.session, place, 2)) & MASK)
-            for place in _placed(turn.prompt // BLOCK)[len(turn.chain) :]
+            (index, hash((turn.group, index, 1) if index <= turn.shared else (turn.session, index, 2)) & MASK)
+            for index in _placed(turn.prompt // BLOCK)[len(turn.chain) :]
         ),
     )
-    doubled = [digest for place, digest in chain if place >= LEAST_KEPT and not place & (place - 1)]
+    doubled = [
+        digest for position, digest in chain if position >= LEAST_KEPT and not position & (position - 1)
+    ]
     marks = dict.fromkeys([*doubled, *(digest for _, digest in chain[-1:])])
     return RoutingKey(
-        chain=chain, marks=tuple(marks), tokens=turn.prompt, home=digest_hint(f"{turn.session} {turn.prompt}")
+        prefix_digests=chain,
+        remembered_digests=tuple(marks),
+        tokens=turn.prompt,
+        ring_position=digest_hint(f"{turn.session} {turn.prompt}"),
     )
 
 
@@ -346,7 +351,7 @@ class Fleet:
     def __init__(self, way: str, options: Options) -> None:
         self.result = Result(way)
         self._options = options
-        self._routed = Routed(options) if way.startswith(OURS) else None
+        self._routed = RoutedFleet(options) if way.startswith(OURS) else None
         self._choose = None if self._routed else WAYS[way](options)
         self._caches = [Cache(options.cache_tokens) for _ in range(options.replicas)]
         self._running = [0] * options.replicas
@@ -460,8 +465,8 @@ def run(options: Options, processes: int) -> list[Result]:
     ways += [(_name_weighed(weigh), weigh) for weigh in options.weighs]
     with ProcessPoolExecutor(processes, max_tasks_per_child=1) as pool:
         # The longest first.
-        made = {way: pool.submit(_run_way, way, options, weigh) for way, weigh in reversed(ways)}
-        return [made[way].result() for way, _ in ways]
+        fields = {way: pool.submit(_run_way, way, options, weigh) for way, weigh in reversed(ways)}
+        return [fields[way].result() for way, _ in ways]
 
 
 def cli() -> None:

@@ -25,7 +25,7 @@ from bench.ratios import Ratio
 from bench.runner_texts import prompts
 from bench.tables import Table, keep
 from dragoman.engines.local import LocalEngine, LocalOptions
-from dragoman.engines.local.measuring import peak
+from dragoman.engines.local.runner_benchmark import peak
 from dragoman.types import Job, Sampling
 
 OURS, PLAIN, THEIRS = SIDES = ("dragoman", "dragoman, no guesses", "OpenVINO GenAI")
@@ -42,13 +42,13 @@ class Options(Struct, frozen=True):
 QUICK = Options(levels=(1, 8), tokens=32, rounds=1)
 
 
-class Found(Struct, frozen=True):
+class GenaiResult(Struct, frozen=True):
     rates: list[float]
     """Tokens a second at each level."""
     memory: int
 
 
-def measure(side: str, model: Path, threads: int, options: Options) -> Found:
+def measure(side: str, model: Path, threads: int, options: Options) -> GenaiResult:
     open_side = _open_theirs if side == THEIRS else _open_ours
     answer, end = open_side(side, model, threads, options)
     rates = []
@@ -64,7 +64,7 @@ def measure(side: str, model: Path, threads: int, options: Options) -> Found:
             rates.append(streams * options.tokens / (time.perf_counter() - began))
     finally:
         end()
-    return Found(rates, peak())
+    return GenaiResult(rates, peak())
 
 
 Answer = Callable[[Sequence[str], int], None]
@@ -105,8 +105,8 @@ def _open_theirs(side: str, model: Path, threads: int, options: Options) -> tupl
     return answer, lambda: None
 
 
-def in_turns(model: Path, threads: int, options: Options) -> dict[str, list[Found]]:
-    found: dict[str, list[Found]] = {side: [] for side in SIDES}
+def in_turns(model: Path, threads: int, options: Options) -> dict[str, list[GenaiResult]]:
+    fields: dict[str, list[GenaiResult]] = {side: [] for side in SIDES}
     for number in range(options.rounds):
         for side in turns(SIDES, number):
             print(f"genai: round {number + 1} of {options.rounds}, {side}", flush=True)
@@ -116,35 +116,35 @@ def in_turns(model: Path, threads: int, options: Options) -> dict[str, list[Foun
             )
             if child.returncode:
                 raise BenchError(f"{side} failed.")
-            found[side].append(msgspec.json.decode(child.stdout.splitlines()[-1], type=Found))
-    return found
+            fields[side].append(msgspec.json.decode(child.stdout.splitlines()[-1], type=GenaiResult))
+    return fields
 
 
-def table(found: dict[str, list[Found]], model: Path, options: Options) -> Table:
+def table(fields: dict[str, list[GenaiResult]], model: Path, options: Options) -> Table:
     rows = []
     for level, streams in enumerate(options.levels):
-        rates = {side: [each.rates[level] for each in found[side]] for side in SIDES}
+        rates = {side: [each.rates[level] for each in fields[side]] for side in SIDES}
         medians = [f"{statistics.median(rates[side]):.1f}" for side in SIDES]
         rows.append([str(streams), *medians, paired(rates[OURS], rates[THEIRS])])
-    memory = [f"{max(each.memory for each in found[side]) >> 20:,} MiB" for side in SIDES]
+    memory = [f"{max(each.memory for each in fields[side]) >> 20:,} MiB" for side in SIDES]
     rows.append(["peak memory", *memory, ""])
     note = f"{model.name}, {options.tokens} tokens each, {options.rounds} rounds. {machine.describe()}."
     return Table("Beside OpenVINO GenAI, tokens/s", ("streams", *SIDES, "ratio"), rows, [note])
 
 
-def compared(found: dict[str, list[Found]], options: Options) -> Iterator[Ratio]:
+def compared(fields: dict[str, list[GenaiResult]], options: Options) -> Iterator[Ratio]:
     for level, streams in enumerate(options.levels):
         for side in (OURS, PLAIN):
-            ours, theirs = ([each.rates[level] for each in found[one]] for one in (side, THEIRS))
+            ours, theirs = ([each.rates[level] for each in fields[one]] for one in (side, THEIRS))
             yield Ratio(f"{streams} streams, {side}", "tokens/s", ours, theirs)
-    ours, theirs = ([each.memory / 2**20 for each in found[side]] for side in (OURS, THEIRS))
+    ours, theirs = ([each.memory / 2**20 for each in fields[side]] for side in (OURS, THEIRS))
     yield Ratio("peak memory", "MiB", ours, theirs, less_is_better=True)
 
 
 def main(model: Path, threads: int, options: Options) -> None:
-    found = in_turns(model, threads, options)
-    keep("genai", found, [table(found, model, options)])
-    ratios.write("genai", compared(found, options))
+    fields = in_turns(model, threads, options)
+    keep("genai", fields, [table(fields, model, options)])
+    ratios.write("genai", compared(fields, options))
 
 
 def cli() -> None:

@@ -25,7 +25,7 @@ from bench.errors import BenchError
 from dragoman.engines.local import LocalEngine, LocalOptions
 from dragoman.engines.local.engine import TrainableEngine
 from dragoman.engines.local.options import WeightKind
-from dragoman.engines.local.pytorch.quantized import KINDS, Quantized, multiply
+from dragoman.engines.local.pytorch.quantized import KINDS, QuantizedMatrix, multiply
 from dragoman.engines.local.pytorch.weights import read_tensors
 from dragoman.types import Job, Sampling, Step
 
@@ -49,7 +49,7 @@ async def answer(engine: LocalEngine, jobs: Sequence[Job]) -> list[list[Step]]:
 
 
 def jobs_of(count: int) -> list[Job]:
-    found = []
+    jobs = []
     for number in range(count):
         prompt = tuple(RANDOM.integers(0, VOCABULARY, 3 + 11 * number % 150).tolist())
         heat = 1.0 if number % 2 else 0.0
@@ -62,8 +62,8 @@ def jobs_of(count: int) -> list[Job]:
             ignore_eos=True,
             frequency_penalty=penalty,
         )
-        found.append(Job(id=f"{number}", prompt=prompt, sampling=sampling))
-    return found
+        jobs.append(Job(id=f"{number}", prompt=prompt, sampling=sampling))
+    return jobs
 
 
 def apart(model: Any, engine: LocalEngine) -> float:
@@ -76,8 +76,8 @@ def apart(model: Any, engine: LocalEngine) -> float:
     with torch.no_grad():
         rows = model.cpu()(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
     expected = rows.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].numpy()
-    found = [entry.logprob for entry in step.prompt_logprobs or () if entry is not None]
-    return float(np.median(np.abs(np.array(found) - expected)))
+    values = [entry.logprob for entry in step.prompt_logprobs or () if entry is not None]
+    return float(np.median(np.abs(np.array(values) - expected)))
 
 
 def told(steps: Sequence[Step]) -> list[object]:
@@ -93,9 +93,9 @@ def check_family(family: str, folder: Path, weights: WeightKind = "auto") -> str
     with closing(LocalEngine.open(folder, options)) as engine:
         kind = "bfloat16" if "bfloat16" in engine.card.details["runner"] else "float32"
         kind = kind if weights == "auto" else weights
-        found = apart(model, engine)
-        if not found <= APART[kind]:
-            raise BenchError(f"{family}: log probabilities are apart by {found:.3g} ({kind}).")
+        value = apart(model, engine)
+        if not value <= APART[kind]:
+            raise BenchError(f"{family}: log probabilities are apart by {value:.3g} ({kind}).")
         steps = [asyncio.run(answer(engine, [job]))[0] for job in jobs]
     alone = [told(each) for each in steps]
     guessed = sum(max(0, len(step.ids) - 1) for each in steps for step in each)
@@ -105,7 +105,7 @@ def check_family(family: str, folder: Path, weights: WeightKind = "auto") -> str
         if differing := [job.id for job, a, b in zip(jobs, alone, found_there, strict=True) if a != b]:
             raise BenchError(f"{family}: {len(differing)} of {len(jobs)} answers differ {where}.")
     return (
-        f"{family}, {kind}: apart by {found:.2g} from transformers; {len(jobs)} answers the same in company,"
+        f"{family}, {kind}: apart by {value:.2g} from transformers; {len(jobs)} answers the same in company,"
         f" and without guesses, of which {guessed} were right"
     )
 
@@ -119,15 +119,17 @@ def check_products() -> str:
     for name, rows, (outputs, width) in product(KINDS, ROWS, ((96, 80), (2048, 1024))):
         states, values = (torch.randn(count, width, device=device) for count in (rows, outputs))
         states, bias = states.bfloat16(), torch.randn(outputs, device=device).bfloat16()
-        kept = Quantized(torch.empty_like(values, dtype=KINDS[name]), torch.empty(outputs, 1, device=device))
+        kept = QuantizedMatrix(
+            torch.empty_like(values, dtype=KINDS[name]), torch.empty(outputs, 1, device=device)
+        )
         kept.copy_(values)
         exact = states.double() @ kept.widen(torch.float32).double().t() + bias.double()
         apart = (multiply(states, kept, bias).double() - exact).abs().max() / exact.std()
         worst[name] = max(worst[name], float(apart))
-    told = ", ".join(f"{name} {value:.2g}" for name, value in worst.items())
+    text = ", ".join(f"{name} {value:.2g}" for name, value in worst.items())
     if not (worst["int8"] < 0.03 and worst["fp8"] < 0.3):
-        raise BenchError(f"Products of eight bits are apart by {told} of what is usual.")
-    return f"products of eight bits: apart by at most {told} of what is usual"
+        raise BenchError(f"Products of eight bits are apart by {text} of what is usual.")
+    return f"products of eight bits: apart by at most {text} of what is usual"
 
 
 def check_gguf(folder: Path) -> str:
@@ -135,13 +137,13 @@ def check_gguf(folder: Path) -> str:
     path = write_tiny(folder / "tiny.gguf", layers=2)
     sampling = Sampling(max_tokens=1, temperature=0.0, prompt_logprobs=0)
     asked = Job(id="prompt", prompt=tuple(RANDOM.integers(0, 262, 60).tolist()), sampling=sampling)
-    found = []
+    items = []
     usual = LocalOptions(runner="torch", slots=1, context=128)
     for options in (usual, replace(usual, runner="llamacpp", kv_cache="f16")):
         with closing(LocalEngine.open(path, options)) as engine:
             [[step]] = asyncio.run(answer(engine, [asked]))
-        found.append([entry.logprob for entry in step.prompt_logprobs or () if entry is not None])
-    apart = float(np.median(np.abs(np.array(found[0]) - found[1])))
+        items.append([entry.logprob for entry in step.prompt_logprobs or () if entry is not None])
+    apart = float(np.median(np.abs(np.array(items[0]) - items[1])))
     if not apart <= APART["bfloat16"]:
         raise BenchError(f"GGUF: log probabilities are apart by {apart:.3g} from llama.cpp.")
     return f"GGUF: apart by {apart:.2g} from llama.cpp"

@@ -12,10 +12,10 @@ from dragoman.cli.engine import isolate
 from dragoman.engines.isolated import IsolatedEngine, wire
 from dragoman.engines.local import LocalEngine, LocalOptions
 from dragoman.engines.local.engine import LocalHandle
-from dragoman.engines.local.sequence import Group
-from dragoman.engines.protocol import Handle
+from dragoman.engines.local.sequence import SequenceGroup
+from dragoman.engines.protocol import JobHandle
 from dragoman.engines.transformers import TransformersEngine, TransformersOptions
-from dragoman.engines.transformers.engine import Said
+from dragoman.engines.transformers.engine import ContinuationStep
 from dragoman.settings import Settings
 from dragoman.types import Job, Sink, Step
 
@@ -101,11 +101,11 @@ class Watch:
 class WatchedTransformers(TransformersEngine):
     watch: Watch
 
-    def submit(self, job: Job, sink: Sink) -> Handle:
+    def submit(self, job: Job, sink: Sink) -> JobHandle:
         self.watch.asked(job)
         return super().submit(job, sink)
 
-    def said(self, steps: list[Said]) -> None:
+    def said(self, steps: list[ContinuationStep]) -> None:
         self.watch.stepped(len(steps), len(steps))
         super().said(steps)
 
@@ -122,7 +122,7 @@ class WatchedLocal(LocalEngine):
         scheduler = self._worker._scheduler
         take = scheduler.take
 
-        def counted() -> list[tuple[Group, Step]]:
+        def counted() -> list[tuple[SequenceGroup, Step]]:
             out = take()
             if out:
                 self.watch.stepped(len(out), sum(len(step.ids) for _, step in out))
@@ -139,14 +139,14 @@ class WatchedApart:
         self.engine = engine
         submit, take = engine.submit, engine._take
 
-        def submitted(job: Job, sink: Sink) -> Handle:
+        def submitted(job: Job, sink: Sink) -> JobHandle:
             self.watch.asked(job)
             return submit(job, sink)
 
-        def taken(said: wire.News) -> None:
-            if isinstance(said, wire.Said):
-                self.watch.stepped(len(said.steps), sum(len(step.ids) for _, step in said.steps))
-            take(said)
+        def taken(item: wire.Report) -> None:
+            if isinstance(item, wire.StepReport):
+                self.watch.stepped(len(item.steps), sum(len(step.ids) for _, step in item.steps))
+            take(item)
 
         engine.submit, engine._take = submitted, taken  # type: ignore[method-assign, assignment]
 
@@ -155,9 +155,11 @@ WatchedEngine: TypeAlias = WatchedTransformers | WatchedLocal
 
 
 def open_transformers(folder: str, streams: int, device: str) -> WatchedEngine:
-    made = WatchedTransformers.open(folder, TransformersOptions(slots=streams, context=1024, device=device))
-    made.watch = Watch()
-    return made
+    transformers = WatchedTransformers.open(
+        folder, TransformersOptions(slots=streams, context=1024, device=device)
+    )
+    transformers.watch = Watch()
+    return transformers
 
 
 def open_torch(settings: Settings) -> WatchedEngine:
@@ -171,11 +173,11 @@ def open_torch(settings: Settings) -> WatchedEngine:
         deterministic=settings.deterministic,
         kv_memory=KV_BYTES,
     )
-    made = WatchedLocal.open(settings.model or "", options)
-    assert isinstance(made, WatchedLocal)
-    made.watch = Watch()
-    made.follow()
-    return made
+    local = WatchedLocal.open(settings.model or "", options)
+    assert isinstance(local, WatchedLocal)
+    local.watch = Watch()
+    local.follow()
+    return local
 
 
 def open_apart(settings: Settings) -> WatchedApart:

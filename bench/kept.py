@@ -17,10 +17,10 @@ from bench import machine
 from bench.errors import told
 from bench.pairs import turns
 from bench.tables import Table, keep
+from dragoman.engines.default_weights import default_model
+from dragoman.engines.local.gguf_model import LlamaModel
 from dragoman.engines.local.llamacpp import OWN_KINDS, LlamaRunner, kept_kinds
-from dragoman.engines.local.model import Model
-from dragoman.engines.local.runner import Rows
-from dragoman.engines.weights import default_model
+from dragoman.engines.local.runner import StepRows
 
 STREAMS, CONTEXT, BATCH = 8, 4352, 512
 READ = (4096, 512, 128, 24)
@@ -38,11 +38,11 @@ class Case(Struct):
 
 def read(runner: LlamaRunner, slot: int, count: int) -> float:
     """Tokens a second."""
-    runner.keep(slot, 0)
+    runner.truncate(slot, 0)
     began = time.perf_counter()
-    start, whole = 0, (count - 1) // runner.block * runner.block
+    start, whole = 0, (count - 1) // runner.prefill_block * runner.prefill_block
     while start < count:
-        rows, end = Rows(), min(start + BATCH, whole if start < whole else count)
+        rows, end = StepRows(), min(start + BATCH, whole if start < whole else count)
         # Any ids do.
         ids = [7919 * number % runner.vocabulary for number in range(start + 1, end + 1)]
         rows.extend(slot, start, ids, [False] * (end - start - 1) + [True])
@@ -58,7 +58,7 @@ def write(runner: LlamaRunner, streams: int, behind: int) -> float:
         read(runner, slot, behind)
     began = time.perf_counter()
     for number in range(_WRITTEN):
-        rows = Rows()
+        rows = StepRows()
         for slot in range(streams):
             rows.add(slot, behind + number, number)
         runner.step(rows)
@@ -66,13 +66,13 @@ def write(runner: LlamaRunner, streams: int, behind: int) -> float:
 
 
 def measure(runner: LlamaRunner) -> Mapping[str, float]:
-    found = {f"{count} read": read(runner, 0, count) for count in READ}
-    found |= {f"written behind {behind}": write(runner, 1, behind) for behind in BEHIND}
-    return {**found, f"to {STREAMS}": write(runner, STREAMS, 16)}
+    fields = {f"{count} read": read(runner, 0, count) for count in READ}
+    fields |= {f"written behind {behind}": write(runner, 1, behind) for behind in BEHIND}
+    return {**fields, f"to {STREAMS}": write(runner, STREAMS, 16)}
 
 
 def run(path: Path, threads: int, rounds: int) -> list[Case]:
-    model = Model(path, gpu_layers=0)
+    model = LlamaModel(path, gpu_layers=0)
     usual = kept_kinds("auto", model.key_length, several=True)
     kinds = {
         "llama.cpp's own": (OWN_KINDS, False),
@@ -91,7 +91,7 @@ def run(path: Path, threads: int, rounds: int) -> list[Case]:
                 threads=threads,
                 flash_attention=True,
                 kept=kept,
-                evenly=evenly,
+                batch_invariant=evenly,
             )
             open_.enter_context(closing(runner))
             runner.warm_up()

@@ -42,7 +42,7 @@ QUICK = Options(rounds=3, visit_s=0.05)
 
 def run(options: Options) -> list[Outcome]:
     cores = machine.cores()
-    found = cases(options.only)
+    result = cases(options.only)
     pythons = {OURS: sys.executable, **options.pythons}
     os.sched_setaffinity(0, {cores[-1]})
     try:
@@ -51,7 +51,7 @@ def run(options: Options) -> list[Outcome]:
                 stack.enter_context(Worker(name, python, MODULES[name], cores[0]))
                 for name, python in pythons.items()
             ]
-            return [outcome for case in found for outcome in _case(case, workers, options)]
+            return [outcome for case in result for outcome in _case(case, workers, options)]
     finally:
         os.sched_setaffinity(0, cores)
 
@@ -94,9 +94,9 @@ def main(options: Options, plot_folder: str | None) -> None:
 
 def pythons_of(vllm: str | None = None, sglang: str | None = None) -> dict[str, str]:
     """The interpreters of the peers: flags over the environment."""
-    given = {VLLM: vllm, SGLANG: sglang}
-    found = {name: given[name] or os.environ.get(variable) for name, variable in VARIABLES.items()}
-    return {name: python for name, python in found.items() if python}
+    mapping = {VLLM: vllm, SGLANG: sglang}
+    fields = {name: mapping[name] or os.environ.get(variable) for name, variable in VARIABLES.items()}
+    return {name: python for name, python in fields.items() if python}
 
 
 def cli() -> None:

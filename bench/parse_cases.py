@@ -141,17 +141,17 @@ class Case(Struct, frozen=True, kw_only=True):
 
 def cases(names: list[str] | None = None) -> list[Case]:
     """All cases, or those of some formats; each short and long."""
-    found = []
+    result = []
     for long in (False, True):
         for name, (vllm, sglang) in FORMATS.items():
             if name in registry.list_dialects():
-                found.append(_call(name, long, vllm, sglang))
-        found.append(_prose(long))
-        found.append(_reasoning(long))
-    if unknown := set(names or ()) - {case.name for case in found}:
-        known = ", ".join(dict.fromkeys(case.name for case in found))
+                result.append(_call(name, long, vllm, sglang))
+        result.append(_prose(long))
+        result.append(_reasoning(long))
+    if unknown := set(names or ()) - {case.name for case in result}:
+        known = ", ".join(dict.fromkeys(case.name for case in result))
         raise BenchError(f"There is no case {', '.join(sorted(unknown))}. There are: {known}.")
-    return [case for case in found if names is None or case.name in names]
+    return [case for case in result if names is None or case.name in names]
 
 
 def _call(name: str, long: bool, vllm: str, sglang: str) -> Case:

@@ -17,10 +17,10 @@ EXPLAINED = (
 
 
 def tables(outcomes: list[Outcome], where: str, rounds: int) -> None:
-    found = {(each.case, each.long, each.parser): each for each in outcomes}
+    mapping = {(each.case, each.long, each.parser): each for each in outcomes}
     names = list(dict.fromkeys(each.case for each in outcomes))
-    notes = [f"Median of {rounds} rounds. {where}.", *_verdict(found, names)]
-    keep("parse", outcomes, [_costs(found, names, notes), _answers(found, names)])
+    notes = [f"Median of {rounds} rounds. {where}.", *_verdict(mapping, names)]
+    keep("parse", outcomes, [_costs(mapping, names, notes), _answers(mapping, names)])
     ratios.write("parse", compared(outcomes))
 
 
@@ -37,12 +37,12 @@ def compared(outcomes: list[Outcome]) -> Iterator[Ratio]:
             yield Ratio(key, "µs/token", ours[0].rounds, faster.rounds, less_is_better=True)
 
 
-def _costs(found: dict[tuple[str, bool, str], Outcome], names: list[str], notes: list[str]) -> Table:
+def _costs(mapping: dict[tuple[str, bool, str], Outcome], names: list[str], notes: list[str]) -> Table:
     rows = []
     for name in names:
-        cells = [_us(found.get((name, long, parser))) for parser in PARSERS for long in (False, True)]
-        best = [_best_ratio(found, name, long) for long in (False, True)]
-        rows.append((name, str(_tokens(found, name)), *cells, *best))
+        cells = [_us(mapping.get((name, long, parser))) for parser in PARSERS for long in (False, True)]
+        best = [_best_ratio(mapping, name, long) for long in (False, True)]
+        rows.append((name, str(_tokens(mapping, name)), *cells, *best))
     return Table(
         "The price of reading a token, in µs of one core",
         ("format", "tokens", OURS, "8x", VLLM, "8x", SGLANG, "8x", "best peer / ours", "8x"),
@@ -51,12 +51,12 @@ def _costs(found: dict[tuple[str, bool, str], Outcome], names: list[str], notes:
     )
 
 
-def _answers(found: dict[tuple[str, bool, str], Outcome], names: list[str]) -> Table:
+def _answers(mapping: dict[tuple[str, bool, str], Outcome], names: list[str]) -> Table:
     rows = []
     for name in names:
         cells = []
         for parser in PARSERS:
-            outcome = found.get((name, False, parser))
+            outcome = mapping.get((name, False, parser))
             cells += ["-", "-"] if outcome is None else _verdicts(outcome)
         rows.append((name, *cells))
     return Table(
@@ -76,14 +76,14 @@ def _verdicts(outcome: Outcome) -> list[str]:
     return ["yes" if right else "NO" for right in (outcome.right, outcome.right_at_16)]
 
 
-def _verdict(found: dict[tuple[str, bool, str], Outcome], names: list[str]) -> list[str]:
+def _verdict(mapping: dict[tuple[str, bool, str], Outcome], names: list[str]) -> list[str]:
     """How the figures stand to what was aimed at."""
-    ours = [outcome for (_, long, parser), outcome in found.items() if parser == OURS and not long]
+    ours = [outcome for (_, long, parser), outcome in mapping.items() if parser == OURS and not long]
     slow = [each.case for each in ours if not each.error and each.us > TARGETS[each.mode]]
     behind = [
         f"{parser} on {name}{' (8x)' if long else ''}"
-        for (name, long, parser), outcome in found.items()
-        if parser != OURS and outcome.right and outcome.us < found[name, long, OURS].us
+        for (name, long, parser), outcome in mapping.items()
+        if parser != OURS and outcome.right and outcome.us < mapping[name, long, OURS].us
     ]
     return [
         f"Above the aim of 5 µs in a call and 2 µs in prose and reasoning: {', '.join(slow) or 'none'}.",
@@ -91,8 +91,8 @@ def _verdict(found: dict[tuple[str, bool, str], Outcome], names: list[str]) -> l
     ]
 
 
-def _tokens(found: dict[tuple[str, bool, str], Outcome], name: str) -> int:
-    return next(outcome.tokens for (case, long, _), outcome in found.items() if case == name and not long)
+def _tokens(mapping: dict[tuple[str, bool, str], Outcome], name: str) -> int:
+    return next(outcome.tokens for (case, long, _), outcome in mapping.items() if case == name and not long)
 
 
 def _us(outcome: Outcome | None) -> str:
@@ -103,8 +103,8 @@ def _us(outcome: Outcome | None) -> str:
     return f"{outcome.us:.1f}" if outcome.right else f"({outcome.us:.1f})"
 
 
-def _best_ratio(found: dict[tuple[str, bool, str], Outcome], name: str, long: bool) -> str:
-    ours = found.get((name, long, OURS))
-    peers = [found.get((name, long, parser)) for parser in PARSERS[1:]]
+def _best_ratio(mapping: dict[tuple[str, bool, str], Outcome], name: str, long: bool) -> str:
+    ours = mapping.get((name, long, OURS))
+    peers = [mapping.get((name, long, parser)) for parser in PARSERS[1:]]
     able = [peer.us for peer in peers if peer is not None and peer.right]
     return ratio(min(able), ours.us) if able and ours is not None and not ours.error else "-"

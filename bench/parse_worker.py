@@ -123,8 +123,8 @@ def _right(case: Case, reply: dict[str, Any]) -> bool:
         return False
     if case.mode == "call":
         return [(name, _decoded(text)) for name, text in reply["calls"]] == [("write_file", case.arguments)]
-    said = (reply["text"].strip(), reply["reasoning"].strip())
-    return said == (case.text, case.reasoning)
+    pair = (reply["text"].strip(), reply["reasoning"].strip())
+    return pair == (case.text, case.reasoning)
 
 
 def _decoded(text: str) -> Any:

@@ -33,16 +33,16 @@ def commands(setup: Setup, only: Collection[str] = ()) -> dict[str, list[str]]:
     ours = ["dragoman", "serve", str(setup.model), *slots, *size, "--log-level", "warning"]
     if setup.readers is not None:
         ours += ["--readers", str(setup.readers)]
-    found = {
+    fields = {
         OURS: ours,
         OURS_LLAMA_CPP: [*ours, "--runner", "llamacpp"],
         LLAMA_CPP: ["bench.servers.llamacpp", str(setup.model), *slots, *size],
     }
     if find_spec("llama_cpp") is not None:
-        found["llama-cpp-python server"] = _llama_cpp_python(setup)
-    if strange := set(only) - found.keys():
-        raise BenchError(f"There is no {min(strange)} here; there are: {'; '.join(found)}.")
-    return {name: command for name, command in found.items() if not only or name in only}
+        fields["llama-cpp-python server"] = _llama_cpp_python(setup)
+    if strange := set(only) - fields.keys():
+        raise BenchError(f"There is no {min(strange)} here; there are: {'; '.join(fields)}.")
+    return {name: command for name, command in fields.items() if not only or name in only}
 
 
 def _llama_cpp_python(setup: Setup) -> list[str]:

@@ -26,7 +26,7 @@ from bench.errors import told
 from bench.process import Server
 from bench.sight import TEXT, spread, write_projector
 from bench.tables import OUT, Table, keep
-from dragoman.engines.weights import default_model
+from dragoman.engines.default_weights import default_model
 
 SIZE = (4000, 3000)
 IDLE_S = 65
@@ -95,7 +95,7 @@ class Guests:
 
     async def read(self, number: int, tokens: int, begun: asyncio.Event) -> tuple[list[float], list[float]]:
         """Between two tokens: before photos come, and from then on until all were answered."""
-        found: tuple[list[float], list[float]] = [], []
+        pair: tuple[list[float], list[float]] = [], []
         asked = {"prompt": f"{number} {TEXT}", "max_tokens": tokens, "ignore_eos": True, "stream": True}
         last = 0.0
         async with self._client.stream("POST", "/v1/completions", json=asked) as reply:
@@ -105,9 +105,9 @@ class Guests:
                 if line.startswith("data: {"):
                     now = time.perf_counter()
                     if last:
-                        found[begun.is_set()].append(1000 * (now - last))
+                        pair[begun.is_set()].append(1000 * (now - last))
                     last = now
-        return found
+        return pair
 
     async def show(self, body: bytes) -> None:
         reply = await self._client.post("/v1/chat/completions", content=body)
@@ -144,8 +144,8 @@ async def measure(server: Server, options: Options, photos: list[bytes]) -> Figu
     after = resident_mb(server)
     await asyncio.sleep(IDLE_S)
     return Figures(
-        [gap for found in gaps for gap in found[1]],
-        [gap for found in gaps for gap in found[0]],
+        [gap for pair in gaps for gap in pair[1]],
+        [gap for result in gaps for gap in result[0]],
         sum(map(len, photos)) / len(photos) / 1e6,
         seconds,
         before,
@@ -155,18 +155,18 @@ async def measure(server: Server, options: Options, photos: list[bytes]) -> Figu
     )
 
 
-def tables(found: Figures, options: Options) -> list[Table]:
+def tables(figures: Figures, options: Options) -> list[Table]:
     pauses = [
-        [f"{options.speakers} answers by themselves", *spread(found.alone_ms)],
-        [f"the same beside {options.photos} photos of {found.photo_mb:.1f} MB", *spread(found.gaps_ms)],
+        [f"{options.speakers} answers by themselves", *spread(figures.alone_ms)],
+        [f"the same beside {options.photos} photos of {figures.photo_mb:.1f} MB", *spread(figures.gaps_ms)],
     ]
     memory = [
-        ["before, one photo was seen", f"{found.before_mb:.0f}"],
-        ["at most", f"{found.most_mb:.0f}"],
-        ["when all were answered", f"{found.after_mb:.0f}"],
-        [f"{IDLE_S} s later", f"{found.idle_mb:.0f}"],
+        ["before, one photo was seen", f"{figures.before_mb:.0f}"],
+        ["at most", f"{figures.most_mb:.0f}"],
+        ["when all were answered", f"{figures.after_mb:.0f}"],
+        [f"{IDLE_S} s later", f"{figures.idle_mb:.0f}"],
     ]
-    notes = [f"All photos were answered after {found.seconds:.1f} s.", machine.describe()]
+    notes = [f"All photos were answered after {figures.seconds:.1f} s.", machine.describe()]
     return [
         Table("Between two tokens, ms", ["what", "median, p99, p99.9", "longest"], pauses, notes),
         Table("Memory of the server and its decoders, MB", ["when", "MB"], memory),
@@ -188,8 +188,8 @@ def cli() -> None:
     command += ["--slots", str(options.speakers + 4), "--context", "2048", "--log-level", "warning"]
     command += ["--threads", str(os.cpu_count())]
     with Server("photos", command) as server:
-        found = asyncio.run(measure(server, options, photos))
-    keep("photos", found, tables(found, options))
+        figures = asyncio.run(measure(server, options, photos))
+    keep("photos", figures, tables(figures, options))
 
 
 if __name__ == "__main__":

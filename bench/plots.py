@@ -50,7 +50,7 @@ def _bars(
     axes = figure.subplots()
     width = 0.8 / len(servers)
     for number, server in enumerate(servers):
-        left = [place + (number - (len(servers) - 1) / 2) * width for place in range(len(groups))]
+        left = [index + (number - (len(servers) - 1) / 2) * width for index in range(len(groups))]
         drawn = axes.bar(left, [heights[server, group] for group in groups], width * 0.92, label=server)
         axes.bar_label(drawn, fmt=_figure, fontsize=7, padding=1)
     axes.set_xticks(range(len(groups)), [_name(group) for group in groups])

@@ -36,10 +36,10 @@ class Ratio(Struct, frozen=True):
         return statistics.median(self.rounds)
 
 
-def write(name: str, found: Iterable[Ratio]) -> None:
+def write(name: str, ratios: Iterable[Ratio]) -> None:
     """Those of the module `bench.NAME`, as `out/NAME.ratios.json`."""
     known: dict[str, Ratio] = {}
-    for one in found:
+    for one in ratios:
         if one.key in known:
             raise BenchError(f"bench.{name} has two ratios named {one.key}.")
         if not one.ours or not all((*one.ours, *one.theirs)):

@@ -19,7 +19,7 @@ from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 
 from bench.errors import told
-from dragoman.engines.weights import default_model
+from dragoman.engines.default_weights import default_model
 
 Floats: TypeAlias = NDArray[np.float32]
 Bytes: TypeAlias = NDArray[np.uint8]
@@ -64,8 +64,8 @@ def quantize_rows(values: Floats, kind: Kind) -> NDArray[Any]:
     if kind not in _LONG_KINDS:
         return np.asarray(quantize(values, kind))
     # Some rows at a time: what is computed takes many times their memory.
-    made = [_LONG_KINDS[kind](rows.reshape(-1, _LONG)) for rows in np.array_split(values, 16) if rows.size]
-    return np.concatenate(made).reshape(len(values), -1)
+    items = [_LONG_KINDS[kind](rows.reshape(-1, _LONG)) for rows in np.array_split(values, 16) if rows.size]
+    return np.concatenate(items).reshape(len(values), -1)
 
 
 def _q4_k(blocks: Floats) -> Bytes:

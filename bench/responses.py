@@ -27,7 +27,7 @@ from bench.ratios import Ratio
 from bench.stream import body as chat_body
 from bench.stream import check, flow_s
 from bench.tables import Table, keep, ratio
-from dragoman.store import Record, StoreBounds, StoredItem
+from dragoman.store import Record, StoredItem, StoreLimits
 from dragoman.store.sqlite import SqliteStore
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
@@ -112,17 +112,17 @@ def _level(options: Options, streams: int, core: int) -> list[Rate]:
             measure(server, way, streams, options.tokens)  # warms up
         for number in range(options.rounds):
             print(f"responses: {streams} streams, round {number + 1} of {options.rounds}", flush=True)
-            for way, found in seen.items():
-                found.append(measure(server, way, streams, options.tokens))
+            for way, items in seen.items():
+                items.append(measure(server, way, streams, options.tokens))
     return [
         Rate(
             way,
             streams,
-            statistics.median(rate for rate, _ in found),
-            statistics.median(cost for _, cost in found),
-            [rate for rate, _ in found],
+            statistics.median(rate for rate, _ in result),
+            statistics.median(cost for _, cost in result),
+            [rate for rate, _ in result],
         )
-        for way, found in seen.items()
+        for way, result in seen.items()
     ]
 
 
@@ -134,7 +134,7 @@ async def _writes(count: int, at_once: int) -> Writes:
     """Responses of usual size into a file; each write is on the disk before it counts."""
     body, events = b'{"output":"%s"}' % (b"word " * 400), b"event: x\ndata: word\n\n" * 400
     with tempfile.TemporaryDirectory() as folder:
-        store = SqliteStore(Path(folder), StoreBounds())
+        store = SqliteStore(Path(folder), StoreLimits())
         await store.open()
         numbers = iter(range(count))
 
@@ -167,8 +167,8 @@ def resumes(options: Options) -> list[Resume]:
     flags = ["--streams", "1", "--tokens", str(options.events)]
     with Server("dragoman", [SERVER, *flags]) as server, httpx.Client(timeout=60) as client:
         url = f"http://127.0.0.1:{server.port}{RESPONSES}"
-        made = client.post(url, json={"model": "scripted", "input": "Go on."}).json()
-        return [_resume(client, f"{url}/{made['id']}", after) for after in (0, options.events // 2)]
+        body = client.post(url, json={"model": "scripted", "input": "Go on."}).json()
+        return [_resume(client, f"{url}/{body['id']}", after) for after in (0, options.events // 2)]
 
 
 def _resume(client: httpx.Client, url: str, after: int) -> Resume:
@@ -210,9 +210,9 @@ def tables(results: Results, options: Options, where: str) -> list[Table]:
     ]
 
 
-def compared(found: Sequence[Rate]) -> Iterator[Ratio]:
-    chat = {rate.streams: rate.rounds for rate in found if WAYS[rate.way] == CHAT}
-    for rate in found:
+def compared(result: Sequence[Rate]) -> Iterator[Ratio]:
+    chat = {rate.streams: rate.rounds for rate in result if WAYS[rate.way] == CHAT}
+    for rate in result:
         if WAYS[rate.way] != CHAT:
             yield Ratio(f"{rate.streams} streams, {rate.way}", "tokens/s", rate.rounds, chat[rate.streams])
 

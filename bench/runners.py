@@ -21,13 +21,13 @@ from bench import machine
 from bench.errors import BenchError, told
 from bench.runner_texts import TEXT, prompts
 from bench.tables import Table, keep
+from dragoman.engines.default_weights import default_model
 from dragoman.engines.local import LocalEngine, LocalOptions
 from dragoman.engines.local.openvino import tensors
-from dragoman.engines.local.options import KvCache, RunnerName
-from dragoman.engines.weights import default_model
+from dragoman.engines.local.options import KVDtypeOption, RunnerName
 from dragoman.types import Job, Sampling, Step, TokenLogprob
 
-CASES: tuple[tuple[RunnerName, KvCache], ...] = (
+CASES: tuple[tuple[RunnerName, KVDtypeOption], ...] = (
     ("llamacpp", "f16"),
     ("llamacpp", "auto"),
     ("llamacpp", "int8"),
@@ -44,7 +44,7 @@ _TOP = 20
 _GREEDY = Sampling(max_tokens=1, temperature=0.0, ignore_eos=True)
 
 
-class Measured(Struct):
+class RunnerResult(Struct):
     runner: str
     kv_cache: str
     perplexity: float
@@ -66,14 +66,14 @@ def agreement(first: Sequence[TokenLogprob], second: Sequence[TokenLogprob]) -> 
     same = close = 0
     differences = []
     for one, other in zip(first, second, strict=True):
-        told = dict(other.top)
-        differences.append(abs(one.logprob - told[one.id]) if one.id in told else math.inf)
+        mapping = dict(other.top)
+        differences.append(abs(one.logprob - mapping[one.id]) if one.id in mapping else math.inf)
         same += one.id == other.id
-        close += one.id in told and other.logprob - told[one.id] <= TOLERANCE
+        close += one.id in mapping and other.logprob - mapping[one.id] <= TOLERANCE
     return Agreement(same, close, statistics.median(differences), max(differences))
 
 
-class Asked(Struct, frozen=True):
+class RunnerRequest(Struct, frozen=True):
     model: Path
     prompts: int
     windows: int
@@ -82,7 +82,7 @@ class Asked(Struct, frozen=True):
     """For several, weights of four bits become int8."""
 
 
-def measure(runner: RunnerName, kv_cache: KvCache, asked: Asked) -> Measured:
+def measure(runner: RunnerName, kv_cache: KVDtypeOption, asked: RunnerRequest) -> RunnerResult:
     options = LocalOptions(
         runner=runner,
         kv_cache=kv_cache,
@@ -98,7 +98,7 @@ def measure(runner: RunnerName, kv_cache: KvCache, asked: Asked) -> Measured:
         engine.close()
 
 
-async def _measure(engine: LocalEngine, runner: str, kv_cache: str, asked_for: Asked) -> Measured:
+async def _measure(engine: LocalEngine, runner: str, kv_cache: str, asked_for: RunnerRequest) -> RunnerResult:
     text = engine.tokenizer.encode(TEXT + "".join(page.read_text() for page in sorted(_PAGES.glob("*.md"))))
     known = []
     for start in range(0, asked_for.windows * WINDOW, WINDOW):
@@ -111,7 +111,7 @@ async def _measure(engine: LocalEngine, runner: str, kv_cache: str, asked_for: A
             _first(engine, engine.tokenizer.encode(text), replace(_GREEDY, logprobs=_TOP)) for text in batch
         ]
         firsts += [entry for step in await asyncio.gather(*asked) for entry in step.logprobs or ()]
-    return Measured(runner, kv_cache, math.exp(-statistics.fmean(known)), firsts)
+    return RunnerResult(runner, kv_cache, math.exp(-statistics.fmean(known)), firsts)
 
 
 async def _first(engine: LocalEngine, ids: Sequence[int], asked: Sampling) -> Step:
@@ -127,11 +127,11 @@ def _batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
         yield texts[start : start + _TOGETHER]
 
 
-def table(found: Sequence[Measured], asked: Asked) -> Table:
+def table(results: Sequence[RunnerResult], asked: RunnerRequest) -> Table:
     rows, count = [], asked.prompts
-    for each in found:
-        agreed = agreement(found[0].firsts, each.firsts)
-        ratio = each.perplexity / found[0].perplexity - 1
+    for each in results:
+        agreed = agreement(results[0].firsts, each.firsts)
+        ratio = each.perplexity / results[0].perplexity - 1
         figures = [
             f"{each.perplexity:.3f}",
             f"{ratio:+.2%}",
@@ -155,16 +155,16 @@ def table(found: Sequence[Measured], asked: Asked) -> Table:
     return Table("What the runners say", head, rows, [note])
 
 
-def main(asked: Asked, cases: Sequence[tuple[RunnerName, KvCache]] = CASES) -> None:
-    found = []
+def main(asked: RunnerRequest, cases: Sequence[tuple[RunnerName, KVDtypeOption]] = CASES) -> None:
+    results = []
     for runner, kv_cache in cases:
         print(f"runners: {runner}, {kv_cache}", flush=True)
-        found.append(measure(runner, kv_cache, asked))
-    keep("runners", found, [table(found, asked)])
-    for each in found:
-        agreed = agreement(found[0].firsts, each.firsts)
+        results.append(measure(runner, kv_cache, asked))
+    keep("runners", results, [table(results, asked)])
+    for each in results:
+        agreed = agreement(results[0].firsts, each.firsts)
         if agreed.difference > TOLERANCE or agreed.close < 0.95 * asked.prompts:
-            raise BenchError(f"{each.runner} with {each.kv_cache} differs from {found[0].runner}.")
+            raise BenchError(f"{each.runner} with {each.kv_cache} differs from {results[0].runner}.")
 
 
 def cli() -> None:
@@ -181,7 +181,9 @@ def cli() -> None:
         "--four-bits", action="store_true", help="OpenVINO keeps four bits however small the file is"
     )
     args = parser.parse_args()
-    asked = Asked(args.model or default_model(), args.prompts, args.windows, args.threads, args.readers)
+    asked = RunnerRequest(
+        args.model or default_model(), args.prompts, args.windows, args.threads, args.readers
+    )
     cases = [case for case in CASES if case[1] == "auto" or not args.quick]
     if not args.four_bits:
         return main(asked, cases)

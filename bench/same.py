@@ -21,9 +21,9 @@ from bench import machine
 from bench.errors import BenchError, told
 from bench.runner_texts import TEXT, prompts
 from bench.tables import Table, keep
+from dragoman.engines.default_weights import default_model
 from dragoman.engines.local import LocalEngine, LocalOptions
 from dragoman.engines.local.options import RunnerName
-from dragoman.engines.weights import default_model
 from dragoman.types import Job, Sampling
 
 RUNNERS: tuple[RunnerName, ...] = ("openvino", "llamacpp")
@@ -39,7 +39,7 @@ class Question(Struct, frozen=True):
     """What is asked first, where the prefix is to be known."""
 
 
-class Said(Struct, frozen=True):
+class GeneratedAnswer(Struct, frozen=True):
     ids: list[int]
     logprobs: list[float]
 
@@ -74,23 +74,23 @@ async def questions(engine: LocalEngine, number: int, tokens: int) -> list[Quest
     """As many as asked for."""
     text = engine.tokenizer.encode(TEXT)
     firsts = []
-    for place, words in enumerate(prompts(-(-number // 2))):
-        lead = text[: (place * 53) % 700] if place % 3 == 0 else []
+    for index, words in enumerate(prompts(-(-number // 2))):
+        lead = text[: (index * 53) % 700] if index % 3 == 0 else []
         firsts.append(tuple(lead + engine.tokenizer.encode(words)))
-    made = [Question(first, (*first[: len(first) * 2 // 3], 1)) for first in firsts]
-    answers = await ask(engine, made, samplings(tokens)[0], company=0, known=False)
+    result = [Question(first, (*first[: len(first) * 2 // 3], 1)) for first in firsts]
+    answers = await ask(engine, result, samplings(tokens)[0], company=0, known=False)
     turn = engine.tokenizer.encode("\nAnd what happened after that?")
-    made += [
+    result += [
         Question((*first, *answer.ids, *turn), first) for first, answer in zip(firsts, answers, strict=True)
     ]
-    return made[:number]
+    return result[:number]
 
 
 async def ask(
     engine: LocalEngine, asked: Sequence[Question], sampling: Sampling, *, company: int, known: bool
-) -> list[Said]:
+) -> list[GeneratedAnswer]:
     """The answers, `company` + 1 at a time. Nothing is known but what each has asked before."""
-    found = []
+    generated_answers = []
     for group in _groups(asked, company + 1):
         salts = [str(next(_salts)) for _ in group]
         if known:
@@ -100,19 +100,19 @@ async def ask(
             ]
             await asyncio.gather(*before)
         answers = [_say(engine, each.prompt, sampling, salt) for each, salt in zip(group, salts, strict=True)]
-        found += await asyncio.gather(*answers)
-    return found
+        generated_answers += await asyncio.gather(*answers)
+    return generated_answers
 
 
-async def _say(engine: LocalEngine, prompt: Sequence[int], sampling: Sampling, salt: str) -> Said:
+async def _say(engine: LocalEngine, prompt: Sequence[int], sampling: Sampling, salt: str) -> GeneratedAnswer:
     job = Job(id="same", prompt=tuple(prompt), sampling=sampling, cache_salt=salt)
-    said = Said([], [])
+    answer = GeneratedAnswer([], [])
     async for step in engine.generate(job):
         if step.error is not None:
             raise step.error
-        said.ids.extend(step.ids)
-        said.logprobs.extend(entry.logprob for entry in step.logprobs or ())
-    return said
+        answer.ids.extend(step.ids)
+        answer.logprobs.extend(entry.logprob for entry in step.logprobs or ())
+    return answer
 
 
 def _groups(asked: Sequence[Question], size: int) -> Iterator[Sequence[Question]]:
@@ -120,7 +120,9 @@ def _groups(asked: Sequence[Question], size: int) -> Iterator[Sequence[Question]
         yield asked[start : start + size]
 
 
-def equal(way: Way, first: Sequence[Sequence[Said]], other: Sequence[Sequence[Said]]) -> Equal:
+def equal(
+    way: Way, first: Sequence[Sequence[GeneratedAnswer]], other: Sequence[Sequence[GeneratedAnswer]]
+) -> Equal:
     """How far answers are the same: those at temperature 0, and those with a seed."""
     greedy, seeded = (
         sum(one.ids == two.ids for one, two in zip(*both, strict=True))
@@ -135,7 +137,7 @@ def equal(way: Way, first: Sequence[Sequence[Said]], other: Sequence[Sequence[Sa
     return Equal(way, greedy, seeded, statistics.median(moved), max(moved))
 
 
-def _in_common(first: Said, second: Said) -> Iterator[tuple[float, float]]:
+def _in_common(first: GeneratedAnswer, second: GeneratedAnswer) -> Iterator[tuple[float, float]]:
     """Log probabilities up to the first id that differs."""
     for one, two, *logprobs in zip(first.ids, second.ids, first.logprobs, second.logprobs, strict=True):
         if one != two:
@@ -145,25 +147,25 @@ def _in_common(first: Said, second: Said) -> Iterator[tuple[float, float]]:
 
 def measure(model: Path, runner: RunnerName, common: LocalOptions, number: int, tokens: int) -> list[Equal]:
     asked: list[Question] = []
-    alone: list[list[Said]] = []
-    found = []
+    alone: list[list[GeneratedAnswer]] = []
+    equals = []
     for guesses in (0, GUESSES) if runner == "openvino" else (0,):
         options = replace(common, runner=runner, guesses=guesses)
         with closing(LocalEngine.open(model, options)) as engine, asyncio.Runner() as loop:
             asked = asked or loop.run(questions(engine, number, tokens))
             for company, known in product(COMPANY, (False, True)):
                 way = Way(runner, guesses, company, known)
-                said = [
+                items = [
                     loop.run(ask(engine, asked, each, company=company, known=known))
                     for each in samplings(tokens)
                 ]
-                alone = alone or said
-                found.append(equal(way, alone, said))
-                print(f"same: {found[-1]}", flush=True)
-    return found
+                alone = alone or items
+                equals.append(equal(way, alone, items))
+                print(f"same: {equals[-1]}", flush=True)
+    return equals
 
 
-def table(found: Sequence[Equal], model: Path, number: int, tokens: int) -> Table:
+def table(equals: Sequence[Equal], model: Path, number: int, tokens: int) -> Table:
     rows = [
         [
             each.way.runner,
@@ -175,7 +177,7 @@ def table(found: Sequence[Equal], model: Path, number: int, tokens: int) -> Tabl
             f"{each.middle:.4f}",
             f"{each.most:.4f}",
         ]
-        for each in found
+        for each in equals
     ]
     head = ("runner", "guesses", "company", "prefix", "same", "same, seeded", "middle difference", "largest")
     where = f"{model.name}, answers of {tokens} tokens. {machine.describe()}"
@@ -184,9 +186,9 @@ def table(found: Sequence[Equal], model: Path, number: int, tokens: int) -> Tabl
 
 
 def main(model: Path, runners: Sequence[RunnerName], options: LocalOptions, number: int, tokens: int) -> None:
-    found = [each for runner in runners for each in measure(model, runner, options, number, tokens)]
-    keep("same", found, [table(found, model, number, tokens)])
-    if any(each.greedy < number or each.seeded < number for each in found):
+    equals = [each for runner in runners for each in measure(model, runner, options, number, tokens)]
+    keep("same", equals, [table(equals, model, number, tokens)])
+    if any(each.greedy < number or each.seeded < number for each in equals):
         raise BenchError("Some answers depend on more than their question.")
 
 

@@ -26,7 +26,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from bench.errors import BenchError, told
-from dragoman.engines.weights import default_model
+from dragoman.engines.default_weights import default_model
 
 Bytes: TypeAlias = NDArray[np.uint8]
 Tensor: TypeAlias = tuple[str, tuple[int, ...], GGMLQuantizationType]
@@ -203,10 +203,10 @@ def _blocks(kind: GGMLQuantizationType, measures: Sequence[int], random: np.rand
     return blocks
 
 
-def _scale(blocks: Bytes, place: int, value: float) -> None:
+def _scale(blocks: Bytes, index: int, value: float) -> None:
     """Write a number of 16 bits into every block, `place` bytes from its begin."""
-    place %= blocks.shape[1]
-    blocks[:, place : place + 2] = np.frombuffer(np.float16(value).tobytes(), np.uint8)
+    index %= blocks.shape[1]
+    blocks[:, index : index + 2] = np.frombuffer(np.float16(value).tobytes(), np.uint8)
 
 
 def read_vocabulary(source: Path) -> list[Field]:

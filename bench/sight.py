@@ -25,11 +25,11 @@ from msgspec.structs import replace
 from bench import machine
 from bench.errors import BenchError, told
 from bench.tables import OUT, Table, keep, ratio
+from dragoman.engines.default_weights import default_model
 from dragoman.engines.local import LocalEngine, LocalOptions
-from dragoman.engines.local.projector import Decoded, EncodedPart, Projector
-from dragoman.engines.weights import default_model
+from dragoman.engines.local.projector import DecodedMedia, EncodedChunk, Projector
 from dragoman.media import Media, MediaSpan
-from dragoman.media.decode import Pixels
+from dragoman.media.decode import DecodedImage
 from dragoman.types import Job, Sampling
 
 SIDE, PATCH, WIDTH, HEADS, LAYERS, MODEL_WIDTH = 224, 14, 384, 6, 6, 576
@@ -67,8 +67,8 @@ class Figures(Struct):
 class RawDecoder:
     """Files here are nothing but pixels: what decoding takes is not measured."""
 
-    def decode_image(self, media: Media) -> Pixels:
-        return Pixels(media.width, media.height, media.data)
+    def decode_image(self, media: Media) -> DecodedImage:
+        return DecodedImage(media.width, media.height, media.data)
 
     def close(self) -> None: ...
 
@@ -100,7 +100,7 @@ def write_projector(path: Path) -> Path:
 
 
 def shapes() -> dict[str, tuple[int, ...]]:
-    found: dict[str, tuple[int, ...]] = {
+    fields: dict[str, tuple[int, ...]] = {
         "v.patch_embd.weight": (WIDTH, 3, PATCH, PATCH),
         "v.position_embd.weight": ((SIDE // PATCH) ** 2, WIDTH),
         "mm.0.weight": (MODEL_WIDTH, WIDTH),
@@ -112,10 +112,10 @@ def shapes() -> dict[str, tuple[int, ...]]:
     sizes |= {"ffn_up": (4 * WIDTH, WIDTH), "ffn_down": (WIDTH, 4 * WIDTH)}
     for layer in range(LAYERS):
         for name, shape in sizes.items():
-            found[f"v.blk.{layer}.{name}.weight"], found[f"v.blk.{layer}.{name}.bias"] = shape, shape[:1]
+            fields[f"v.blk.{layer}.{name}.weight"], fields[f"v.blk.{layer}.{name}.bias"] = shape, shape[:1]
         for name in ("ln1", "ln2"):
-            found |= {f"v.blk.{layer}.{name}.{end}": (WIDTH,) for end in ("weight", "bias")}
-    return found
+            fields |= {f"v.blk.{layer}.{name}.{end}": (WIDTH,) for end in ("weight", "bias")}
+    return fields
 
 
 def picture(seed: int) -> Media:
@@ -126,7 +126,7 @@ def picture(seed: int) -> Media:
 
 def ask(engine: LocalEngine, shown: Media | None, question: str, tokens: int, salt: str = "") -> Job:
     """About a picture, or about a text of as many tokens."""
-    rows = list(engine.place(picture(0) if shown is None else shown))
+    rows = list(engine.media_token_ids(picture(0) if shown is None else shown))
     if shown is None:
         rows = (engine.tokenizer.encode(TEXT) * len(rows))[: len(rows)]
     prompt = (*rows, *engine.tokenizer.encode(question))
@@ -144,28 +144,28 @@ async def first_token(engine: LocalEngine, job: Job) -> float:
 
 
 async def second_questions(engine: LocalEngine, options: Options) -> tuple[list[float], list[float]]:
-    found: dict[bool, list[float]] = {True: [], False: []}
+    mapping: dict[bool, list[float]] = {True: [], False: []}
     for number in range(options.rounds):
         for sees in (True, False):
             shown, salt = (picture(number) if sees else None), f"second {number}"
             await first_token(engine, ask(engine, shown, "What is it?", 1, salt))
-            found[sees].append(await first_token(engine, ask(engine, shown, "How large is it?", 1, salt)))
-    return found[True], found[False]
+            mapping[sees].append(await first_token(engine, ask(engine, shown, "How large is it?", 1, salt)))
+    return mapping[True], mapping[False]
 
 
 async def gaps(engine: LocalEngine, job: Job, begun: asyncio.Event, over: asyncio.Event) -> list[float]:
     """Between two tokens of one who speaks, from its first one until the others are through."""
-    found: list[float] = []
+    values: list[float] = []
     last = 0.0
     async for step in engine.generate(job):
         now = time.perf_counter()
         if last and step.ids:
-            found.append(1000 * (now - last))
+            values.append(1000 * (now - last))
         last = now
         begun.set()
         if over.is_set():
             break
-    return found
+    return values
 
 
 async def beside(
@@ -189,7 +189,7 @@ async def beside(
     await asyncio.gather(*(first_token(engine, job) for job in asked))
     rate = sum(len(job.prompt) for job in asked) / (time.perf_counter() - began)
     over.set()
-    return [gap for found in await asyncio.gather(*speaking) for gap in found], rate
+    return [gap for values in await asyncio.gather(*speaking) for gap in values], rate
 
 
 def encode_ms(engine: LocalEngine) -> float:
@@ -203,7 +203,7 @@ def encode_ms(engine: LocalEngine) -> float:
     return statistics.median(took)
 
 
-class Timed:
+class TimedProjector:
     """A projector that notes how long each encoding took."""
 
     def __init__(self, projector: Projector) -> None:
@@ -211,11 +211,11 @@ class Timed:
         self.took_ms: list[float] = []
         projector.encode = self.encode  # type: ignore[method-assign]
 
-    def encode(self, decoded: Decoded) -> list[EncodedPart]:
+    def encode(self, decoded: DecodedMedia) -> list[EncodedChunk]:
         began = time.perf_counter()
-        made = self._encode(decoded)
+        chunks = self._encode(decoded)
         self.took_ms.append(1000 * (time.perf_counter() - began))
-        return made
+        return chunks
 
 
 def resident_mb() -> float:
@@ -240,7 +240,7 @@ async def measure(options: Options) -> Figures:
         seen, read = await second_questions(engine, options)
         quiet, usual = await beside(engine, options, sees=False)
         await beside(engine, replace(options, streams=4), sees=True)
-        before, timed = resident_mb(), Timed(engine._pictures.projector)
+        before, timed = resident_mb(), TimedProjector(engine._pictures.projector)
         # Other pictures than before, which would be known by now.
         paused, rate = await beside(engine, options, sees=True, first=2000)
         grown = resident_mb() - before
@@ -250,30 +250,30 @@ async def measure(options: Options) -> Figures:
         await engine.stop()
 
 
-def tables(found: Figures, options: Options) -> list[Table]:
-    seen, read = statistics.median(found.picture_ms), statistics.median(found.text_ms)
+def tables(figures: Figures, options: Options) -> list[Table]:
+    seen, read = statistics.median(figures.picture_ms), statistics.median(figures.text_ms)
     first = [
         ["a picture, second question", f"{seen:.1f}", ratio(seen, read)],
         ["a text of as many tokens, second question", f"{read:.1f}", "1.00x"],
     ]
     pauses = f"pauses of {options.speakers} answers, {options.streams} pictures beside them"
     second = [
-        ["one picture is encoded, alone", f"{found.encode_ms:.1f}", ""],
-        ["one picture is encoded, beside answers", *spread(found.beside_ms)],
-        [pauses, *spread(found.gaps_ms)],
-        ["the same beside prompts of text", *spread(found.quiet_ms)],
-        ["memory after, MB more than before", f"{found.grown_mb:.1f}", f"{found.kept_mb:.1f} are kept"],
+        ["one picture is encoded, alone", f"{figures.encode_ms:.1f}", ""],
+        ["one picture is encoded, beside answers", *spread(figures.beside_ms)],
+        [pauses, *spread(figures.gaps_ms)],
+        ["the same beside prompts of text", *spread(figures.quiet_ms)],
+        ["memory after, MB more than before", f"{figures.grown_mb:.1f}", f"{figures.kept_mb:.1f} are kept"],
     ]
-    rates = "Tokens of prompts read in a second: {:.0f} with pictures, {:.0f} of text.".format(*found.rates)
+    rates = "Tokens of prompts read in a second: {:.0f} with pictures, {:.0f} of text.".format(*figures.rates)
     return [
         Table("First token, ms", ["asked about", "median", "against text"], first, [machine.describe()]),
         Table("Others while pictures come, ms", ["what", "median, p99, p99.9", "longest"], second, [rates]),
     ]
 
 
-def spread(found: list[float]) -> tuple[str, str]:
+def spread(values: list[float]) -> tuple[str, str]:
     """Machines have moments, so the longest of them says little by itself."""
-    ordered = sorted(found)
+    ordered = sorted(values)
     parts = (ordered[int(part * (len(ordered) - 1))] for part in (0.5, 0.99, 0.999))
     return ", ".join(f"{part:.1f}" for part in parts), f"{ordered[-1]:.1f}"
 
@@ -288,8 +288,8 @@ def cli() -> None:
     parser.add_argument("--threads", type=int, help="of the engine; by default one for each core")
     args = parser.parse_args()
     options = replace(QUICK if args.quick else Options(), threads=args.threads)
-    found = asyncio.run(measure(options))
-    keep("sight", found, tables(found, options))
+    figures = asyncio.run(measure(options))
+    keep("sight", figures, tables(figures, options))
 
 
 if __name__ == "__main__":

@@ -23,12 +23,12 @@ from bench.pairs import turns
 from bench.ratios import Ratio
 from bench.runner_texts import prompts
 from bench.tables import Table, keep
-from dragoman.engines.choosing import Logits
 from dragoman.engines.local import LocalEngine, LocalOptions
 from dragoman.engines.local.opening import open_model
 from dragoman.engines.local.options import RunnerName
-from dragoman.engines.local.runner import AnyRunner, Rows
+from dragoman.engines.local.runner import AnyRunner, StepRows
 from dragoman.engines.model_files import LLAMA_CPP
+from dragoman.engines.sampling import Logits
 from dragoman.types import Job, Sampling
 
 RUNNERS: tuple[RunnerName, ...] = ("openvino", "llamacpp")
@@ -85,7 +85,7 @@ class Watch:
         self._step = runner.step
         runner.step = self.step  # type: ignore[method-assign]
 
-    def step(self, rows: Rows) -> Logits:
+    def step(self, rows: StepRows) -> Logits:
         began = time.perf_counter()
         logits = self._step(rows)
         ended = time.perf_counter()
@@ -104,8 +104,8 @@ class Watch:
 def jobs_of(engine: LocalEngine, options: Options, kind: str, number: int) -> list[Job]:
     sampling = Sampling(max_tokens=options.tokens, ignore_eos=True, seed=number, **ASKED[kind])
     return [
-        Job(id=f"{kind}-{number}-{place}", prompt=tuple(engine.tokenizer.encode(text)), sampling=sampling)
-        for place, text in enumerate(prompts(options.streams))
+        Job(id=f"{kind}-{number}-{index}", prompt=tuple(engine.tokenizer.encode(text)), sampling=sampling)
+        for index, text in enumerate(prompts(options.streams))
     ]
 
 

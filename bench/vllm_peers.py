@@ -35,10 +35,10 @@ class Peer(Struct, frozen=True):
 
 def python() -> str:
     """The Python that has vLLM."""
-    found = os.environ.get("DRAGOMAN_VLLM_PYTHON") or str(ROOT / "build" / "vllm" / "bin" / "python")
-    if not Path(found).exists():
+    text = os.environ.get("DRAGOMAN_VLLM_PYTHON") or str(ROOT / "build" / "vllm" / "bin" / "python")
+    if not Path(text).exists():
         raise BenchError("There is no vLLM: `make vllm` fetches it; DRAGOMAN_VLLM_PYTHON names another.")
-    return found
+    return text
 
 
 def peers(rust: str | None) -> dict[str, Peer]:
@@ -50,14 +50,14 @@ def peers(rust: str | None) -> dict[str, Peer]:
     theirs += ["--max-model-len", str(CONTEXT), "--max-num-seqs", str(SLOTS), "--disable-log-stats"]
     theirs += ["--distributed-executor-backend", "uni", "--disable-uvicorn-access-log"]
     quiet = ["--store", "none", "--log-level", "warning"]
-    found = {
+    fields = {
         OURS: Peer([*ours, *quiet, "--engine-args", json.dumps(shared)], ENVIRONMENT),
         PYTHON_FRONTEND: Peer(theirs, ENVIRONMENT),
     }
     if rust:
         chosen = {"VLLM_USE_RUST_FRONTEND": "1", "VLLM_RUST_FRONTEND_PATH": rust}
-        found[RUST_FRONTEND] = Peer(theirs, ENVIRONMENT | chosen)
-    return found
+        fields[RUST_FRONTEND] = Peer(theirs, ENVIRONMENT | chosen)
+    return fields
 
 
 def make_model() -> None:

@@ -91,12 +91,12 @@ async def roll_out(engine: TrainableEngine, options: Options, number: int) -> li
     """Answers to some prompts, a group to each, all at the same time."""
     choose = random.Random(f"{options.seed} {number}")
     jobs = []
-    for place in range(options.prompts):
+    for offset in range(options.prompts):
         prompt = engine.tokenizer.encode(f"{choose.randrange(10)}=")
         sampling = Sampling(
             max_tokens=LENGTH, temperature=1.0, logprobs=0, ignore_eos=True, seed=choose.randrange(2**31)
         )
-        jobs.append(Job(id=f"{number}-{place}", prompt=tuple(prompt), sampling=sampling, n=options.group))
+        jobs.append(Job(id=f"{number}-{offset}", prompt=tuple(prompt), sampling=sampling, n=options.group))
     groups = await asyncio.gather(*(_answers(engine, job) for job in jobs))
     for group in groups:
         mean = sum(each.reward for each in group) / len(group)
@@ -106,13 +106,13 @@ async def roll_out(engine: TrainableEngine, options: Options, number: int) -> li
 
 
 async def _answers(engine: TrainableEngine, job: Job) -> list[Rollout]:
-    found = [Rollout(tuple(job.prompt)) for _ in range(job.n)]
+    items = [Rollout(tuple(job.prompt)) for _ in range(job.n)]
     async for step in engine.generate(job):
-        mine = found[step.index]
+        mine = items[step.index]
         mine.ids += step.ids
         mine.logprobs += [entry.logprob for entry in step.logprobs or ()]
         mine.weight_versions.add(step.weight_version)
-    return found
+    return items
 
 
 def improve(model: Any, optimizer: torch.optim.Optimizer, rollouts: Sequence[Rollout]) -> float:
@@ -133,16 +133,16 @@ def improve(model: Any, optimizer: torch.optim.Optimizer, rollouts: Sequence[Rol
 
 async def train(engine: TrainableEngine, model: Any, options: Options) -> list[Progress]:
     optimizer = torch.optim.Adam(model.parameters(), options.rate)
-    found = []
+    items = []
     for number in range(options.steps):
         rollouts = await roll_out(engine, options, number)
         apart = improve(model, optimizer, rollouts)
         await engine.update_weights(model.named_parameters(), weight_version=f"{number + 1}")
-        found.append(Progress(sum(each.reward for each in rollouts) / len(rollouts), apart))
+        items.append(Progress(sum(each.reward for each in rollouts) / len(rollouts), apart))
         if number % 20 == 0 or number == options.steps - 1:
-            told = f"reward {found[-1].reward:.2f}, log probabilities apart by {apart:.1e}"
-            print(f"step {number:4}: {told}", flush=True)
-    return found
+            text = f"reward {items[-1].reward:.2f}, log probabilities apart by {apart:.1e}"
+            print(f"step {number:4}: {text}", flush=True)
+    return items
 
 
 def run(options: Options) -> list[Progress]:

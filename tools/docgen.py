@@ -24,20 +24,20 @@ from tests.clients.table import CLIENTS
 
 from dragoman import errors, settings
 from dragoman.api.chat.request import ChatRequest, MessageBody
-from dragoman.api.choosing_fields import ConstraintFields, HarmlessFields, SamplerFields
+from dragoman.api.compat_fields import CHANGED, HARMLESS_BY_REASON, REFUSED, RENAMED
 from dragoman.api.completions import CompletionRequest
-from dragoman.api.foreign_fields import CHANGED, HARMLESS_BY_REASON, REFUSED, RENAMED
-from dragoman.api.inspection import ParseAnswer, ParseCalls, ParseReasoning
+from dragoman.api.embeddings import EmbeddingRequest, RerankRequest, ScoreRequest
+from dragoman.api.inspection import ParseAnswerRequest, ParseCallsRequest, ParseReasoningRequest
 from dragoman.api.messages.blocks import BLOCKS, REFUSED_BLOCKS, WHERE
 from dragoman.api.messages.request import MessagesRequest
 from dragoman.api.responses.request import ResponseRequest
+from dragoman.api.sampling_fields import ConstraintFields, NoEffectFields, SamplerFields
 from dragoman.api.shared_fields import SharedFields, TemplateFields
-from dragoman.api.vectors import EmbeddingRequest, RerankRequest, ScoreRequest
 from dragoman.constrain.schema import rewrites
 from dragoman.constrain.schema.keywords import KEYWORDS
 from dragoman.dialects.registry import list_dialects
 from dragoman.engines.local.options import LocalOptions
-from dragoman.engines.remote.pool import RemoteOptions
+from dragoman.engines.remote.upstreams import RemoteOptions
 from dragoman.http.routes import table as routing
 from dragoman.options import Option
 
@@ -55,7 +55,7 @@ class NotesError(Exception):
 
 def rewritten(text: str) -> str:
     """The text of a document with every table in it made anew."""
-    return TABLE.sub(lambda found: f"{found[1]}{TABLES[found['name']]()}\n{found[3]}", text)
+    return TABLE.sub(lambda match: f"{match[1]}{TABLES[match['name']]()}\n{match[3]}", text)
 
 
 def main() -> None:
@@ -75,17 +75,17 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def notes(section: str, names: Iterable[str]) -> Mapping[str, str]:
     """The notes of a section, which must be there for these names and for no others."""
-    found: dict[str, str] = tomllib.loads((ROOT / "docs" / "notes.toml").read_text())[section]
-    if wrong := set(found) ^ set(names):
+    mapping: dict[str, str] = tomllib.loads((ROOT / "docs" / "notes.toml").read_text())[section]
+    if wrong := set(mapping) ^ set(names):
         raise NotesError(f"[{section}] in docs/notes.toml and the code differ in: {', '.join(sorted(wrong))}")
-    return found
+    return mapping
 
 
 def field_table(struct: type[Struct], section: str, without: type[Struct] | None = None) -> str:
     inherited = {spec.name for spec in fields(without)} if without else set()
     own = [spec for spec in fields(struct) if spec.name not in inherited]
-    said = notes(section, [spec.name for spec in own])
-    return table(("field", "type", "note"), [field_row(spec, said[spec.name]) for spec in own])
+    mapping = notes(section, [spec.name for spec in own])
+    return table(("field", "type", "note"), [field_row(spec, mapping[spec.name]) for spec in own])
 
 
 def field_row(spec: FieldInfo, note: str) -> tuple[str, str, str]:
@@ -147,7 +147,7 @@ def _number(value: float | None) -> str:
 
 
 def harmless() -> str:
-    own = " ".join(f"`{spec.name}`" for spec in fields(HarmlessFields))
+    own = " ".join(f"`{spec.name}`" for spec in fields(NoEffectFields))
     others = [
         (what, " ".join(f"`{name}`" for name in names.split())) for what, names in HARMLESS_BY_REASON.items()
     ]
@@ -179,15 +179,15 @@ def routes() -> str:
     tables = {"POST": routing.POST, "GET": routing.GET, "DELETE": routing.DELETE}
     served = [f"{method} {path}" for method, paths in tables.items() for path in paths]
     served = [route.replace("{model:path}", "{model}") for route in served]
-    said = notes("routes", [route for route in served if route not in known])
-    rows = {**known, **said}
+    mapping = notes("routes", [route for route in served if route not in known])
+    rows = {**known, **mapping}
     return table(("route", "what it does"), [(f"`{route}`", what) for route, what in rows.items()])
 
 
 def error_table() -> str:
     kinds = [kind for kind in vars(errors).values() if _is_error(kind)]
-    said = notes("errors", [kind.__name__ for kind in kinds])
-    rows = [(f"`{kind.__name__}`", *_over_http(kind), said[kind.__name__]) for kind in kinds]
+    mapping = notes("errors", [kind.__name__ for kind in kinds])
+    rows = [(f"`{kind.__name__}`", *_over_http(kind), mapping[kind.__name__]) for kind in kinds]
     return table(("error", "status", "type", "code", "when"), rows)
 
 
@@ -204,11 +204,11 @@ def _over_http(kind: type[errors.DragomanError]) -> tuple[str, str, str]:
 
 def code_table() -> str:
     """The codes that are given where an error is raised, rather than by its class."""
-    found: dict[str, str] = {}
+    mapping: dict[str, str] = {}
     for path in sorted(SOURCE.rglob("*.py")):
-        found |= _codes(ast.parse(path.read_text()))
-    said = notes("codes", found)
-    rows = [(f"`{code}`", f"`{found[code]}`", said[code]) for code in sorted(found)]
+        mapping |= _codes(ast.parse(path.read_text()))
+    result = notes("codes", mapping)
+    rows = [(f"`{code}`", f"`{mapping[code]}`", result[code]) for code in sorted(mapping)]
     return table(("code", "error", "when"), rows)
 
 
@@ -241,7 +241,7 @@ def engine_options(struct: type[Struct]) -> str:
     """The options of an engine with the strings that stand below the fields."""
     tree = ast.parse(textwrap.dedent(getsource(struct)))
     [body] = [node.body for node in tree.body if isinstance(node, ast.ClassDef)]
-    said = {
+    mapping = {
         declared.target.id: text.value.value
         for declared, text in pairwise(body)
         if isinstance(declared, ast.AnnAssign)
@@ -249,7 +249,7 @@ def engine_options(struct: type[Struct]) -> str:
         and isinstance(text, ast.Expr)
         and isinstance(text.value, ast.Constant)
     }
-    rows = [(f"`{spec.name}`", _option_default(spec), str(said[spec.name])) for spec in fields(struct)]
+    rows = [(f"`{spec.name}`", _option_default(spec), str(mapping[spec.name])) for spec in fields(struct)]
     return table(("option", "default", "meaning"), rows)
 
 
@@ -266,7 +266,7 @@ def dialect_table() -> str:
 
 
 def schema_words(fate: str) -> str:
-    rows = [(f"`{row.name}`", row.note) for row in KEYWORDS.values() if row.fate == fate]
+    rows = [(f"`{row.name}`", row.note) for row in KEYWORDS.values() if row.handling == fate]
     return table(("word", "how far" if fate == "enforced" else "instead"), rows)
 
 
@@ -274,7 +274,7 @@ def schema_notes() -> str:
     names = [
         f"`{row.name}`" + (f" ({row.note})" if row.note else "")
         for row in KEYWORDS.values()
-        if row.fate == "note"
+        if row.handling == "note"
     ]
     return ", ".join(names)
 
@@ -286,12 +286,12 @@ def format_table() -> str:
 
 def block_table() -> str:
     """The blocks of Messages, where they may stand, and what becomes of them."""
-    said = notes("blocks", BLOCKS)
-    places = {kind: ", ".join(role for role, kinds in WHERE.items() if kind in kinds) for kind in BLOCKS}
+    mapping = notes("blocks", BLOCKS)
+    positions = {kind: ", ".join(role for role, kinds in WHERE.items() if kind in kinds) for kind in BLOCKS}
     reasons: dict[str, list[str]] = {}
     for kind, reason in REFUSED_BLOCKS.items():
         reasons.setdefault(reason, []).append(f"`{kind}`")
-    rows = [(f"`{kind}`", places[kind], said[kind]) for kind in BLOCKS]
+    rows = [(f"`{kind}`", positions[kind], mapping[kind]) for kind in BLOCKS]
     refused = [(", ".join(kinds), "nowhere", f"refused: {reason}") for reason, kinds in reasons.items()]
     return table(("block", "in", "what becomes of it"), [*rows, *refused])
 
@@ -314,14 +314,14 @@ def _figure_row(command: Command, figure: Figure) -> Sequence[str]:
     values = [f"{value:,g} {figure.unit}" if value else "" for value in (figure.ours, figure.theirs)]
     spread = f"{figure.least:g} to {figure.most:g}" if figure.least and figure.most else ""
     ratio = f"{figure.ratio:.2f}x" if figure.ratio >= 0.1 else f"{figure.ratio:.1%}"
-    told = (ratio, spread, str(command.rounds), f"{command.date}, {command.commit}")
-    return figure.name, *values, *told
+    texts = (ratio, spread, str(command.rounds), f"{command.date}, {command.commit}")
+    return figure.name, *values, *texts
 
 
 TABLES: Mapping[str, Callable[[], str]] = {
     "shared": lambda: field_table(SharedFields, "shared", without=SamplerFields),
     "samplers": lambda: field_table(SamplerFields, "samplers", without=ConstraintFields),
-    "constraints": lambda: field_table(ConstraintFields, "constraints", without=HarmlessFields),
+    "constraints": lambda: field_table(ConstraintFields, "constraints", without=NoEffectFields),
     "chat": lambda: field_table(ChatRequest, "chat", without=SharedFields),
     "completions": lambda: field_table(CompletionRequest, "completions", without=SharedFields),
     "responses": lambda: field_table(ResponseRequest, "responses", without=TemplateFields),
@@ -331,9 +331,9 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "embeddings": lambda: field_table(EmbeddingRequest, "embeddings"),
     "rerank": lambda: field_table(RerankRequest, "rerank"),
     "score": lambda: field_table(ScoreRequest, "score"),
-    "parse-answer": lambda: field_table(ParseAnswer, "parse-answer"),
-    "parse-calls": lambda: field_table(ParseCalls, "parse-calls"),
-    "parse-reasoning": lambda: field_table(ParseReasoning, "parse-reasoning"),
+    "parse-answer": lambda: field_table(ParseAnswerRequest, "parse-answer"),
+    "parse-calls": lambda: field_table(ParseCallsRequest, "parse-calls"),
+    "parse-reasoning": lambda: field_table(ParseReasoningRequest, "parse-reasoning"),
     "harmless": harmless,
     "echoed": echoed,
     "other-names": other_names,

@@ -34,12 +34,12 @@ class Text(Struct, frozen=True):
 
 def texts(folder: Path = SOURCE) -> list[Text]:
     """Every text of the Python files of a folder, in the order of files and lines."""
-    found: list[Text] = []
+    result: list[Text] = []
     for file in sorted(folder.rglob("*.py")):
         source = file.read_text("utf-8")
         tree = ast.parse(source)
-        found += sorted([*docstrings(file, tree), *comments(file, source), *messages(file, tree)], key=_line)
-    return found
+        result += sorted([*docstrings(file, tree), *comments(file, source), *messages(file, tree)], key=_line)
+    return result
 
 
 def _line(text: Text) -> int:

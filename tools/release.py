@@ -29,9 +29,9 @@ def obstacles(version: str, changed: str, tags: str, changelog: str) -> Iterator
 def main() -> None:
     version = _version()
     changed, tags = _output("git", "status", "--porcelain"), _output("git", "tag", "--list")
-    found = list(obstacles(version, changed, tags, (ROOT / "CHANGELOG.md").read_text()))
-    if found:
-        sys.exit("Nothing was released:\n" + "\n".join(f"- {obstacle}" for obstacle in found))
+    texts = list(obstacles(version, changed, tags, (ROOT / "CHANGELOG.md").read_text()))
+    if texts:
+        sys.exit("Nothing was released:\n" + "\n".join(f"- {obstacle}" for obstacle in texts))
     built = _build()
     _check(built, version)
     if "--no-tag" in sys.argv:
@@ -42,9 +42,9 @@ def main() -> None:
 
 
 def _version() -> str:
-    found = re.search(r'"(.+)"', (ROOT / "src" / "dragoman" / "_version.py").read_text())
-    assert found is not None
-    return found[1]
+    match = re.search(r'"(.+)"', (ROOT / "src" / "dragoman" / "_version.py").read_text())
+    assert match is not None
+    return match[1]
 
 
 def _build() -> list[str]:
@@ -61,9 +61,9 @@ def _check(built: list[str], version: str) -> None:
         venv.create(folder, with_pip=True)
         python = str(Path(folder) / "bin" / "python")
         _run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel)
-        said = _output(str(Path(folder) / "bin" / "dragoman"), "--version", cwd=Path(folder))
-    if version not in said.split():
-        sys.exit(f"The wheel says that it is {said!r}, not {version}")
+        text = _output(str(Path(folder) / "bin" / "dragoman"), "--version", cwd=Path(folder))
+    if version not in text.split():
+        sys.exit(f"The wheel says that it is {text!r}, not {version}")
 
 
 def _run(*command: str) -> None:

@@ -66,8 +66,8 @@ def walking() -> Iterator[list[Walk]]:
     """The last of the list is the walk that is being made. Threads that begin in the block are seen too."""
     walks = [Walk()]
 
-    def saw(frame: FrameType, event: str, told: Any) -> None:
-        walks[-1].saw(frame, event, told)
+    def saw(frame: FrameType, event: str, result: Any) -> None:
+        walks[-1].saw(frame, event, result)
 
     threading.setprofile(saw)
     sys.setprofile(saw)
@@ -124,7 +124,7 @@ async def ask(app: App, path: str, body: dict[str, Any]) -> bytes:
         "server": ("127.0.0.1", 2),
     }
     messages = iter([{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}])
-    said: list[bytes] = []
+    chunks: list[bytes] = []
 
     async def receive() -> dict[str, Any]:
         if message := next(messages, None):
@@ -133,28 +133,28 @@ async def ask(app: App, path: str, body: dict[str, Any]) -> bytes:
         raise AssertionError
 
     async def send(message: Any) -> None:
-        said.append(message.get("body", b""))
+        chunks.append(message.get("body", b""))
 
     await app(scope, receive, send)
-    return b"".join(said)
+    return b"".join(chunks)
 
 
 async def walk_all(config: str) -> dict[str, Walk]:
     """A walk for each of the requests."""
     app = App(tool_model(answer), Settings(store="memory", dialect="hermes", mcp_config=config))
-    found = {}
+    fields = {}
     with walking() as walks:
         await app.host.start()
         try:
             for name, (path, (first, *others)) in REQUESTS.items():
                 for body in (first, *others):
                     walks.append(Walk())
-                    said = await ask(app, path, body)
-                    assert b'"error":{' not in said, said.decode()
-                found[name] = min(walks[-len(others) :], key=lambda walk: len(walk.files()))
+                    data = await ask(app, path, body)
+                    assert b'"error":{' not in data, data.decode()
+                fields[name] = min(walks[-len(others) :], key=lambda walk: len(walk.files()))
         finally:
             await app.host.stop()
-    return found
+    return fields
 
 
 def main() -> int:

@@ -29,7 +29,7 @@ class Task(NamedTuple):
     passes: int
 
 
-class Told(NamedTuple):
+class ParseResult(NamedTuple):
     """What a parser made of an answer."""
 
     text: str = ""
@@ -38,15 +38,15 @@ class Told(NamedTuple):
     """Names and arguments."""
 
 
-class Reading(Protocol):
+class ParseRun(Protocol):
     """One answer that is about to be read. Only `run` is measured."""
 
     def run(self) -> None: ...
 
-    def told(self) -> Told: ...
+    def told(self) -> ParseResult: ...
 
 
-def serve(begin: Callable[[Task, list[Delta]], Reading]) -> None:
+def serve(begin: Callable[[Task, list[Delta]], ParseRun]) -> None:
     """Answer tasks until stdin ends."""
     # What a package prints must not get between the answers.
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -60,7 +60,7 @@ def serve(begin: Callable[[Task, list[Delta]], Reading]) -> None:
         out.flush()
 
 
-def measure(begin: Callable[[Task, list[Delta]], Reading], task: Task) -> dict[str, Any]:
+def measure(begin: Callable[[Task, list[Delta]], ParseRun], task: Task) -> dict[str, Any]:
     chunks = [task.tokens[at : at + task.chunk] for at in range(0, len(task.tokens), task.chunk)]
     deltas = [([id_ for id_, _ in chunk], "".join(text for _, text in chunk)) for chunk in chunks]
     begin(task, deltas).run()  # warms up
@@ -72,11 +72,11 @@ def measure(begin: Callable[[Task, list[Delta]], Reading], task: Task) -> dict[s
         began = time.process_time()
         reading.run()
         spent += time.process_time() - began
-    told = reading.told()
+    parts = reading.told()
     tokens = len(task.tokens) * task.passes
     return {
         "us": spent / tokens * 1e6,
-        "text": told.text,
-        "reasoning": told.reasoning,
-        "calls": told.calls,
+        "text": parts.text,
+        "reasoning": parts.reasoning,
+        "calls": parts.calls,
     }

@@ -1,11 +1,11 @@
 """dragoman's parsers, for `python -m bench.parse`."""
 
-from bench.parsers.loop import Delta, Task, Told, serve
+from bench.parsers.loop import Delta, ParseResult, Task, serve
 from dragoman.dialects.parser import Parser
 from dragoman.types import Event, fold
 
 
-class Reading:
+class ParseRun:
     def __init__(self, task: Task, deltas: list[Delta]) -> None:
         self._parser = Parser(task.parser, task.tools)
         self._texts = [text for _, text in deltas]
@@ -17,11 +17,11 @@ class Reading:
             keep(feed(text))
         keep(self._parser.finish())
 
-    def told(self) -> Told:
+    def told(self) -> ParseResult:
         answer = fold([event for events in self._events for event in events])
         calls = [(call.name, call.arguments) for call in answer.calls]
-        return Told(answer.text, answer.reasoning, calls)
+        return ParseResult(answer.text, answer.reasoning, calls)
 
 
 if __name__ == "__main__":
-    serve(Reading)
+    serve(ParseRun)

@@ -6,10 +6,10 @@ from sglang.srt.entrypoints.openai.protocol import Tool
 from sglang.srt.function_call.function_call_parser import FunctionCallParser
 from sglang.srt.parser.reasoning_parser import ReasoningParser
 
-from bench.parsers.loop import Delta, Task, Told, serve
+from bench.parsers.loop import Delta, ParseResult, Task, serve
 
 
-class Reading:
+class ParseRun:
     def __init__(self, task: Task, deltas: list[Delta]) -> None:
         self._reasons = task.mode == "reasoning"
         self._parser: Any = (
@@ -27,19 +27,19 @@ class Reading:
         if not self._reasons:
             keep(self._parser.parse_stream_end())
 
-    def told(self) -> Told:
+    def told(self) -> ParseResult:
         if self._reasons:
-            reasoning = "".join(said for said, _ in self._said if said)
-            return Told("".join(text for _, text in self._said if text), reasoning)
+            reasoning = "".join(result for result, _ in self._said if result)
+            return ParseResult("".join(text for _, text in self._said if text), reasoning)
         names: dict[int, str] = {}
         arguments: dict[int, str] = {}
         for _, calls in self._said:
             for call in calls:
                 names[call.tool_index] = names.get(call.tool_index) or call.name or ""
                 arguments[call.tool_index] = arguments.get(call.tool_index, "") + (call.parameters or "")
-        text = "".join(said for said, _ in self._said if said)
-        return Told(text, "", [(names[index], arguments[index]) for index in sorted(names)])
+        text = "".join(outcome for outcome, _ in self._said if outcome)
+        return ParseResult(text, "", [(names[index], arguments[index]) for index in sorted(names)])
 
 
 if __name__ == "__main__":
-    serve(Reading)
+    serve(ParseRun)

@@ -9,7 +9,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
 
-from bench.parsers.loop import Delta, Task, Told, serve
+from bench.parsers.loop import Delta, ParseResult, Task, serve
 
 
 class Vocabulary:
@@ -43,7 +43,7 @@ class Vocabulary:
         return self._ids.get(token)
 
 
-class Reading:
+class ParseRun:
     def __init__(self, task: Task, deltas: list[Delta]) -> None:
         tokenizer = Vocabulary(task.vocabulary)
         request: Any = ChatCompletionRequest(
@@ -66,7 +66,7 @@ class Reading:
         if getattr(self._parser, "engine_based_streaming", False):
             keep(self._parser.finish_streaming())
 
-    def told(self) -> Told:
+    def told(self) -> ParseResult:
         text, reasoning = "", ""
         names: dict[int, str] = {}
         arguments: dict[int, str] = {}
@@ -82,7 +82,7 @@ class Reading:
         if last and last.tool_calls and hasattr(self._parser, "get_remaining_unstreamed_args"):
             # As its server does with the last delta.
             arguments[max(arguments)] += self._parser.get_remaining_unstreamed_args()
-        return Told(text, reasoning, [(names[index], arguments[index]) for index in sorted(names)])
+        return ParseResult(text, reasoning, [(names[index], arguments[index]) for index in sorted(names)])
 
 
 def _cumulative(deltas: list[Delta]) -> list[tuple[str, str, str, list[int], list[int], list[int]]]:
@@ -96,4 +96,4 @@ def _cumulative(deltas: list[Delta]) -> list[tuple[str, str, str, list[int], lis
 
 
 if __name__ == "__main__":
-    serve(Reading)
+    serve(ParseRun)

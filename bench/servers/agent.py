@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from bench.agent_loop import Loop, make_loop
-from bench.servers.scripted import Uncancelled
-from dragoman.dialects.declare import Dialect, starts_in_reasoning
+from bench.servers.scripted import UncancellableHandle
+from dragoman.dialects.declarations import Dialect, starts_in_reasoning
 from dragoman.dialects.render import render
 from dragoman.engines.hf_tokenizer import HfTokenizer, card_of
 from dragoman.engines.steps import iterate
 from dragoman.http.server import serve
-from dragoman.prompt.encode import Encoder
+from dragoman.prompt.encode import PromptEncoder
 from dragoman.prompt.find import find_dialect
 from dragoman.settings import Settings
 from dragoman.types import Answer, Job, Sink, Step, ToolCall
@@ -38,13 +38,13 @@ class AgentEngine:
         self._thought = self._think(dialect)
 
     def _ids(self, loop: Loop, turn: int, dialect: Dialect) -> list[int]:
-        said = loop.said(turn)
+        fields = loop.said(turn)
         calls = [
             ToolCall(id=call["id"], name=call["function"]["name"], arguments=call["function"]["arguments"])
-            for call in said["tool_calls"]
+            for call in fields["tool_calls"]
         ]
-        text = render(dialect, Answer(text=said["content"], calls=calls if dialect.has_calls else []))
-        encode, end = Encoder(self.tokenizer).encode_special, min(self.tokenizer.end_ids)
+        text = render(dialect, Answer(text=fields["content"], calls=calls if dialect.has_calls else []))
+        encode, end = PromptEncoder(self.tokenizer).encode_special, min(self.tokenizer.end_ids)
         # A model samples a marker as the one id that it is.
         opening = _MARKERS.match(text)
         start = opening.end() if opening else 0
@@ -55,9 +55,9 @@ class AgentEngine:
     def _think(self, dialect: Dialect) -> list[int]:
         """What is said first where the prompt has opened reasoning."""
         close = dialect.reasoning.close[0] if dialect.reasoning else ""
-        return Encoder(self.tokenizer).encode_special(f"So be it.{close}")
+        return PromptEncoder(self.tokenizer).encode_special(f"So be it.{close}")
 
-    def submit(self, job: Job, sink: Sink) -> Uncancelled:
+    def submit(self, job: Job, sink: Sink) -> UncancellableHandle:
         answer = self._answers[len(self.prompts) % len(self._answers)]
         end = b"".join(self.tokenizer.pieces[id_] for id_ in job.prompt[-LAST:]).decode(errors="replace")
         if starts_in_reasoning(self._dialect, end):
@@ -65,7 +65,7 @@ class AgentEngine:
         self.prompts.append(len(job.prompt))
         sink(Step(answer[:-1]))
         sink(Step(answer[-1:], finish="stop"))
-        return Uncancelled()
+        return UncancellableHandle()
 
     def generate(self, job: Job) -> AsyncIterator[Step]:
         return iterate(self, job)

@@ -70,8 +70,8 @@ def tokenizer(size: int) -> Any:
     pieces = dict.fromkeys((*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())))
     while len(pieces) < size:
         pieces["Ġ" + "".join(choose.choices(string.ascii_lowercase, k=choose.randint(2, 7)))] = None
-    made = Tokenizer(models.BPE(vocab={piece: id_ for id_, piece in enumerate(pieces)}, merges=[]))
-    made.add_special_tokens(list(SPECIAL))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token=END, chat_template=TEMPLATE)
+    result = Tokenizer(models.BPE(vocab={piece: id_ for id_, piece in enumerate(pieces)}, merges=[]))
+    result.add_special_tokens(list(SPECIAL))
+    result.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    result.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=result, eos_token=END, chat_template=TEMPLATE)

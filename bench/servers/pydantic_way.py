@@ -78,13 +78,13 @@ class Watchful(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def look(cls, data: Any, handler: ModelWrapValidatorHandler["Watchful"]) -> "Watchful":
-        made = handler(data)
+        watchful = handler(data)
         if isinstance(data, dict):
             if cls.known is None:
                 cls.known = set(cls.model_fields)
             if any(name not in cls.known for name in data):
                 sys.stderr.write("a field is unknown\n")
-        return made
+        return watchful
 
 
 class WatchfulDelta(Watchful, PlainDelta):

@@ -13,7 +13,7 @@ from dragoman.settings import Settings
 from dragoman.types import Job, Sink, Step
 
 
-class Uncancelled:
+class UncancellableHandle:
     def cancel(self, index: int | None = None) -> None:
         """All streams of a round are read to their end."""
 
@@ -25,14 +25,14 @@ class PulseEngine:
         self._pulse = pulse
         self._first = len(self.tokenizer.pieces) - len(WORDS)
 
-    def submit(self, job: Job, sink: Sink) -> Uncancelled:
+    def submit(self, job: Job, sink: Sink) -> UncancellableHandle:
         first, last = self._first, self._pulse.tokens - 1
 
         def beat(number: int) -> None:
             sink(Step([first + number % len(WORDS)], finish="length" if number == last else None))
 
         self._pulse.join(beat)
-        return Uncancelled()
+        return UncancellableHandle()
 
     def generate(self, job: Job) -> AsyncIterator[Step]:
         return iterate(self, job)
