@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from bench import documented
-from bench.documented import Command, Figure
+from bench.documented import Figure
 from msgspec import NODEFAULT, Struct, inspect
 from msgspec.structs import FieldInfo, fields
 from tests.clients.table import CLIENTS
@@ -302,20 +302,22 @@ def client_table() -> str:
 
 
 def figure_table(name: str) -> str:
-    """The ratios of docs/figures.toml that are told in one table, and how they were measured."""
+    """The ratios of docs/figures.toml that belong to one table, and how they were measured."""
     commands = [command for command in documented.read() if command.table == name]
-    rows = [_figure_row(command, figure) for command in commands for figure in command.figures]
-    head = ("", "dragoman", "beside it", "ratio", "least to most", "rounds", "measured")
-    hardware = "; ".join(dict.fromkeys(command.hardware for command in commands))
-    return f"{table(head, rows)}\n\nOn {hardware}."
+    rows = [_figure_row(figure) for command in commands for figure in command.figures]
+    measured = {
+        f"{command.date}, commit {command.commit}, {command.hardware}": command.rounds for command in commands
+    }
+    notes = "; ".join(f"{rounds} rounds, {when}" for when, rounds in measured.items())
+    return f"{table(('', 'dragoman / peer', 'ratio'), rows)}\n\nMeasured: {notes}."
 
 
-def _figure_row(command: Command, figure: Figure) -> Sequence[str]:
-    values = [f"{value:,g} {figure.unit}" if value else "" for value in (figure.ours, figure.theirs)]
-    spread = f"{figure.least:g} to {figure.most:g}" if figure.least and figure.most else ""
+def _figure_row(figure: Figure) -> Sequence[str]:
+    values = [f"{value:,g}" for value in (figure.ours, figure.theirs) if value]
+    both = f"{' / '.join(values)} {figure.unit}" if values else ""
+    spread = f" ({figure.least:g} to {figure.most:g})" if figure.least and figure.most else ""
     ratio = f"{figure.ratio:.2f}x" if figure.ratio >= 0.1 else f"{figure.ratio:.1%}"
-    texts = (ratio, spread, str(command.rounds), f"{command.date}, {command.commit}")
-    return figure.name, *values, *texts
+    return figure.name, both, ratio + spread
 
 
 TABLES: Mapping[str, Callable[[], str]] = {
