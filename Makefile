@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 # Tests run in a process for each core, four at most: each loads models of its own. WORKERS=0 is one after another.
 WORKERS ?= logical
-# Of `make soak`; SEED is another each time.
+# `make soak`: minutes for each runner; without SEED the plan differs each time.
 MINUTES ?= 5
 SEED ?=
 RUNNERS ?= openvino llamacpp
