@@ -2,6 +2,9 @@
 
 Both run all the time, and are asked the same in turns, so that what the machine does meanwhile hits both: the
 ratio is that of two answers that were written one after the other.
+
+What `auto` takes shows beside both runners: `--only dragoman --only "dragoman, runner llamacpp" --only
+"dragoman, runner openvino" --only "llama.cpp server"`.
 """
 
 import statistics

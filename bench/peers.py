@@ -10,6 +10,8 @@ from bench.errors import BenchError
 
 OURS = "dragoman"
 OURS_LLAMA_CPP = "dragoman, runner llamacpp"
+OURS_OPENVINO = "dragoman, runner openvino"
+"""Measured only where it is asked for: mostly it is what dragoman takes."""
 LLAMA_CPP = "llama.cpp server"
 EXACT = frozenset({OURS, OURS_LLAMA_CPP, LLAMA_CPP})
 """These know `ignore_eos`, so an answer that is too short is an error and no chance."""
@@ -40,6 +42,8 @@ def commands(setup: Setup, only: Collection[str] = ()) -> dict[str, list[str]]:
     }
     if find_spec("llama_cpp") is not None:
         fields["llama-cpp-python server"] = _llama_cpp_python(setup)
+    if OURS_OPENVINO in only:
+        fields[OURS_OPENVINO] = [*ours, "--runner", "openvino"]
     if strange := set(only) - fields.keys():
         raise BenchError(f"There is no {min(strange)} here; there are: {'; '.join(fields)}.")
     return {name: command for name, command in fields.items() if not only or name in only}
