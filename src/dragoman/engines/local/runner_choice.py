@@ -88,15 +88,15 @@ class RunnerMeasurement(Struct, frozen=True, tag=True):
     """Cores that other processes used during the benchmark."""
 
     def seconds(self, asked: int, answered: int) -> float:
-        """Seconds that one client waits for an answer of so many tokens to so many new ones."""
+        """Return the seconds until a client has an answer of `answered` tokens to `asked` new ones."""
         return asked / self.prompt + answered / self.one
 
     def scaled(self, factor: float) -> "RunnerMeasurement":
-        """The same with other rates."""
+        """Return the measurement with all rates multiplied by `factor`."""
         return replace(self, one=self.one * factor, many=self.many * factor, prompt=self.prompt * factor)
 
     def best(self, again: "RunnerMeasurement") -> "RunnerMeasurement":
-        """Of two measurements, the one that was disturbed less: each rate by itself."""
+        """Return the higher of both rates, as noise only lowers them, and the larger memory."""
         return RunnerMeasurement(
             max(self.one, again.one),
             max(self.many, again.many),
