@@ -121,7 +121,7 @@ def test_more_files_than_a_request_may_have_are_refused(frame: Frame, field: str
     """However small they are; what is shown again and again counts once."""
     same, others = [RED] * 2000, [picture("png", 1, 1, f"#{number:06x}") for number in range(257)]
     assert frame.sent(*_of(field, same)).status == 200
-    assert "At most 256 pictures" in frame.refused(*_of(field, others))["message"]
+    assert "At most 256 images" in frame.refused(*_of(field, others))["message"]
 
 
 def _of(field: str, files: list[bytes]) -> tuple[str, dict[str, Any]]:

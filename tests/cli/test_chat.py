@@ -210,7 +210,7 @@ def test_a_model_sees_and_hears(tmp_path: Path, capsys: Capture) -> None:
 def test_a_file_that_is_no_picture_is_not_sent(tmp_path: Path, fake: Fake, capsys: Capture) -> None:
     (tmp_path / "cat.png").write_bytes(b"meow")
     assert main(["chat", f"What is {tmp_path}/cat.png?", "--url", fake.url]) == 1
-    assert "not a picture" in capsys.readouterr().err and not fake.asked
+    assert "not an image" in capsys.readouterr().err and not fake.asked
 
 
 def test_what_is_piped_in_names_no_image(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

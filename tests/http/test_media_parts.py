@@ -176,7 +176,7 @@ def test_a_document_keeps_its_title_and_has_its_pages(tmp_path: Path) -> None:
 
 def test_only_so_many_are_fetched_for_a_request(files: FileServer, tmp_path: Path) -> None:
     part = {"type": "image_url", "image_url": {"url": files.url("/a.png")}}
-    with pytest.raises(BadRequest, match="At most 2 files to be fetched"):
+    with pytest.raises(BadRequest, match="At most 2 files to fetch"):
         filled(chat(*[part] * 3), tmp_path, media_fetches=2)
     assert not files.heard
 

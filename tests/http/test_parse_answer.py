@@ -76,7 +76,7 @@ def test_a_template_speaks_for_a_dialect(url: str) -> None:
 
 
 def test_what_is_wrong_with_a_template_is_said(url: str) -> None:
-    assert "wrong at line 1" in parsed(url, text="x", template="{% for")["template_error"]
+    assert "error in line 1" in parsed(url, text="x", template="{% for")["template_error"]
 
 
 def test_the_grammar_is_that_of_the_tools(url: str) -> None:

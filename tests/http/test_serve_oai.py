@@ -104,7 +104,7 @@ def test_an_engine_is_told_of_and_the_address_is_printed(name: str) -> None:
 
 
 def test_wrong_names_are_told_before_anything_is_served() -> None:
-    with pytest.raises(SettingsError, match="no dialect 'nobody'"):
+    with pytest.raises(SettingsError, match="Unknown dialect 'nobody'"):
         dragoman.serve_oai(FakeAsyncLLM(), port=0, tool_parser="nobody")
 
 

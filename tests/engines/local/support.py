@@ -142,7 +142,7 @@ class Path:
         self._accepting = accepting
         self._broken = broken
 
-    def start(self) -> "Path":
+    def new_matcher(self) -> "Path":
         return Path(*self.left, accepting=self._accepting, broken=self._broken)
 
     def mask(self, row: NDArray[np.float32]) -> None:

@@ -267,7 +267,7 @@ def test_a_model_that_is_not_there() -> None:
 
 
 def test_nobody_is_there() -> None:
-    with pytest.raises(BadUpstream, match="Nothing answers"):
+    with pytest.raises(BadUpstream, match="No server answers"):
         RemoteEngine.open(["http://127.0.0.1:1"], ByteTokenizer())
 
 

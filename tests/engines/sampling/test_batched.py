@@ -54,7 +54,7 @@ class Slow:
         self.prepared: list[str] = []
         self.is_accepting, self.is_complete = False, False
 
-    def start(self) -> "Slow":
+    def new_matcher(self) -> "Slow":
         return self
 
     def precompute_mask(self) -> None:
