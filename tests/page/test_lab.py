@@ -64,7 +64,7 @@ def test_a_template_is_looked_at(page: Page) -> None:
     page.get_by_role("tab", name="Prompt").click()
     expect(page.locator(".tab-panel pre")).to_contain_text("<|im_start|>user")
     page.get_by_label("Chat template").fill("{% for")
-    expect(page.locator(".found .field-error")).to_contain_text("wrong at line 1")
+    expect(page.locator(".found .field-error")).to_contain_text("error in line 1")
 
 
 def test_the_grammar_and_the_declaration_are_shown(page: Page) -> None:

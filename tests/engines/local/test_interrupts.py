@@ -46,8 +46,8 @@ def rows_of(size: int) -> StepRows:
 
 
 def compute(runner: Any, size: int) -> Logits:
-    if hasattr(runner, "keep"):
-        runner.keep(0, 0)
+    if hasattr(runner, "truncate"):
+        runner.truncate(0, 0)
     logits: Logits = runner.step(rows_of(size))[0].copy()
     return logits
 
