@@ -221,22 +221,17 @@ class ChannelReader:
         m = self.m
         table = m.compiled.text
         marks = marks_of(tuple(table.meanings), self.ch.ends, self.ch.start)
-        m.header = name
+        m.header, m.heads_text = name, True
         while True:
-            mark = yield from m.until(marks, m.emit_text if not m.header else self._say_below)
+            mark = yield from m.until(marks, m.emit_text)
             if not mark or mark in self.ends.all:
+                m.heads_text = False
                 m.emit_text(m.header)
                 m.header = ""
                 m.say_left()
                 self._reread(mark)
                 return
             yield from m.apply_marker(mark, table.meanings[mark])
-
-    def _say_below(self, text: str) -> None:
-        m = self.m
-        if text.strip() and m.header:
-            m.header, text = "", f"{m.header}\n{text}"
-        m.emit_text(text)
 
 
 def _beginning(ch: Channels) -> re.Pattern[str]:

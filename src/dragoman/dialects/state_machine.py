@@ -73,6 +73,8 @@ class EventEmitter(Scanner):
         """Syntax of calls that are the whole answer; None if that is no longer possible."""
         self._left: list[str] = []
         """Text inside a call that is not part of it: see `set_aside`."""
+        self.heads_text = False
+        """Whether `header` belongs before the next text, because no call has used it."""
         self.header = ""
         """A word before a call: its name, or else text."""
         self.half = ""
@@ -125,6 +127,8 @@ class EventEmitter(Scanner):
         (self._events if self.draft is None else self.draft).append(event)
 
     def emit_text(self, text: str) -> None:
+        if self.heads_text and self.header and text.strip():
+            self.header, text = "", f"{self.header}\n{text}"
         if self._blank is not None:
             if not text.strip():
                 self._blank.append(text)
