@@ -47,7 +47,7 @@ def validated_media_ids(engine: Engine, media: Media) -> list[int]:
     except DragomanError:
         raise
     except Exception as error:
-        logger.error("The engine %s failed in place", type(engine).__name__, exc_info=error)
+        logger.error("The engine %s failed in media_token_ids", type(engine).__name__, exc_info=error)
         raise EngineFailed("The engine failed in place; see the server log.") from None
     raise_on_fault(engine, wrong_placed(placed, len(engine.tokenizer.pieces)))
     return [*placed]

@@ -316,7 +316,7 @@ class TransformersEngine:
 
     def media_token_ids(self, media: Media) -> Sequence[int]:
         """Return the ids that the model's processor puts into a prompt for a medium."""
-        return list(self._senses.place(media))
+        return list(self._senses.media_token_ids(media))
 
     def generate(self, job: Job) -> AsyncGenerator[Step, None]:
         """Yield steps until every continuation has finished. Closing the iterator cancels the job."""
