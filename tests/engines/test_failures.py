@@ -154,7 +154,7 @@ def good_answer(name: str, number: int) -> list[int]:
     return expected([GOOD, 10 + number], 6) if name == "local" else list(HELLO)
 
 
-# An upstream that answers a request with 5xx three times is taken for down (tests/engines/remote/test_upstreams.py).
+# An upstream that answers with 5xx three times is taken for down, see tests/engines/remote.
 TABLE = [
     (name, first) for name in ADAPTERS for first in (AT_FIRST, LATER) if (name, first) != ("remote", AT_FIRST)
 ]
